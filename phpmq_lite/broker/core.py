@@ -1,0 +1,465 @@
+"""The broker: one method per command, each a plain call that fills the open batch.
+
+How it is driven (``server/engine.py``)::
+
+    core.begin(now, loaded)     what was loaded comes in, what is due expires or returns
+    core.publish(…) …           commands, in order of arrival
+    batch = core.finish()       dispatches; then the writer stores the batch
+
+Nothing here waits, reads a clock or touches a socket; nobody is told anything before the batch
+is stored.
+"""
+
+from collections import Counter
+from dataclasses import asdict, fields
+from enum import IntEnum
+from hmac import compare_digest
+from typing import Any
+
+from phpmq_lite.broker import sweeps, turns
+from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.queue import Connection, Consumer, Queue, settings_of
+from phpmq_lite.broker.receipts import Receipts
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.broker.window import Window
+from phpmq_lite.clock import Now
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import (
+    Batch,
+    Limits,
+    Loaded,
+    Message,
+    Peer,
+    QueueSettings,
+    Receipt,
+    Stored,
+)
+
+_QUEUE_SETTINGS = frozenset(field.name for field in fields(QueueSettings))
+
+
+class Result(IntEnum):
+    """What became of a command of a connection."""
+
+    DONE = 0
+    LOAD = 1  # not done: its message is being loaded; give it again in the next batch, first
+    PARK = 2  # not done: the queue takes nothing now; give it again when the peer is resumed
+    CLOSE = 3  # not done and never will be: close the connection
+
+
+class Broker:
+    """All queues, consumers and messages in memory.  Use from one thread, in batches."""
+
+    def __init__(self, stored: Stored, limits: Limits, defaults: QueueSettings) -> None:
+        self.limits = limits
+        self.lives = lives = Lives(limits, defaults)
+        for row in stored.queues:
+            lives.adopt(row)
+        lives.next_number = stored.counters.get("next_number", 1)
+        lives.next_deadline_ms = stored.next_deadline_ms
+        self._next_client = stored.counters.get("next_client", 1)
+        self.receipts = Receipts(limits.receipts, limits.receipt_window_ms)
+        for queue_id, key, seq, at_ms in stored.receipts:
+            self.receipts.add(queue_id, key, seq, at_ms)
+        self.connections: dict[int, Connection] = {}  # by client number
+        self.ignored: Counter[str] = Counter()  # commands that changed nothing, by reason
+        self.refused: Counter[str] = Counter()  # publishes, by reason
+        self.batch_number = 0
+        self._named: dict[int, Message | None] = {}  # loaded by seq, for this batch only
+        self._next_timeout_ms: int | None = None  # no held message times out before it
+
+    # -- the frame of a batch
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When the next deadline or timeout is due (steady ms); None: only commands matter."""
+        times = (self.lives.next_deadline_ms, self._next_timeout_ms)
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def wants_batch(self) -> bool:
+        """Tell whether the next batch should follow at once, even without a command."""
+        return bool(self.lives.limited)
+
+    def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
+        """Open a batch: take in what was loaded, return what timed out, ask for what is due."""
+        lives = self.lives
+        lives.now = now
+        lives.batch = batch = Batch(now.wall_ms, lives.next_number)
+        self.batch_number += 1
+        self._named = {}
+        if loaded is not None:
+            self._take(loaded)
+        while lives.limited:
+            self.wake(lives.limited.pop())
+        if lives.next_deadline_ms is not None and lives.next_deadline_ms <= now.steady_ms:
+            batch.due_at = now.steady_ms
+        if self._next_timeout_ms is not None and self._next_timeout_ms <= now.steady_ms:
+            self._return_timed_out(now.steady_ms)
+        return batch
+
+    def finish(self) -> Batch:
+        """Dispatch, and close the batch: it is ready to be stored."""
+        lives = self.lives
+        if lives.hungry:
+            turns.serve(lives, self.batch_number)
+        batch = lives.batch
+        if batch.dispatched:
+            self._note_timeouts(batch.dispatched)
+        if lives.next_number != batch.first_number:
+            batch.counters["next_number"] = lives.next_number
+        return batch
+
+    def _take(self, loaded: Loaded) -> None:
+        lives = self.lives
+        self._named = loaded.named
+        for seq, body in loaded.bodies.items():
+            self._take_body(seq, body)
+        for queue_id, page, reaches_end in loaded.windows:
+            self._extend_window(lives.by_id[queue_id], page, reaches_end)
+        if loaded.asked_due:
+            lives.next_deadline_ms = loaded.next_deadline_ms
+            for row in loaded.due:
+                if row.seq not in lives.dying:
+                    lives.expire(lives.known.get(row.seq, row))
+        for sweep, page, is_last in loaded.pages:
+            assert isinstance(sweep, sweeps.Sweep)
+            sweep.take(page, is_last)
+
+    def _take_body(self, seq: int, body: bytes | None) -> None:
+        lives = self.lives
+        if seq in lives.dying:
+            message, reason = lives.dying[seq]
+            lives.bury(message, reason, body)
+        elif (message := lives.known.get(seq)) is not None and message.holder is None:
+            queue = lives.by_id[message.queue_id]
+            if body is None:  # damaged: never delivered
+                lives.bury(message, "crc", None)
+            elif queue.window is not None:
+                queue.window.keep_body(message, body)
+                lives.hungry[queue.queue_id] = queue
+
+    def _extend_window(self, queue: Queue, page: list[Message], reaches_end: bool) -> None:
+        if queue.window is None:
+            return
+        page = [message for message in page if message.seq not in self.lives.dying]
+        queue.window.extend(page, reaches_end)
+        for message in page:
+            self.lives.known[message.seq] = message
+        self.lives.hungry[queue.queue_id] = queue
+
+    # -- connections
+
+    def connect(self, peer: Peer, kind: str, address: str) -> Connection:
+        """Take in a new connection; it gets the next client number."""
+        lives = self.lives
+        connection = Connection(self._next_client, peer, kind, address, lives.now.wall_ms)
+        self._next_client += 1
+        self.connections[connection.number] = connection
+        lives.batch.opened_clients += (connection.number, kind, address, lives.now.wall_ms)
+        lives.batch.counters["next_client"] = self._next_client
+        return connection
+
+    def disconnect(
+        self, connection: Connection, framing: str | None, revision: str | None, reason: str
+    ) -> None:
+        """A connection ended: what it held returns to its old place, the oldest is charged."""
+        if not connection.is_open:
+            return
+        connection.is_open = False
+        del self.connections[connection.number]
+        for consumer in list(connection.consumers.values()):
+            self._end_consumer(consumer, "connection ended", is_charged=True)
+        if connection.parked is not None:
+            connection.parked.parked.discard(connection)
+        self.lives.limited.discard(connection)
+        self.lives.batch.closed_clients.append(
+            (self.lives.now.wall_ms, framing, revision, reason, connection.number)
+        )
+
+    def choke(self, connection: Connection, *, is_choked: bool) -> None:
+        """The connection's write buffer is full, or has drained: stop or go on dispatching."""
+        connection.is_choked = is_choked
+        if not is_choked:
+            self.wake(connection)
+
+    def wake(self, connection: Connection) -> None:
+        """Let a connection's consumers take their turns again."""
+        for consumer in connection.consumers.values():
+            if not consumer.in_turn:
+                consumer.in_turn = True
+                consumer.queue.turns.append(consumer)
+            self.lives.hungry[consumer.queue.queue_id] = consumer.queue
+
+    def take_back(self, messages: list[Message]) -> None:
+        """These were not sent: their deadlines passed while the batch was stored."""
+        for message in messages:
+            if message.holder is not None:
+                self.lives.take_back(message)
+
+    # -- commands of a connection
+
+    def publish(
+        self, connection: Connection, name: str, body: bytes, ttl_s: int | None, key: bytes | None
+    ) -> Result:
+        """Store a message; with a key, once per key, and a receipt follows after the commit."""
+        lives = self.lives
+        queue = lives.queues.get(name) or lives.queue(name)
+        if queue is None:
+            return self._refuse(connection, name, key, "too many queues", None)
+        settings = queue.settings
+        if key is not None and (
+            self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
+        ):
+            self._answer(connection, Receipt(name, key))
+            return Result.DONE
+        if (
+            settings.publishing_paused or settings.max_messages or settings.max_bytes
+        ) and (reason := queue.refusal()) is not None:
+            return self._refuse(connection, name, key, reason, queue)
+        message = lives.publish(queue, body, ttl_s, connection.number)
+        connection.published += 1
+        if key is not None:
+            now_ms = lives.now.steady_ms
+            self.receipts.add(queue.queue_id, key, message.seq, now_ms)
+            lives.batch.keys += (queue.queue_id, key, message.seq, now_ms)
+            self._answer(connection, Receipt(name, key))
+        return Result.DONE
+
+    def _answer(self, connection: Connection, receipt: Receipt) -> None:
+        sends = self.lives.batch.sends
+        entry = sends.get(connection)
+        if entry is None:
+            entry = sends[connection] = ([], [])
+        entry[1].append(receipt)
+
+    def _refuse(
+        self, connection: Connection, name: str, key: bytes | None, reason: str,
+        queue: Queue | None,
+    ) -> Result:  # fmt: skip
+        if key is None and queue is not None:
+            connection.parked = queue
+            queue.parked.add(connection)
+            return Result.PARK
+        self.refused[reason] += 1
+        if queue is not None:
+            queue.totals.refused += 1
+        if key is None:
+            return Result.CLOSE
+        self._answer(connection, Receipt(name, key, reason))
+        return Result.DONE
+
+    def force_publish(
+        self, connection: Connection, name: str, body: bytes, ttl_s: int | None
+    ) -> None:
+        """Store although the queue refuses: a consumer's acknowledgements wait behind it."""
+        queue = self.lives.queue(name)
+        if queue is not None:
+            queue.parked.discard(connection)
+            connection.published += 1
+            self.lives.publish(queue, body, ttl_s, connection.number)
+
+    def consume(self, connection: Connection, name: str, count: int) -> Result:
+        """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""
+        queue = self.lives.queue(name)
+        if queue is None:
+            return Result.CLOSE
+        former = connection.consumers.get(queue.queue_id)
+        if former is not None:
+            self._end_consumer(former, "credit replaced", is_charged=False, is_leaving=count == 0)
+        if count == 0:
+            return Result.DONE
+        consumer = Consumer(connection, queue, min(count, self.limits.credit))
+        connection.consumers[queue.queue_id] = queue.consumers[connection] = consumer
+        consumer.in_turn = True
+        queue.turns.append(consumer)
+        if queue.window is None:
+            queue.window = Window(self.limits.window, self.lives.bodies)
+        self.lives.hungry[queue.queue_id] = queue
+        return Result.DONE
+
+    def _end_consumer(
+        self, consumer: Consumer, detail: str, *, is_charged: bool, is_leaving: bool = True
+    ) -> None:
+        queue, connection = consumer.queue, consumer.connection
+        del connection.consumers[queue.queue_id]
+        del queue.consumers[connection]
+        consumer.credit = 0
+        if is_leaving and not queue.consumers:
+            self._close_window(queue)
+        for message in list(consumer.held.values()):
+            self.lives.give_back(message, detail, is_charged=is_charged)
+            is_charged = False  # only the oldest
+        if consumer.in_turn:
+            queue.turns.remove(consumer)
+        if queue.window is not None:
+            for message in queue.window.cut():
+                del self.lives.known[message.seq]
+
+    def _close_window(self, queue: Queue) -> None:
+        if queue.window is not None:
+            queue.window.drop_bodies()
+            for message in queue.window:
+                del self.lives.known[message.seq]
+            queue.window = None
+
+    def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> Result:
+        """Settle as acked what this connection holds, or nobody does."""
+        lives = self.lives
+        try:
+            message = lives.known.get(int(message_id[:16], 16))
+        except ValueError:
+            message = None
+        if message is not None and message.message_id == message_id:
+            queue = lives.by_id[message.queue_id]
+            holder = message.holder
+            if (holder is None or holder.connection is connection) and queue.name == name:
+                lives.acknowledge(message, queue)
+                connection.acked += 1
+                return Result.DONE
+        found = self._find(connection, name, message_id)
+        if isinstance(found, Result):
+            return found
+        connection.acked += 1
+        lives.acknowledge(found, lives.by_id[found.queue_id])
+        return Result.DONE
+
+    def requeue(
+        self, connection: Connection, name: str, message_id: bytes, ttl_s: int
+    ) -> Result:
+        """Put what this connection holds, or nobody does, at the end of its queue."""
+        found = self._find(connection, name, message_id)
+        if isinstance(found, Result):
+            return found
+        self.lives.requeue(found, ttl_s)
+        return Result.DONE
+
+    def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> Result:
+        """Make a dead letter of what this connection holds, or nobody does."""
+        found = self._find(connection, name, message_id)
+        if isinstance(found, Result):
+            return found
+        self.lives.kill(found, "client")
+        return Result.DONE
+
+    def _find(self, connection: Connection, name: str, message_id: bytes) -> Message | Result:
+        """Return the message a command names, or what to do: wait for it, or ignore it."""
+        try:
+            seq = int(message_id[:16], 16)
+        except ValueError:
+            return self._ignore("unknown")
+        if len(message_id) != 32 or not 0 < seq < self.lives.next_number:
+            return self._ignore("unknown")
+        if seq in self.lives.dying:
+            return self._ignore("settled")
+        message = self.lives.known.get(seq)
+        if message is None:
+            if seq not in self._named:
+                self.lives.batch.named.add(seq)
+                return Result.LOAD
+            message = self._named[seq]
+        if message is None:
+            return self._ignore("settled")
+        if not compare_digest(message.message_id, message_id):
+            return self._ignore("unknown")
+        if self.lives.by_id[message.queue_id].name != name:
+            return self._ignore("wrong_queue")
+        if message.holder is not None and message.holder.connection is not connection:
+            return self._ignore("foreign")
+        if seq in self._named:
+            self._named[seq] = None  # its row changes with this batch
+        return message
+
+    def _ignore(self, reason: str) -> Result:
+        self.ignored[reason] += 1
+        return Result.DONE
+
+    def look_ahead(self, message_ids: list[bytes]) -> None:
+        """Ask for messages that the next commands name, so that they wait one batch together."""
+        for message_id in message_ids:
+            try:
+                seq = int(message_id[:16], 16)
+            except ValueError:
+                continue
+            if 0 < seq < self.lives.next_number and seq not in self.lives.known:
+                self.lives.batch.named.add(seq)
+
+    # -- time
+
+    def _note_timeouts(self, dispatched: list[Message]) -> None:
+        by_id = self.lives.by_id
+        for queue_id in {message.queue_id for message in dispatched}:
+            timeout_s = by_id[queue_id].settings.ack_timeout_s
+            if timeout_s:
+                at = self.lives.now.steady_ms + timeout_s * 1_000
+                if self._next_timeout_ms is None or at < self._next_timeout_ms:
+                    self._next_timeout_ms = at
+
+    def _return_timed_out(self, now_ms: int) -> None:
+        soonest: int | None = None
+        for connection in self.connections.values():
+            for consumer in connection.consumers.values():
+                timeout_ms = consumer.queue.settings.ack_timeout_s * 1_000
+                if not timeout_ms:
+                    continue
+                for message in list(consumer.held.values()):
+                    at = message.held_since_ms + timeout_ms
+                    if at > now_ms:
+                        soonest = at if soonest is None else min(soonest, at)
+                        break
+                    self.lives.give_back(message, "acknowledgement timeout", is_charged=True)
+        self._next_timeout_ms = soonest
+
+    # -- commands of an operator: ``answer`` is called with the result, after the commit
+
+    def _existing(self, name: str) -> Queue:
+        queue = self.lives.queues.get(name)
+        if queue is None:
+            raise RefusedError("unknown_queue", f"there is no queue {name!r}")
+        return queue
+
+    def purge(self, name: str, with_dispatched: bool, answer: Answer) -> None:
+        """Settle what is in the queue as deleted; answers with the number of messages."""
+        sweeps.purge(self.lives, self._existing(name), answer, with_dispatched=with_dispatched)
+
+    def redrive(
+        self, name: str, target: str | None, ttl_s: int | None, limit: int | None, answer: Answer
+    ) -> None:
+        """Send dead-letter records back to where they died; answers with their number."""
+        queue = self._existing(name)
+        goal = None if target is None else self._existing(target)
+        sweeps.redrive(self.lives, queue, answer, target=goal, ttl_s=ttl_s, limit=limit)
+
+    def pause(self, name: str, side: str, paused: bool, answer: Answer) -> None:
+        """Stop or resume delivery or publishing of a queue; it stays so over a restart."""
+        if side not in ("delivery", "publishing"):
+            raise RefusedError("bad_side", f"side is {side!r}, not delivery or publishing")
+        self.configure(name, {f"{side}_paused": paused}, answer)
+
+    def configure(self, name: str, changes: dict[str, Any], answer: Answer) -> None:
+        """Change settings of a queue; a value of None goes back to the default."""
+        queue = self._existing(name)
+        if unknown := changes.keys() - _QUEUE_SETTINGS:
+            raise RefusedError("unknown_setting", f"no queue setting {sorted(unknown)[0]!r}")
+        own = queue.row.own | changes
+        queue.row.own = {key: value for key, value in own.items() if value is not None}
+        queue.settings = settings_of(queue.row, self.lives.defaults)
+        self.lives.batch.configured.append(queue.row)
+        self.lives.hungry[queue.queue_id] = queue
+        self._note_timeouts([m for c in queue.consumers.values() for m in c.held.values()])
+        self.lives.unpark(queue)
+        self.lives.batch.answers.append((answer, asdict(queue.settings)))
+
+    def publish_local(
+        self, client: int, name: str, body: bytes, ttl_s: int | None, answer: Answer
+    ) -> None:
+        """Publish without a connection; answers with the message id, 32 hex digits."""
+        queue = self.lives.queue(name)
+        if queue is None:
+            raise RefusedError("too_many_queues", f"the limit is {self.limits.queues} queues")
+        if (reason := queue.refusal()) is not None:
+            queue.totals.refused += 1
+            self.refused[reason] += 1
+            raise RefusedError(reason.replace(" ", "_").replace(":", ""), reason)
+        message = self.lives.publish(queue, body, ttl_s, client)
+        self.lives.batch.answers.append((answer, message.message_id.decode()))

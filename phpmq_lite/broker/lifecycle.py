@@ -1,0 +1,48 @@
+"""The life of a message: which event takes it from which state to which.  The only such table."""
+
+from enum import StrEnum
+from typing import Final
+
+from phpmq_lite.errors import TransitionError
+from phpmq_lite.model import State
+
+
+class Event(StrEnum):
+    """What can happen to a message that is alive; the values are the kinds of event rows."""
+
+    DISPATCH = "dispatch"
+    ACKNOWLEDGE = "acknowledge"
+    REQUEUE = "requeue"
+    RETURN = "return"
+    FORWARD = "forward"
+    EXPIRE = "expire"
+    DEAD_LETTER = "dead_letter"
+    DELETE = "delete"
+
+
+TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+    (State.READY, Event.DISPATCH): State.DISPATCHED,
+    (State.READY, Event.ACKNOWLEDGE): State.ACKED,  # held by nobody: its consumer came back
+    (State.READY, Event.REQUEUE): State.READY,  # the end of its queue
+    (State.READY, Event.FORWARD): State.READY,  # another queue, the same message
+    (State.READY, Event.EXPIRE): State.EXPIRED,
+    (State.READY, Event.DEAD_LETTER): State.DEAD,
+    (State.READY, Event.DELETE): State.DELETED,
+    (State.DISPATCHED, Event.ACKNOWLEDGE): State.ACKED,
+    (State.DISPATCHED, Event.REQUEUE): State.READY,
+    (State.DISPATCHED, Event.RETURN): State.READY,  # its old place
+    (State.DISPATCHED, Event.DEAD_LETTER): State.DEAD,
+    (State.DISPATCHED, Event.DELETE): State.DELETED,
+}
+
+
+def next_state(state: State, event: Event) -> State:
+    """Return where ``event`` leads from ``state``; nothing leaves a settled state.
+
+    Raises:
+        TransitionError: the event is not possible in this state; nothing has changed.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise TransitionError(f"a message that is {state.name.lower()} cannot {event}") from None

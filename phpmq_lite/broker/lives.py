@@ -1,0 +1,388 @@
+"""The turns of one message's life, each recorded in the open batch.
+
+Each method is one row of the table in ``lifecycle.py``: it changes the message, the counters and
+the windows, and writes down what the transaction has to store.  Whether a turn is allowed, and
+who asked for it, is decided in ``core.py``.
+"""
+
+from os import urandom
+from typing import Final
+
+from phpmq_lite.broker.lifecycle import Event, next_state
+from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Consumer, Queue
+from phpmq_lite.broker.window import Bodies
+from phpmq_lite.clock import Now
+from phpmq_lite.model import Batch, Limits, Message, QueueRow, QueueSettings, State, checksum
+
+# Known answers, looked up once: a call of next_state costs 0.4 µs.
+DISPATCHED: Final = next_state(State.READY, Event.DISPATCH)
+ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
+READY_AGAIN: Final = next_state(State.DISPATCHED, Event.RETURN)
+EXPIRED: Final = next_state(State.READY, Event.EXPIRE)
+DEAD: Final = next_state(State.DISPATCHED, Event.DEAD_LETTER)
+DELETED: Final = next_state(State.READY, Event.DELETE)
+
+ACKED_KEY: Final = (int(ACKED), None)
+LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
+_TOKENS_AT_ONCE: Final = 512
+
+
+class Lives:
+    """All messages in memory and the batch that is open.  Plain state, owned by the core."""
+
+    def __init__(self, limits: Limits, defaults: QueueSettings) -> None:
+        self.limits = limits
+        self.defaults = defaults
+        self.now = Now(0, 0)
+        self.batch = Batch(0)
+        self.queues: dict[str, Queue] = {}
+        self.by_id: dict[int, Queue] = {}
+        self.known: dict[int, Message] = {}  # by seq: held, or in a window
+        self.dying: dict[int, tuple[Message, str]] = {}  # wait for their body; with the reason
+        self.next_number = 1  # the one line of seq and position
+        self.next_deadline_ms: int | None = None  # no ready message expires before it
+        self.held = 0
+        self.held_bytes = 0
+        self.hungry: dict[int, Queue] = {}  # may have both a ready message and free credit
+        self.limited: set[Connection] = set()  # got all that one batch may send to them
+        self.bodies = Bodies()
+        self._tokens: list[int] = []
+
+    # -- numbers and places
+
+    def number(self) -> int:
+        """Take the next number of the line; stored with the batch that uses it."""
+        number = self.next_number
+        self.next_number = number + 1
+        return number
+
+    def _token(self) -> int:
+        if not self._tokens:
+            pool = urandom(8 * _TOKENS_AT_ONCE)  # one system call for many
+            self._tokens = [
+                int.from_bytes(pool[at : at + 8], "big") >> 1 for at in range(0, len(pool), 8)
+            ]
+        return self._tokens.pop()
+
+    def queue(self, name: str) -> Queue | None:
+        """Return the queue, made now where there is none; None where the limit is reached."""
+        queue = self.queues.get(name)
+        if queue is None and len(self.queues) < self.limits.queues:
+            row = QueueRow(max(self.by_id, default=0) + 1, name, self.now.wall_ms)
+            self.batch.new_queues.append(row)
+            queue = self.adopt(row)
+        return queue
+
+    def adopt(self, row: QueueRow) -> Queue:
+        """Take over a queue's row into memory."""
+        queue = Queue(row, self.defaults)
+        self.queues[row.name] = self.by_id[row.queue_id] = queue
+        return queue
+
+    def event(self, message: Message, kind: str, detail: str | None = None) -> None:
+        """Write down an unusual turn for the timeline."""
+        self.batch.events += (message.seq, self.now.wall_ms, kind, detail)
+
+    def note_deadline(self, deadline_ms: int | None) -> None:
+        """See that the loop wakes up for this deadline (steady ms)."""
+        if deadline_ms is not None and (
+            self.next_deadline_ms is None or deadline_ms < self.next_deadline_ms
+        ):
+            self.next_deadline_ms = deadline_ms
+
+    def _set_ttl(self, message: Message, ttl_s: int) -> None:
+        if ttl_s > 0:
+            message.ttl_s = min(ttl_s, LONGEST_TTL_S)
+            message.deadline_ms = self.now.steady_ms + message.ttl_s * 1_000
+        else:
+            message.ttl_s = message.deadline_ms = None
+
+    # -- born
+
+    def publish(
+        self, queue: Queue, body: bytes, ttl_s: int | None, publisher: int | None
+    ) -> Message:
+        """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default."""
+        seq = self.next_number
+        self.next_number = seq + 1
+        wall_ms, steady_ms = self.now
+        if ttl_s is None:
+            ttl_s = queue.settings.default_ttl_s
+        deadline_ms: int | None = None
+        kept_ttl_s: int | None = None
+        if ttl_s:
+            kept_ttl_s = min(ttl_s, LONGEST_TTL_S)
+            deadline_ms = steady_ms + kept_ttl_s * 1_000
+            self.note_deadline(deadline_ms)
+        size = len(body)
+        message = Message(
+            seq, self._tokens.pop() if self._tokens else self._token(), queue.queue_id, seq, 0,
+            kept_ttl_s, deadline_ms, wall_ms, None, None, 0, 0, size, checksum(seq, body),
+            publisher, None,
+        )  # fmt: skip
+        batch = self.batch
+        batch.born.append(message)
+        batch.bodies += (seq, body)
+        batch.born_bytes += size
+        row = queue.row
+        row.live_count += 1
+        row.live_bytes += size
+        batch.queue_rows[queue.queue_id] = row
+        queue.totals.published += 1
+        window = queue.window
+        if window is not None:
+            limits = self.limits
+            if (
+                window.body_bytes + size <= limits.window_bytes
+                and self.bodies.total_bytes + size <= limits.bodies_bytes
+            ):
+                message.body = body
+            if window.append(message):
+                self.known[seq] = message
+            self.hungry[queue.queue_id] = queue
+        return message
+
+    # -- alive
+
+    def dispatch(self, message: Message, consumer: Consumer) -> None:
+        """Give a ready message, taken from its window, to a consumer with credit."""
+        batch, queue, connection = self.batch, consumer.queue, consumer.connection
+        wall_ms = self.now.wall_ms
+        message.state = DISPATCHED
+        message.holder = consumer
+        message.held_since_ms = self.now.steady_ms
+        message.consumer = connection.number
+        message.deliveries += 1
+        message.last_dispatched_at = wall_ms
+        if message.first_dispatched_at is None:
+            message.first_dispatched_at = wall_ms
+        else:
+            queue.totals.redelivered += 1
+        batch.dispatched.append(message)
+        size = message.size
+        consumer.held[message.seq] = message
+        consumer.held_bytes += size
+        self.held += 1
+        self.held_bytes += size
+        queue.held += 1
+        queue.held_bytes += size
+        queue.totals.dispatched += 1
+        entry = batch.sends.get(connection)
+        if entry is None:
+            entry = batch.sends[connection] = ([], [])
+        entry[0].append(message)
+
+    def _let_go(self, message: Message, queue: Queue) -> None:
+        """Take a message from whoever holds it, or out of its window."""
+        consumer = message.holder
+        if consumer is not None:
+            message.holder = None
+            size = message.size
+            if consumer.held.pop(message.seq, None) is not None:
+                consumer.held_bytes -= size
+            self.held -= 1
+            self.held_bytes -= size
+            queue.held -= 1
+            queue.held_bytes -= size
+            if not consumer.in_turn and consumer.credit:
+                consumer.in_turn = True
+                queue.turns.append(consumer)
+            self.hungry[queue.queue_id] = queue
+        elif queue.window is not None:
+            queue.window.discard(message)
+
+    def _put_in_place(self, message: Message, queue: Queue) -> None:
+        """A message is ready again: at its position, in the window or on disk."""
+        message.state = READY_AGAIN
+        self.batch.changed[message.seq] = message
+        self.note_deadline(message.deadline_ms)
+        window = queue.window
+        if window is not None and window.put_back(message):
+            self.known[message.seq] = message
+            self.hungry[queue.queue_id] = queue
+        else:
+            self.known.pop(message.seq, None)
+
+    def _put_at_end(self, message: Message, queue: Queue) -> None:
+        """A message is ready at the end of ``queue``, under its old id."""
+        message.state = READY_AGAIN
+        message.position = self.number()
+        message.queue_id = queue.queue_id
+        self.batch.changed[message.seq] = message
+        self.note_deadline(message.deadline_ms)
+        window = queue.window
+        if window is not None and window.append(message):
+            self.known[message.seq] = message
+            self.hungry[queue.queue_id] = queue
+        else:
+            self.known.pop(message.seq, None)
+            if window is not None:
+                self.hungry[queue.queue_id] = queue
+
+    def give_back(self, message: Message, detail: str, *, is_charged: bool) -> None:
+        """Return a held message to its old place; past ``max_deliveries`` it dies instead."""
+        queue = self.by_id[message.queue_id]
+        self._let_go(message, queue)
+        queue.totals.returned += 1
+        self.event(message, Event.RETURN, detail)
+        if is_charged and self._is_poison(message, queue):
+            self.kill(message, "max_deliveries")
+        else:
+            self._put_in_place(message, queue)
+
+    def take_back(self, message: Message) -> None:
+        """Undo a dispatch that was not sent; its deadline passed while the batch was stored."""
+        queue = self.by_id[message.queue_id]
+        self._let_go(message, queue)
+        message.deliveries -= 1
+        if message.deliveries == 0:
+            message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
+        self._put_in_place(message, queue)
+
+    def requeue(self, message: Message, ttl_s: int) -> None:
+        """Put a message at the end of its queue with a new TTL; past the limit it dies instead."""
+        queue = self.by_id[message.queue_id]
+        was_held = message.holder is not None
+        self._let_go(message, queue)
+        queue.totals.requeued += 1
+        self.event(message, Event.REQUEUE)
+        if was_held and self._is_poison(message, queue):
+            self.kill(message, "max_deliveries")
+            return
+        self._set_ttl(message, ttl_s)
+        self._put_at_end(message, queue)
+
+    def _is_poison(self, message: Message, queue: Queue) -> bool:
+        message.charged += 1
+        limit = queue.settings.max_deliveries
+        return 0 < limit <= message.charged
+
+    def forward(self, message: Message, target: Queue) -> None:
+        """Move a ready message to the end of another queue, with that queue's TTL."""
+        queue = self.by_id[message.queue_id]
+        self._let_go(message, queue)
+        self._count_out(message, queue)
+        queue.totals.forwarded += 1
+        self.event(message, Event.FORWARD, f"{queue.name} to {target.name}")
+        self._set_ttl(message, target.settings.default_ttl_s)
+        target.row.live_count += 1
+        target.row.live_bytes += message.size
+        self.batch.queue_rows[target.queue_id] = target.row
+        self._put_at_end(message, target)
+
+    # -- settled
+
+    def acknowledge(self, message: Message, queue: Queue) -> None:
+        """Settle as acked.  The common end of a life, so it is written out: no call inside."""
+        consumer = message.holder
+        seq, size = message.seq, message.size
+        self.known.pop(seq, None)
+        if consumer is not None:
+            message.holder = None
+            del consumer.held[seq]
+            consumer.held_bytes -= size
+            self.held -= 1
+            self.held_bytes -= size
+            queue.held -= 1
+            queue.held_bytes -= size
+            if not consumer.in_turn:
+                consumer.in_turn = True
+                queue.turns.append(consumer)
+            self.hungry[queue.queue_id] = queue
+        elif queue.window is not None:
+            queue.window.discard(message)
+        batch, row = self.batch, queue.row
+        seqs = batch.settled.get(ACKED_KEY)
+        if seqs is None:
+            seqs = batch.settled[ACKED_KEY] = []
+        seqs.append(seq)
+        batch.settled_bytes += size
+        row.live_count -= 1
+        row.live_bytes -= size
+        batch.queue_rows[queue.queue_id] = row
+        queue.totals.acked += 1
+        if queue.parked:
+            self.unpark(queue)
+
+    def settle(self, message: Message, outcome: State, reason: str | None) -> None:
+        """End a life: the row leaves the live table and becomes one of the history.
+
+        ``message.state`` stays as it was: it is what a row born in this batch is inserted with.
+        """
+        queue = self.by_id[message.queue_id]
+        self._let_go(message, queue)
+        self.known.pop(message.seq, None)
+        self.batch.settled.setdefault((int(outcome), reason), []).append(message.seq)
+        if outcome is State.DELETED:
+            self.batch.deleted_bytes += message.size
+        else:
+            self.batch.settled_bytes += message.size
+        self._count_out(message, queue)
+
+    def _count_out(self, message: Message, queue: Queue) -> None:
+        queue.row.live_count -= 1
+        queue.row.live_bytes -= message.size
+        self.batch.queue_rows[queue.queue_id] = queue.row
+        if queue.parked:
+            self.unpark(queue)
+
+    def delete(self, message: Message, reason: str) -> None:
+        """Settle as deleted; the history keeps what restoring it would need."""
+        self.by_id[message.queue_id].totals.deleted += 1
+        self.settle(message, DELETED, reason)
+
+    def expire(self, message: Message) -> None:
+        """The deadline of a ready message has passed: do what its queue says."""
+        queue = self.by_id[message.queue_id]
+        queue.totals.expired += 1
+        on_expire = queue.settings.on_expire
+        if on_expire == "dead_letter":
+            self.kill(message, "expired")
+            return
+        if on_expire.startswith("forward:"):
+            target = self.queue(on_expire.removeprefix("forward:"))
+            if target is not None and target is not queue:
+                self.forward(message, target)
+                return
+        self.settle(message, EXPIRED, None)
+
+    def kill(self, message: Message, reason: str) -> None:
+        """Make a message a dead letter: its history row and its record, in one batch.
+
+        A body that is not in memory is loaded first; until then the message is dying, nobody
+        can have it, and on disk it is still what it was.
+        """
+        queue = self.by_id[message.queue_id]
+        self._let_go(message, queue)
+        self.known.pop(message.seq, None)
+        body = message.body
+        if body is None and not queue.is_dead_letter_queue:
+            self.dying[message.seq] = (message, reason)
+            self.batch.body_seqs.add(message.seq)
+            return
+        self.bury(message, reason, body)
+
+    def bury(self, message: Message, reason: str, body: bytes | None) -> None:
+        """Settle as dead and store the record; without a body (damaged) there is no record."""
+        queue = self.by_id[message.queue_id]
+        self.dying.pop(message.seq, None)
+        queue.totals.dead += 1
+        self.settle(message, DEAD, reason if body is not None or queue.is_dead_letter_queue
+                    else "crc")  # fmt: skip
+        if body is None or queue.is_dead_letter_queue:
+            return
+        target = self.queue(queue.name + DEAD_LETTER_SUFFIX)
+        if target is not None:
+            record = self.publish(target, body, 0, message.publisher)
+            record.source_seq = message.seq
+            record.source_queue_id = queue.queue_id
+            record.source_reason = reason
+            self.event(message, Event.DEAD_LETTER, record.message_id.decode())
+
+    # -- waiting publishers
+
+    def unpark(self, queue: Queue) -> None:
+        """Wake the publishers that wait for this queue, if it takes messages again."""
+        if queue.refusal() is None:
+            self.batch.wakes |= queue.parked
+            queue.parked.clear()

@@ -1,0 +1,110 @@
+"""One queue in memory: its row, its settings, its consumers and whose turn it is."""
+
+from collections import deque
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from phpmq_lite.broker.window import Window
+from phpmq_lite.model import Message, Peer, QueueRow, QueueSettings
+
+DEAD_LETTER_SUFFIX: Final = ".dlq"
+RETRY_SUFFIX: Final = ".retry"
+
+
+class Connection:
+    """One connection of a client, as the core sees it."""
+
+    __slots__ = ("acked", "address", "batch_bytes", "batch_number", "consumers", "is_choked",
+                 "is_open", "kind", "number", "opened_at", "parked", "peer", "published")  # fmt: skip
+
+    def __init__(self, number: int, peer: Peer, kind: str, address: str, opened_at: int) -> None:
+        self.number = number  # of its client row
+        self.peer = peer
+        self.kind = kind
+        self.address = address
+        self.opened_at = opened_at  # Unix ms
+        self.consumers: dict[int, Consumer] = {}  # by queue_id
+        self.is_open = True
+        self.is_choked = False  # its write buffer is full
+        self.batch_number = 0  # the batch that batch_bytes is about
+        self.batch_bytes = 0  # dispatched to it in that batch
+        self.parked: Queue | None = None  # its publish waits until this queue takes messages
+        self.published = 0
+        self.acked = 0
+
+
+class Consumer:
+    """A connection's credit on one queue, and what it holds under it, oldest first."""
+
+    __slots__ = ("connection", "credit", "held", "held_bytes", "in_turn", "queue")
+
+    def __init__(self, connection: Connection, queue: "Queue", credit: int) -> None:
+        self.connection = connection
+        self.queue = queue
+        self.credit = credit  # messages
+        self.held: dict[int, Message] = {}  # by seq
+        self.held_bytes = 0
+        self.in_turn = False  # waits in queue.turns
+
+
+@dataclass(slots=True)
+class Totals:
+    """What happened on one queue since the broker started."""
+
+    published: int = 0
+    dispatched: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    requeued: int = 0
+    returned: int = 0
+    forwarded: int = 0
+    expired: int = 0
+    dead: int = 0
+    deleted: int = 0
+    refused: int = 0
+
+
+class Queue:
+    """One queue.  ``window`` exists while it has consumers; else it waits in SQLite only."""
+
+    __slots__ = ("consumers", "held", "held_bytes", "name", "parked", "queue_id", "row",
+                 "settings", "totals", "turns", "window")  # fmt: skip
+
+    def __init__(self, row: QueueRow, defaults: QueueSettings) -> None:
+        self.row = row
+        self.queue_id = row.queue_id
+        self.name = row.name
+        self.settings = settings_of(row, defaults)
+        self.consumers: dict[Connection, Consumer] = {}
+        self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
+        self.window: Window | None = None
+        self.held = 0  # messages dispatched
+        self.held_bytes = 0
+        self.parked: set[Connection] = set()  # publishers that wait until it takes messages
+        self.totals = Totals()
+
+    @property
+    def is_dead_letter_queue(self) -> bool:
+        """Tell whether records of another queue's dead letters live here."""
+        return self.name.endswith(DEAD_LETTER_SUFFIX)
+
+    def refusal(self) -> str | None:
+        """Return why a publish is not taken now, or None."""
+        settings, row = self.settings, self.row
+        if settings.publishing_paused:
+            return "paused"
+        if settings.max_messages and row.live_count >= settings.max_messages:
+            return "queue full: messages"
+        if settings.max_bytes and row.live_bytes >= settings.max_bytes:
+            return "queue full: bytes"
+        return None
+
+
+def settings_of(row: QueueRow, defaults: QueueSettings) -> QueueSettings:
+    """Fill what the row leaves open: by the queue's name first, then by the broker's defaults."""
+    values: dict[str, Any] = {f.name: getattr(defaults, f.name) for f in fields(QueueSettings)}
+    if row.name.endswith(RETRY_SUFFIX) and len(row.name) > len(RETRY_SUFFIX):
+        values["on_expire"] = "forward:" + row.name.removesuffix(RETRY_SUFFIX)
+    if row.name.endswith(DEAD_LETTER_SUFFIX):
+        values["max_deliveries"] = 0  # what dies there would have nowhere to go
+    return QueueSettings(**(values | row.own))

@@ -1,0 +1,96 @@
+"""Bulk work on the messages of a queue, in slices: one page of rows per batch.
+
+A sweep looks at what was in the queue when it began; later arrivals are not included.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.model import Message, PageRequest, State
+
+SLICE = 1_000  # rows a batch
+Answer = Callable[[Any], None]
+
+
+class Sweep:
+    """One action over a queue; ``answer`` gets the number of messages it was done to."""
+
+    def __init__(
+        self,
+        lives: Lives,
+        queue: Queue,
+        act: Callable[[Message, bytes | None], bool],
+        answer: Answer,
+        *,
+        limit: int | None = None,
+        with_bodies: bool = False,
+    ) -> None:
+        self._lives = lives
+        self._queue = queue
+        self._act = act  # True where it did something
+        self._answer = answer
+        self._left = limit
+        self._with_bodies = with_bodies
+        self._upto = lives.next_number - 1
+        self.done = 0
+        self._ask(after=0)
+
+    def _ask(self, after: int) -> None:
+        page = PageRequest(
+            self, self._queue.queue_id, after, self._upto, SLICE, bodies=self._with_bodies
+        )
+        self._lives.batch.pages.append(page)
+
+    def take(self, page: list[Message], is_last: bool) -> None:
+        """Act on one page, then ask for the next or answer."""
+        for row in page:
+            if self._left == 0:
+                break
+            if row.seq in self._lives.dying:
+                continue
+            if self._act(self._lives.known.get(row.seq, row), row.body):
+                self.done += 1
+                if self._left is not None:
+                    self._left -= 1
+        if is_last or self._left == 0 or not page:
+            self._lives.batch.answers.append((self._answer, self.done))
+        else:
+            self._ask(after=page[-1].position)
+
+
+def purge(lives: Lives, queue: Queue, answer: Answer, *, with_dispatched: bool) -> None:
+    """Settle what is in the queue as deleted."""
+
+    def act(message: Message, _body: bytes | None) -> bool:
+        if message.state == State.DISPATCHED and not with_dispatched:
+            return False
+        lives.delete(message, "purge")
+        return True
+
+    Sweep(lives, queue, act, answer)
+
+
+def redrive(
+    lives: Lives,
+    queue: Queue,
+    answer: Answer,
+    *,
+    target: Queue | None,
+    ttl_s: int | None,
+    limit: int | None,
+) -> None:
+    """Store each ready record again in its origin queue, or ``target``; the record settles."""
+
+    def act(record: Message, body: bytes | None) -> bool:
+        origin = target or lives.by_id.get(record.source_queue_id or 0)
+        if record.state != State.READY or body is None or origin is None or origin is queue:
+            return False
+        message = lives.publish(origin, body, ttl_s, record.publisher)
+        lives.event(message, "redrive", record.message_id.decode())
+        lives.event(record, "redrive", message.message_id.decode())
+        lives.delete(record, "redriven")
+        return True
+
+    Sweep(lives, queue, act, answer, limit=limit, with_bodies=True)

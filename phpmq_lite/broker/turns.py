@@ -1,0 +1,83 @@
+"""Who gets the next message: consumers with free credit take turns, message by message."""
+
+from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.queue import Consumer, Queue
+from phpmq_lite.broker.window import Window
+from phpmq_lite.model import WindowRequest
+
+_BODIES_AHEAD = 200  # loaded together where a returned message has none in memory
+
+
+def serve(lives: Lives, batch_number: int) -> None:
+    """Dispatch on every queue that may have both a ready message and free credit."""
+    for queue in list(lives.hungry.values()):
+        if queue.window is None or queue.settings.delivery_paused:
+            del lives.hungry[queue.queue_id]
+            continue
+        if not _serve_queue(lives, queue, queue.window, batch_number):
+            lives.hungry.pop(queue.queue_id, None)
+        if queue.window.wants_more:
+            _ask_for_page(lives, queue, queue.window)
+
+
+def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:
+    """Dispatch until messages, credit or bodies run out; True where it must be tried again."""
+    turns, now_ms = queue.turns, lives.now.steady_ms
+    while turns:
+        message = window.first()
+        if message is None:
+            return False
+        if message.deadline_ms is not None and message.deadline_ms <= now_ms:
+            lives.expire(message)
+            continue
+        if message.body is None:
+            return _ask_for_bodies(lives, window)
+        if lives.held >= lives.limits.held or (
+            lives.held and lives.held_bytes + message.size > lives.limits.held_bytes
+        ):
+            return True
+        consumer = turns.popleft()
+        if _has_room(lives, consumer, message.size, batch_number):
+            lives.dispatch(window.take(), consumer)
+            turns.append(consumer)
+        else:
+            consumer.in_turn = False  # an acknowledgement or a drained socket brings it back
+    return False
+
+
+def _has_room(lives: Lives, consumer: Consumer, size: int, batch_number: int) -> bool:
+    """Tell whether one more message fits its credit and its socket; one message always goes."""
+    limits, connection = lives.limits, consumer.connection
+    if len(consumer.held) >= consumer.credit or connection.is_choked:
+        return False
+    if consumer.held and consumer.held_bytes + size > limits.credit_bytes:
+        return False
+    if connection.batch_number != batch_number:
+        connection.batch_number, connection.batch_bytes = batch_number, 0
+    if connection.batch_bytes >= limits.write_bytes:
+        lives.limited.add(connection)  # the rest goes with the next batch
+        return False
+    connection.batch_bytes += size
+    return True
+
+
+def _ask_for_page(lives: Lives, queue: Queue, window: Window) -> None:
+    window.is_loading = True
+    count = window.limit - len(window)
+    limits = lives.limits
+    room = min(
+        limits.window_bytes - window.body_bytes, limits.bodies_bytes - window.bodies.total_bytes
+    )
+    lives.batch.filled.append(WindowRequest(queue.queue_id, window.covered_to, count, max(0, room)))
+
+
+def _ask_for_bodies(lives: Lives, window: Window) -> bool:
+    """Ask for the bodies of the next messages, at least one; they come after this batch."""
+    room = lives.limits.window_bytes
+    for message in window.upcoming(_BODIES_AHEAD):
+        if message.body is None:
+            lives.batch.body_seqs.add(message.seq)
+            room -= message.size
+            if room <= 0:
+                break
+    return True

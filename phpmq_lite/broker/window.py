@@ -1,0 +1,154 @@
+"""The next ready messages of one queue, in order; the rest of the queue waits in SQLite."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from operator import attrgetter
+
+from phpmq_lite.model import Message
+
+_by_position = attrgetter("position")
+
+
+class Bodies:
+    """How many bytes of bodies all windows hold together."""
+
+    __slots__ = ("total_bytes",)
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+
+
+class Window:
+    """A bounded prefix of a queue's ready messages, by position.
+
+    Invariant: every ready message of the queue at or before ``covered_to`` is here.  Where
+    ``reaches_end`` holds, that is the whole queue, and a publish joins as long as there is room.
+    Costs: O(1) for first, take, append, discard; a returned message costs one merge at the next
+    look, however many came back together.
+    """
+
+    __slots__ = ("_ready", "_returned", "bodies", "body_bytes", "covered_to", "is_loading", "limit",
+                 "reaches_end")  # fmt: skip
+
+    def __init__(self, limit: int, bodies: Bodies) -> None:
+        self.limit = limit
+        self.bodies = bodies
+        self.reaches_end = False  # nothing is known before the first page has come
+        self.covered_to = 0  # position
+        self.is_loading = False  # a page is on its way
+        self.body_bytes = 0  # of the bodies that are here
+        self._ready: OrderedDict[int, Message] = OrderedDict()  # by position
+        self._returned: list[Message] = []  # not yet in their place
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._returned)
+
+    def __iter__(self) -> Iterator[Message]:
+        self._merge()
+        return iter(self._ready.values())
+
+    def first(self) -> Message | None:
+        """Return the message that is next, without taking it."""
+        if self._returned:
+            self._merge()
+        for message in self._ready.values():
+            return message
+        return None
+
+    def take(self) -> Message:
+        """Remove and return the first message; only after ``first`` has returned one."""
+        message = self._ready.popitem(last=False)[1]
+        if message.body is not None:
+            self._count(-message.size)
+        return message
+
+    def upcoming(self, count: int) -> list[Message]:
+        """Return the next ``count`` messages, in order."""
+        return list(islice(iter(self), count))
+
+    def append(self, message: Message) -> bool:
+        """Put a message at the end; False where it must wait in SQLite."""
+        if not self.reaches_end:
+            return False
+        if len(self._ready) + len(self._returned) >= self.limit:
+            self.reaches_end = False
+            return False
+        self._ready[message.position] = message
+        self.covered_to = message.position
+        if message.body is not None:
+            self._count(message.size)
+        return True
+
+    def put_back(self, message: Message) -> bool:
+        """Put a message into its old place; False where that place lies behind the window."""
+        if message.position > self.covered_to:
+            if not self.reaches_end:
+                return False
+            self.covered_to = message.position
+        self._returned.append(message)
+        if message.body is not None:
+            self._count(message.size)
+        return True
+
+    def discard(self, message: Message) -> None:
+        """Remove a message wherever it stands; no error where it does not."""
+        if self._returned:
+            self._merge()
+        if self._ready.pop(message.position, None) is not None and message.body is not None:
+            self._count(-message.size)
+
+    def extend(self, page: list[Message], reaches_end: bool) -> None:
+        """Take over a page that was asked for with ``after=covered_to``."""
+        self.is_loading = False
+        for message in page:
+            self._ready[message.position] = message
+            if message.body is not None:
+                self._count(message.size)
+        if page:
+            self.covered_to = page[-1].position
+        self.reaches_end = reaches_end
+
+    def keep_body(self, message: Message, body: bytes) -> None:
+        """Give a message of this window its body, which came from disk."""
+        if message.body is None:
+            self._count(message.size)
+            message.body = body
+
+    def drop_bodies(self) -> None:
+        """Forget the bodies; they are on disk."""
+        for message in self:
+            message.body = None
+        self._count(-self.body_bytes)
+
+    def cut(self) -> list[Message]:
+        """Give up what is above the limit, from the end; return it, to be forgotten."""
+        if self._returned:
+            self._merge()
+        given_up = []
+        while len(self._ready) > self.limit:
+            message = self._ready.popitem()[1]
+            if message.body is not None:
+                self._count(-message.size)
+            given_up.append(message)
+        if given_up:
+            self.covered_to = next(reversed(self._ready), 0)
+            self.reaches_end = False
+        return given_up
+
+    @property
+    def wants_more(self) -> bool:
+        """Tell whether it is time to ask for the next page."""
+        return not (self.reaches_end or self.is_loading) and len(self) <= self.limit // 2
+
+    def _count(self, size: int) -> None:
+        self.body_bytes += size
+        self.bodies.total_bytes += size
+
+    def _merge(self) -> None:
+        if not self._returned:
+            return
+        # Nearly sorted input: Timsort makes this linear.
+        messages = sorted([*self._returned, *self._ready.values()], key=_by_position)
+        self._ready = OrderedDict((message.position, message) for message in messages)
+        self._returned.clear()

@@ -1,0 +1,99 @@
+"""Every exception of the project, as one tree.
+
+PhpmqError
+├── ProtocolError
+│   ├── RemoteProtocolError   the peer broke the grammar: close, log, count
+│   └── LocalProtocolError    we would break it: a defect of the caller
+├── TransitionError           a late or foreign command: ignore and count
+├── RefusedError              a publish or action that is not taken now: 007 with the reason
+├── StorageError
+│   ├── StorageFullError      known outcome: rolled back
+│   ├── OutcomeUnknownError   fail-stop, exit 74
+│   └── DataDamagedError      start refused, exit 65
+├── SettingsError             start refused, exit 78
+├── StartRefusedError         start refused, exit 1: a second broker, a newer database
+└── ClientError
+    ├── ConnectionLostError   the broker is gone: what was unanswered is unknown
+    └── PublishRefusedError   the broker answered a confirmed publish with a reason
+
+A message names the thing and the bound: ``content is 9000000 bytes, the limit is 8388608``.
+Raise or handle; never log and go on.
+"""
+
+
+class PhpmqError(Exception):
+    """Root of all errors that this project raises on purpose."""
+
+
+class ProtocolError(PhpmqError):
+    """Something is not PHPMQ."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes that the grammar does not allow; close without a reply.
+
+    ``code`` is one of the short names of ``protocol/wire.py``, for counters;
+    ``offset`` counts the bytes of the connection before the first wrong one.
+    """
+
+    def __init__(self, code: str, detail: str, offset: int = 0) -> None:
+        super().__init__(f"{code} at byte {offset}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.offset = offset
+
+
+class LocalProtocolError(ProtocolError):
+    """Our side was asked to send what the grammar does not allow; nothing was sent."""
+
+
+class TransitionError(PhpmqError):
+    """A message cannot take this turn: it is settled, or somebody else holds it."""
+
+
+class RefusedError(PhpmqError):
+    """The broker does not take this now; ``code`` is a short reason for counters and receipts."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+class StorageError(PhpmqError):
+    """The store cannot do what was asked."""
+
+
+class StorageFullError(StorageError):
+    """No space for the batch; it was rolled back and nothing of it is stored."""
+
+
+class OutcomeUnknownError(StorageError):
+    """A commit failed in a way that leaves open what is on disk: stop at once, answer nobody."""
+
+
+class DataDamagedError(StorageError):
+    """The files are damaged or are not what they should be; the originals are untouched."""
+
+
+class SettingsError(PhpmqError):
+    """A setting is unknown, malformed or unsafe; the message names it."""
+
+
+class StartRefusedError(PhpmqError):
+    """The broker cannot start on this data folder; the message says why and what to do."""
+
+
+class ClientError(PhpmqError):
+    """Root of what the clients raise."""
+
+
+class ConnectionLostError(ClientError):
+    """The connection to the broker ended; an unanswered publish may or may not be stored."""
+
+
+class PublishRefusedError(ClientError):
+    """The broker refused a confirmed publish and stored nothing; ``reason`` is its text."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"publish refused: {reason}")
+        self.reason = reason

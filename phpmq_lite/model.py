@@ -1,0 +1,346 @@
+"""What broker, storage and server share: a message, a queue's settings, a batch, what was loaded.
+
+Plain data, no behaviour beyond a row's layout.  ``Batch`` is the one thing that the core hands
+to the writer, ``Loaded`` the one thing that comes back.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, Protocol
+from zlib import crc32
+
+
+class State(IntEnum):
+    """Where a message is in its life; the numbers are those of the database."""
+
+    READY = 0
+    DISPATCHED = 1
+    ACKED = 2
+    EXPIRED = 3
+    DEAD = 4
+    DELETED = 5
+
+
+ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
+
+
+class Message:
+    """A message that is alive and in memory.  The order of the slots is that of the live table.
+
+    Times ending in ``_at`` are Unix milliseconds, ``deadline_ms`` is on the steady scale, None
+    where the message never expires.  ``body`` is None while it lies on disk only.
+    """
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "charged",
+        "consumer",
+        "crc",
+        "deadline_ms",
+        "deliveries",
+        "first_dispatched_at",
+        "held_since_ms",
+        "holder",
+        "last_dispatched_at",
+        "message_id",
+        "meta_id",
+        "position",
+        "published_at",
+        "publisher",
+        "queue_id",
+        "seq",
+        "size",
+        "source_queue_id",
+        "source_reason",
+        "source_seq",
+        "state",
+        "token",
+        "trace_id",
+        "ttl_s",
+        "urn",
+    )
+
+    def __init__(
+        self,
+        seq: int,
+        token: int,
+        queue_id: int,
+        position: int,
+        state: int,
+        ttl_s: int | None,
+        deadline_ms: int | None,
+        published_at: int,
+        first_dispatched_at: int | None,
+        last_dispatched_at: int | None,
+        deliveries: int,
+        charged: int,
+        size: int,
+        crc: int,
+        publisher: int | None,
+        consumer: int | None,
+        urn: str | None = None,
+        trace_id: str | None = None,
+        meta_id: str | None = None,
+        attempts: int | None = None,
+        source_seq: int | None = None,
+        source_queue_id: int | None = None,
+        source_reason: str | None = None,
+    ) -> None:
+        self.seq = seq
+        self.token = token  # 63 random bits
+        self.queue_id = queue_id
+        self.position = position
+        self.state = state
+        self.ttl_s = ttl_s
+        self.deadline_ms = deadline_ms
+        self.published_at = published_at
+        self.first_dispatched_at = first_dispatched_at
+        self.last_dispatched_at = last_dispatched_at
+        self.deliveries = deliveries
+        self.charged = charged
+        self.size = size
+        self.crc = crc
+        self.publisher = publisher
+        self.consumer = consumer
+        self.urn = urn
+        self.trace_id = trace_id
+        self.meta_id = meta_id
+        self.attempts = attempts
+        self.source_seq = source_seq
+        self.source_queue_id = source_queue_id
+        self.source_reason = source_reason
+        self.body: bytes | None = None
+        self.message_id = b"%016x%016x" % (seq, token)  # as it stands on the wire
+        self.holder: Any = None  # the broker's Consumer that holds it
+        self.held_since_ms = 0  # steady; while it has a holder
+
+
+def checksum(seq: int, body: bytes) -> int:
+    """Return the CRC-32 of seq (8 bytes, big-endian) and body: content in the wrong row shows."""
+    return crc32(body, crc32(seq.to_bytes(8, "big")))
+
+
+@dataclass(slots=True)
+class QueueSettings:
+    """What an operator decides about one queue, with the broker's defaults filled in."""
+
+    on_expire: str = "history"  # history, dead_letter, or forward:<queue>
+    max_deliveries: int = 20  # charged deliveries; 0: no limit
+    ack_timeout_s: int = 1_800  # 0: none
+    default_ttl_s: int = 0  # for messages without a TTL, and forwarded ones; 0: never expires
+    max_messages: int = 0  # alive; 0: no limit
+    max_bytes: int = 0  # alive; 0: no limit
+    payload_policy: str = "observe"
+    delivery_paused: bool = False
+    publishing_paused: bool = False
+
+
+@dataclass(slots=True)
+class QueueRow:
+    """One row of the table ``queue``: ``own`` has only the settings that differ from default."""
+
+    queue_id: int
+    name: str
+    created_at: int
+    own: dict[str, Any] = field(default_factory=dict)
+    live_count: int = 0
+    live_bytes: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Bounds of what the broker keeps in memory and of what it takes; see ``security.md`` 9."""
+
+    queues: int = 10_000
+    window: int = 1_000  # ready messages in memory, per queue with consumers
+    window_bytes: int = 4 << 20  # bodies of them in memory, per queue
+    bodies_bytes: int = 64 << 20  # and over all queues
+    credit: int = 1_000  # unacknowledged messages per consumer
+    credit_bytes: int = 16 << 20  # the same in bytes; one message always goes
+    held: int = 50_000  # dispatched messages over all consumers
+    held_bytes: int = 256 << 20
+    batch_commands: int = 5_000
+    batch_bytes: int = 4 << 20
+    write_bytes: int = 4 << 20  # dispatched to one connection in one batch, and a message
+    receipts: int = 100_000
+    receipt_window_ms: int = 600_000
+
+
+class Peer(Protocol):
+    """The outside of a connection of the core; the engine calls it, after a commit."""
+
+    def send(
+        self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int
+    ) -> list[Message]:
+        """Send everything of one batch in one write; ``now_ms`` is on the steady scale.
+
+        Returns the messages that were not sent because their deadline has passed meanwhile.
+        """
+
+    def resume(self) -> None:
+        """Go on with the commands that were kept back."""
+
+    def end(self, reason: str) -> None:
+        """Close the connection; the broker decided so."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """The answer to one confirmed publish: stored, or refused where ``reason`` is given."""
+
+    queue: str
+    key: bytes
+    reason: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class WindowRequest:
+    """Load the next ready messages of a queue: in order, after a position (exclusive)."""
+
+    queue_id: int
+    after: int
+    limit: int
+    body_bytes: int  # bodies come along until their sizes add up to this
+
+
+@dataclass(slots=True, frozen=True)
+class PageRequest:
+    """Load alive messages of a queue with ``after`` < position <= ``upto``, without bodies.
+
+    ``bodies`` asks for the content too.
+    """
+
+    key: object  # handed back with the rows
+    queue_id: int
+    after: int
+    upto: int
+    limit: int
+    bodies: bool = False
+
+
+class Batch:
+    """What one transaction stores, what is loaded right after it, and what is done then.
+
+    Stored in this order: queues, born, dispatched, changed, settled, events, keys, clients,
+    counters.  A message is in ``born`` or on disk already; its object's values at the end of the
+    batch are what is written.
+    """
+
+    __slots__ = (
+        "answers",
+        "body_seqs",
+        "bodies",
+        "born",
+        "born_bytes",
+        "changed",
+        "closed_clients",
+        "commands",
+        "configured",
+        "counters",
+        "deleted_bytes",
+        "dispatched",
+        "due_at",
+        "events",
+        "filled",
+        "first_number",
+        "keys",
+        "named",
+        "new_queues",
+        "opened_clients",
+        "pages",
+        "queue_rows",
+        "sends",
+        "settled",
+        "settled_bytes",
+        "wakes",
+        "wall_ms",
+    )
+
+    def __init__(self, wall_ms: int, first_number: int = 1) -> None:
+        self.wall_ms = wall_ms
+        self.first_number = first_number  # what has a smaller seq was on disk before
+        self.commands = 0  # for the bound of a batch
+        # -- stored
+        self.new_queues: list[QueueRow] = []
+        self.queue_rows: dict[int, QueueRow] = {}  # their counters changed
+        self.configured: list[QueueRow] = []  # their settings changed
+        self.born: list[Message] = []
+        self.bodies: list[Any] = []  # of those born; flat: seq, content
+        self.born_bytes = 0
+        self.dispatched: list[Message] = []  # on disk before, now dispatched
+        self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
+        self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs
+        self.settled_bytes = 0  # of bodies; those of outcome DELETED are counted apart
+        self.deleted_bytes = 0
+        self.events: list[Any] = []  # flat: seq, at_ms, kind, detail
+        self.keys: list[Any] = []  # flat: queue_id, key, seq, at_ms (steady)
+        self.opened_clients: list[Any] = []  # flat: client, kind, address, opened_at
+        self.closed_clients: list[tuple[int, str | None, str | None, str, int]] = []
+        # (closed_at, framing, revision, reason, client)
+        self.counters: dict[str, int] = {}
+        # -- loaded after the commit
+        self.filled: list[WindowRequest] = []
+        self.named: set[int] = set()
+        self.body_seqs: set[int] = set()
+        self.pages: list[PageRequest] = []
+        self.due_at: int | None = None  # load what is due at this steady time
+        # -- done after the commit
+        self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
+        self.wakes: set[Any] = set()  # connections whose publishers need not wait any more
+        self.answers: list[tuple[Callable[[Any], None], Any]] = []
+
+    @property
+    def stores(self) -> bool:
+        """Tell whether there is anything to store."""
+        return bool(
+            self.born
+            or self.dispatched
+            or self.settled
+            or self.changed
+            or self.new_queues
+            or self.queue_rows
+            or self.configured
+            or self.events
+            or self.keys
+            or self.opened_clients
+            or self.closed_clients
+            or self.counters
+        )
+
+    @property
+    def loads(self) -> bool:
+        """Tell whether there is anything to load."""
+        return bool(
+            self.filled
+            or self.named
+            or self.body_seqs
+            or self.pages
+            or self.due_at is not None
+        )
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What the writer read right after a commit, so that it shows every decision of the batch."""
+
+    windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
+    # (queue_id, messages in order, True where the queue has no more)
+    named: dict[int, Message | None] = field(default_factory=dict)  # None: not alive
+    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
+    pages: list[tuple[object, list[Message], bool]] = field(default_factory=list)
+    due: list[Message] = field(default_factory=list)  # ready, deadline passed, soonest first
+    next_deadline_ms: int | None = None  # of the ready messages behind ``due``
+    asked_due: bool = False
+
+
+@dataclass(slots=True)
+class Stored:
+    """What the writer reads at start: everything that must be in memory, nothing per message."""
+
+    queues: list[QueueRow]
+    receipts: list[tuple[int, bytes, int, int]]  # queue_id, key, seq, at_ms; oldest first
+    counters: dict[str, int]
+    next_deadline_ms: int | None
+    returned: int  # dispatched before the start, ready again

@@ -1,0 +1,195 @@
+"""The loop that everything goes through: gather, decide, record, act.
+
+While one batch is stored, what arrives gathers in the inbox.  Then the clock is read once, the
+core decides on all of it, one transaction stores the result, and only then is anybody told.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.clock import Clock, Now
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Loaded
+from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
+
+Command = Callable[[Broker], None]
+
+_UPKEEP_S = 1.0
+
+
+class Engine:
+    """Owns the core; the only one that calls it.  ``run`` ends when ``stop`` was called.
+
+    ``upkeep`` is called in the writer's thread between batches: when the WAL has grown, and once
+    a second.  It returns True where it wants to be called again soon.
+    """
+
+    def __init__(
+        self,
+        core: Broker,
+        writer: Writer,
+        clock: Clock,
+        upkeep: Callable[[Store, Now, bool], bool] = lambda _store, _now, _is_idle: False,
+    ) -> None:
+        self.core = core
+        self.clock = clock
+        self.commits = 0
+        self.last_commit_ms = 0.0
+        self.last_batch_rows = 0
+        self.is_stopping = False
+        self._writer = writer
+        self._upkeep = upkeep
+        self._upkeep_task: asyncio.Task[None] | None = None
+        self._upkeep_at = 0.0  # when it began last, on the loop's clock
+        self._inbox: deque[Command] = deque()
+        self._first: list[Command] = []  # go on where the last batch had to wait
+        self._waker: asyncio.Future[None] | None = None
+        self._loaded: Loaded | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Commands that no batch has taken yet."""
+        return len(self._inbox) + len(self._first)
+
+    # -- giving commands
+
+    def submit(self, command: Command) -> None:
+        """Have ``command(core)`` called in the next batch, in order of arrival."""
+        self._inbox.append(command)
+        self.wake()
+
+    def submit_first(self, command: Command) -> None:
+        """As ``submit``, ahead of all others: for what waits one batch for something loaded."""
+        self._first.append(command)
+
+    def wake(self) -> None:
+        """End the wait for a command or deadline."""
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    async def call(self, command: Callable[[Broker, Answer], None]) -> Any:
+        """Run ``command(core, answer)`` and return its answer, after the commit.
+
+        Raises:
+            RefusedError: the core does not take it; nothing has changed.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def answer(result: Any) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        def run(core: Broker) -> None:
+            try:
+                command(core, answer)
+            except RefusedError as error:
+                if not future.done():
+                    future.set_exception(error)
+
+        self.submit(run)
+        return await future
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Work until ``stop`` and until nothing waits any more.
+
+        Raises:
+            OutcomeUnknownError: a commit failed; memory is worth nothing now, stop the process.
+        """
+        while not (self.is_stopping and not self.waiting and self._loaded is None):
+            await self._wait()
+            batch = self._decide()
+            self._loaded = await self._record(batch)
+            self._act(batch)
+            self._look_after(is_idle=False)
+
+    def stop(self) -> None:
+        """End ``run`` once all commands that were given are stored and answered."""
+        self.is_stopping = True
+        self.wake()
+
+    async def _wait(self) -> None:
+        """Wait for a command, a deadline, or the time for upkeep."""
+        loop = asyncio.get_running_loop()
+        while not (self.waiting or self._loaded is not None or self.core.wants_batch
+                   or self.is_stopping):  # fmt: skip
+            wake_ms = self.core.next_wake_ms
+            delay_s = _UPKEEP_S
+            if wake_ms is not None:
+                delay_s = min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
+                if delay_s <= 0:
+                    return
+            self._waker = loop.create_future()
+            timer = loop.call_later(delay_s, self.wake)
+            try:
+                await self._waker
+            finally:
+                timer.cancel()
+                self._waker = None
+            if not self.waiting:
+                self._look_after(is_idle=True)
+
+    def _decide(self) -> Batch:
+        core, inbox = self.core, self._inbox
+        batch = core.begin(self.clock.now(), self._loaded)
+        limits = core.limits
+        first, self._first = self._first, []
+        for command in first:
+            command(core)
+        for _ in range(len(inbox)):  # what gives itself again waits for the next batch
+            if batch.commands >= limits.batch_commands or batch.born_bytes >= limits.batch_bytes:
+                break
+            inbox.popleft()(core)
+        return core.finish()
+
+    async def _record(self, batch: Batch) -> Loaded | None:
+        if not (batch.stores or batch.loads):
+            return None
+        started = time.perf_counter()
+        loaded = await self._writer.run(lambda store: store.commit(batch))
+        self.last_commit_ms = (time.perf_counter() - started) * 1_000
+        self.last_batch_rows = len(batch.born) + sum(map(len, batch.settled.values()))
+        self.commits += 1
+        return loaded
+
+    def _act(self, batch: Batch) -> None:
+        if batch.sends:
+            now_ms = self.clock.now().steady_ms
+            for connection, (dispatches, receipts) in batch.sends.items():
+                late = connection.peer.send(dispatches, receipts, now_ms)
+                if late:
+                    self.submit_first(lambda core, late=late: core.take_back(late))  # type: ignore[misc]
+        for answer, value in batch.answers:
+            answer(value)
+        for connection in batch.wakes:
+            connection.peer.resume()
+
+    def _look_after(self, *, is_idle: bool) -> None:
+        """Start upkeep if it is time; the next batch queues up behind it in the thread."""
+        at = asyncio.get_running_loop().time()
+        if self._writer.wal_bytes < LONG_WAL_BYTES and at - self._upkeep_at < _UPKEEP_S:
+            return
+        task = self._upkeep_task
+        if task is not None:
+            if not task.done():
+                return
+            task.result()  # a failure ends the loop
+        self._upkeep_at = at
+        now = self.clock.now()
+        self._upkeep_task = asyncio.create_task(self._keep(now, is_idle=is_idle))
+
+    async def _keep(self, now: Now, *, is_idle: bool) -> None:
+        while await self._writer.run(lambda store: self._upkeep(store, now, is_idle)):
+            if self.is_stopping:
+                return
+
+    async def end(self) -> None:
+        """Wait for upkeep under way; call after ``run`` has ended, before closing the writer."""
+        if self._upkeep_task is not None:
+            await self._upkeep_task

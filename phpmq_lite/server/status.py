@@ -1,0 +1,217 @@
+"""Live figures for pages, API and metrics: plain values, taken from the core between batches."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Queue
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import QueueSettings
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.tcp import Session
+
+RATE_WINDOW_S: Final = 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class QueueStatus:
+    """One queue now; rates are per second over the last ten, totals since the start."""
+
+    queue_id: int
+    name: str
+    ready: int
+    dispatched: int
+    dead: int  # records in its dead-letter queue
+    bytes: int  # of bodies alive
+    published_per_s: float
+    dispatched_per_s: float
+    acked_per_s: float
+    consumers: int
+    credit: int  # free, over all consumers
+    delivery_paused: bool
+    publishing_paused: bool
+    settings: QueueSettings
+    totals: dict[str, int]
+
+
+@dataclass(slots=True, frozen=True)
+class ClientStatus:
+    """One connection now; ``queues`` has per name the credit and what is held of it."""
+
+    client: int
+    kind: str
+    address: str
+    opened_at: int  # Unix ms
+    queues: dict[str, tuple[int, int]]
+    framing: str | None
+    packet_header: int | None
+    revision: str | None
+    published: int
+    acked: int
+    bytes_in: int
+    bytes_out: int
+    paused_reason: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class Status:
+    """The broker now."""
+
+    started_at: int = 0  # Unix ms
+    is_ready: bool = False
+    step: str = "starting"
+    is_draining: bool = False
+    queues: tuple[QueueStatus, ...] = ()
+    clients: tuple[ClientStatus, ...] = ()
+    held: int = 0
+    held_bytes: int = 0
+    window_messages: int = 0
+    body_cache_bytes: int = 0
+    inbox: int = 0
+    commits: int = 0
+    batch_rows_last: int = 0
+    commit_ms_last: float = 0.0
+    loop_lag_ms: float = 0.0
+    protocol_errors: dict[str, int] | None = None
+    acks_ignored: dict[str, int] | None = None
+    closed: dict[str, int] | None = None
+    refused: dict[str, int] | None = None
+    clients_opened: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    listeners: tuple[str, ...] = ()
+    last_error: str | None = None
+
+
+class Rates:
+    """Remembers a sample of every queue's totals for the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, dict[int, tuple[int, int, int]]]] = deque()
+
+    def sample(self, queues: dict[int, Queue], at_s: float) -> None:
+        """Take a sample; call about once a second."""
+        counts = {
+            number: (queue.totals.published, queue.totals.dispatched, queue.totals.acked)
+            for number, queue in queues.items()
+        }
+        self._samples.append((at_s, counts))
+        while at_s - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def of(self, queue: Queue, at_s: float) -> tuple[float, float, float]:
+        """Return published, dispatched and acked per second."""
+        if not self._samples:
+            return 0.0, 0.0, 0.0
+        since, counts = self._samples[0]
+        before = counts.get(queue.queue_id, (0, 0, 0))
+        totals, span_s = queue.totals, max(at_s - since, 0.5)
+        return (
+            (totals.published - before[0]) / span_s,
+            (totals.dispatched - before[1]) / span_s,
+            (totals.acked - before[2]) / span_s,
+        )
+
+
+class Front:
+    """What the admin sees of the broker; it answers before the engine exists too."""
+
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
+        self.rates = Rates()
+        self.engine: Engine | None = None
+        self.loop_lag_ms = 0.0
+        self._base = Status(started_at=time.time_ns() // 1_000_000)
+
+    def set(self, **changes: object) -> None:
+        """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
+        self._base = replace(self._base, **changes)  # type: ignore[arg-type]
+
+    async def call(self, command: Callable[[Broker, Answer], None]) -> Any:
+        """Run a command of an operator; see ``Engine.call``."""
+        if self.engine is None or self.engine.is_stopping:
+            raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
+        return await self.engine.call(command)
+
+    def status(self) -> Status:
+        """Return the figures of this moment; O(queues + clients)."""
+        figures, engine = self.figures, self.engine
+        base = replace(
+            self._base,
+            loop_lag_ms=self.loop_lag_ms,
+            protocol_errors=dict(figures.protocol_errors),
+            closed=dict(figures.closed),
+            clients_opened=figures.clients_opened,
+            bytes_in=figures.bytes_in,
+            bytes_out=figures.bytes_out,
+        )
+        if engine is None:
+            return replace(base, acks_ignored={}, refused={})
+        core, lives = engine.core, engine.core.lives
+        at_s = asyncio.get_running_loop().time()
+        return replace(
+            base,
+            queues=tuple(
+                self._queue(queue, lives.queues, at_s) for queue in list(lives.queues.values())
+            ),
+            clients=tuple(_client(connection) for connection in core.connections.values()),
+            held=lives.held,
+            held_bytes=lives.held_bytes,
+            window_messages=sum(len(q.window) for q in lives.queues.values() if q.window),
+            body_cache_bytes=lives.bodies.total_bytes,
+            inbox=engine.waiting,
+            commits=engine.commits,
+            batch_rows_last=engine.last_batch_rows,
+            commit_ms_last=engine.last_commit_ms,
+            acks_ignored=dict(core.ignored),
+            refused=dict(core.refused),
+        )
+
+    def _queue(self, queue: Queue, queues: dict[str, Queue], at_s: float) -> QueueStatus:
+        records = queues.get(queue.name + DEAD_LETTER_SUFFIX)
+        published, dispatched, acked = self.rates.of(queue, at_s)
+        credit = sum(max(0, c.credit - len(c.held)) for c in queue.consumers.values())
+        return QueueStatus(
+            queue_id=queue.queue_id,
+            name=queue.name,
+            ready=queue.row.live_count - queue.held,
+            dispatched=queue.held,
+            dead=0 if records is None else records.row.live_count,
+            bytes=queue.row.live_bytes,
+            published_per_s=published,
+            dispatched_per_s=dispatched,
+            acked_per_s=acked,
+            consumers=len(queue.consumers),
+            credit=credit,
+            delivery_paused=queue.settings.delivery_paused,
+            publishing_paused=queue.settings.publishing_paused,
+            settings=replace(queue.settings),
+            totals=asdict(queue.totals),
+        )
+
+
+def _client(connection: Connection) -> ClientStatus:
+    session = connection.peer
+    queues = {c.queue.name: (c.credit, len(c.held)) for c in connection.consumers.values()}
+    is_socket = isinstance(session, Session)
+    return ClientStatus(
+        client=connection.number,
+        kind=connection.kind,
+        address=connection.address,
+        opened_at=connection.opened_at,
+        queues=queues,
+        framing=session.side.framing if is_socket else None,
+        packet_header=session.side.packet_header if is_socket else None,
+        revision=session.side.revision if is_socket else None,
+        published=connection.published,
+        acked=connection.acked,
+        bytes_in=session.bytes_in if is_socket else 0,
+        bytes_out=session.bytes_out if is_socket else 0,
+        paused_reason=", ".join(sorted(session.paused)) or None if is_socket else None,
+    )

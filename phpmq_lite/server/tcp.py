@@ -1,0 +1,434 @@
+"""One client on a socket: bytes in, frames to the core, dispatches and receipts out.
+
+A ``Session`` is an asyncio protocol round ``protocol.connection.ServerSide``.  It gathers the
+frames of its reads and has them walked in the engine's batches, strictly in order.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, cast
+
+from phpmq_lite.broker.core import Broker, Result
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.logs import get_logger
+from phpmq_lite.model import Message, Receipt
+from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    Consume,
+    DeadLetter,
+    Frame,
+    Publish,
+    Requeue,
+)
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.pressure import Pressure
+
+GUARD_SILENCE_S: Final = 0.02  # after it, what may have been a browser is taken for a client
+PARKED_RATE_S: Final = 0.1  # a parked publisher that also consumes gets through one a tenth
+_LOOK_AHEAD: Final = 500
+_log = get_logger(__name__)
+
+
+class Gate(Protocol):
+    """Decides who may come in; ``server/admission.py``."""
+
+    def admit(self, address: str | None) -> str | None:
+        """Return why a connection from this address is refused, or None and count it."""
+
+    def leave(self, address: str | None) -> None:
+        """Count a connection that was admitted out."""
+
+
+@dataclass(slots=True, frozen=True)
+class SessionLimits:
+    """Bounds of one session; ``settings.py`` has the list, with the defaults."""
+
+    unstored_frames: int = 2_000  # read and not yet stored
+    unstored_bytes: int = 2 << 20  # of them, and a message
+    write_buffer_bytes: int = 1 << 20
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all sessions of a broker share."""
+
+    engine: Engine
+    gate: Gate
+    pressure: Pressure
+    figures: Figures
+    limits: SessionLimits
+    sessions: set["Session"] = field(default_factory=set)
+
+
+class Session(asyncio.Protocol):
+    """One connection.  The engine calls it as a ``model.Peer``, the loop as a protocol."""
+
+    def __init__(self, shared: Shared, side: ServerSide, kind: str) -> None:
+        self.side = side
+        self.kind = kind  # tcp, tls or unix
+        self.address = ""
+        self.connection: Connection | None = None  # known to the core from the first batch on
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.frame_began_at: float | None = None  # loop time; None between frames
+        self.frame_bytes = 0  # of the frame that has begun
+        self.last_read_at = 0.0
+        self.choked_at: float | None = None  # loop time of the last progress while choked
+        self._unsent_bytes = 0  # in the write buffer at the last look while choked
+        self.first_dispatch_at: float | None = None
+        self.paused: set[str] = set()  # reasons not to read
+        self._shared = shared
+        self._engine = shared.engine
+        self._limits = shared.limits
+        self._pressure = shared.pressure
+        self._figures = shared.figures
+        self._host: str | None = None  # as the gate counted it
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[Frame] = deque()
+        self._frame_bytes = 0  # of the contents in _frames
+        self._is_queued = False  # the walk is in the inbox
+        self._end_reason: str | None = None
+        self._is_ended = False
+        self._guard_timer: asyncio.TimerHandle | None = None
+        self._is_forced = False  # the next parked publish is stored all the same
+
+    # -- the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Announce the connection to the core, if the gate lets it in."""
+        self.transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self._host = name[0] if isinstance(name, tuple) else None
+        self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else self.kind
+        refusal = self._shared.gate.admit(self._host)
+        if refusal is not None:
+            self._turn_away(refusal)
+            return
+        self._shared.sessions.add(self)
+        self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        self.last_read_at = self._loop.time()
+        self._figures.clients_opened += 1
+        self._engine.submit(self._open)
+
+    def _turn_away(self, reason: str) -> None:
+        self._is_ended = True
+        self._end_reason = reason
+        self._figures.closed[reason] += 1
+        _log.warning("connection refused", kind=reason, address=self.address, reason=reason)
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames that this read completes."""
+        size = len(data)
+        self.bytes_in += size
+        self._figures.bytes_in += size
+        self.last_read_at = self._loop.time()
+        side = self.side
+        frames = side.receive(data)
+        if side.is_waiting or self._guard_timer is not None:
+            self._set_guard_timer()
+        self._take(frames)
+        if side.error is not None:
+            self._refuse_bytes()
+
+    def eof_received(self) -> bool:
+        """The peer sends no more; what it sent stands, and the connection closes."""
+        self._take(self.side.release())
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone: after the frames that were whole, the core is told."""
+        if self not in self._shared.sessions:
+            return  # it was never let in
+        self._shared.sessions.discard(self)
+        self._shared.gate.leave(self._host)
+        if self._guard_timer is not None:
+            self._guard_timer.cancel()
+        self._finish("closed by the peer" if exc is None else "connection reset")
+
+    def pause_writing(self) -> None:
+        """The peer does not read: nothing more is dispatched to it until it does."""
+        self.choked_at = self._loop.time()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._engine.submit(lambda core: self._choke(core, is_choked=True))
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        self.choked_at = None
+        self._engine.submit(lambda core: self._choke(core, is_choked=False))
+
+    # -- the engine calls
+
+    def send(self, dispatches: list[Message], receipts: list[Receipt], now_ms: int) -> list[Message]:
+        """See ``model.Peer``: everything of a batch leaves in one write."""
+        late: list[Message] = []
+        if self.transport.is_closing():
+            return late  # its end is in the inbox already
+        parts: list[bytes] = []
+        append = self.side.append_dispatch
+        for message in dispatches:
+            deadline_ms = message.deadline_ms
+            if deadline_ms is None:
+                ttl_s = 0
+            elif deadline_ms > now_ms:
+                ttl_s = (deadline_ms - now_ms + 999) // 1_000
+            else:
+                late.append(message)
+                continue
+            append(parts, message.holder.queue.name, message.body, message.message_id, ttl_s)
+            message.body = None  # on disk; a redelivery loads it
+        for receipt in receipts:
+            self.side.append_receipt(parts, receipt.queue, receipt.key, receipt.reason)
+        if parts:
+            data = b"".join(parts)
+            self.bytes_out += len(data)
+            self._figures.bytes_out += len(data)
+            if dispatches and self.first_dispatch_at is None:
+                self.first_dispatch_at = self._loop.time()
+            self.transport.write(data)
+        self._figures.late += len(late)
+        return late
+
+    def resume(self) -> None:
+        """See ``model.Peer``: the queue takes messages again."""
+        self.go_on("queue")
+        self._submit()
+
+    def end(self, reason: str) -> None:
+        """Close the connection after what was read whole; the reason is logged and shown."""
+        self._finish(reason)
+
+    def note_writing(self, now_s: float) -> None:
+        """See whether a peer that was slow to read has read anything since the last look."""
+        if self.choked_at is not None:
+            unsent = self.transport.get_write_buffer_size()
+            if unsent < self._unsent_bytes:
+                self.choked_at = now_s
+            self._unsent_bytes = unsent
+
+    def abort(self, reason: str) -> None:
+        """Close at once; a frame that is not whole is dropped, what is not read is lost."""
+        self._finish(reason)
+        self.transport.abort()
+
+    # -- reading and waiting
+
+    def hold(self, reason: str) -> None:
+        """Read nothing until ``go_on`` was called for every reason."""
+        if not self.paused and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self.paused.add(reason)
+
+    def go_on(self, reason: str) -> None:
+        """This reason not to read has gone."""
+        if reason in self.paused:
+            self.paused.discard(reason)
+            if not self.paused and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def _take(self, frames: list[Frame]) -> None:
+        if frames:
+            self._frames += frames
+            for frame in frames:
+                if type(frame) is Publish:
+                    self._frame_bytes += len(frame.content)
+            self._submit()
+        partial = self.side.partial_bytes
+        if not partial:
+            self.frame_began_at = None
+        elif frames or self.frame_began_at is None:
+            self.frame_began_at = self.last_read_at
+        self.frame_bytes = partial
+        limits = self._limits
+        if (
+            len(self._frames) > limits.unstored_frames
+            or self._frame_bytes > limits.unstored_bytes
+        ):
+            self.hold("unstored")
+        if partial or self._frame_bytes:
+            self._pressure.report(self, partial + self._frame_bytes)
+
+    def _submit(self) -> None:
+        if not self._is_queued and self._frames:
+            self._is_queued = True
+            self._engine.submit(self._walk)
+
+    def _set_guard_timer(self) -> None:
+        if self._guard_timer is not None:
+            self._guard_timer.cancel()
+            self._guard_timer = None
+        if self.side.is_waiting:
+            self._guard_timer = self._loop.call_later(GUARD_SILENCE_S, self._release)
+
+    def _release(self) -> None:
+        self._guard_timer = None
+        self._take(self.side.release())
+
+    def _refuse_bytes(self) -> None:
+        error = self.side.error
+        assert error is not None
+        self._figures.protocol_errors[error.code] += 1
+        _log.warning("protocol error", kind="protocol_error", address=self.address,
+                     code=error.code, detail=error.detail, at_byte=error.offset)  # fmt: skip
+        self._finish(f"protocol error: {error.code}")
+
+    # -- in a batch
+
+    def _open(self, core: Broker) -> None:
+        self.connection = core.connect(self, self.kind, self.address)
+
+    def _choke(self, core: Broker, *, is_choked: bool) -> None:
+        if self.connection is not None and self.connection.is_open:
+            core.choke(self.connection, is_choked=is_choked)
+
+    def _walk(self, core: Broker) -> None:
+        """Give the core the frames in order, until one must wait or the batch is full."""
+        self._is_queued = False
+        frames, batch = self._frames, core.lives.batch
+        room = core.limits.batch_commands - batch.commands
+        limit_bytes = core.limits.batch_bytes
+        done = 0
+        while frames:
+            if done >= room or batch.born_bytes >= limit_bytes:
+                self._submit()
+                break
+            result = self._apply(core, frames[0])
+            if result is not Result.DONE:
+                if self._must_stop(core, result):
+                    break
+                continue
+            frame = frames.popleft()
+            done += 1
+            if type(frame) is Publish:
+                self._frame_bytes -= len(frame.content)
+        batch.commands += done
+        self._note_progress()
+
+    def _apply(self, core: Broker, frame: Frame) -> Result:
+        connection = self.connection
+        assert connection is not None
+        match frame:
+            case Publish():
+                return core.publish(
+                    connection, frame.queue, frame.content, frame.ttl_s, frame.key
+                )
+            case Acknowledge():
+                return core.acknowledge(connection, frame.queue, frame.message_id)
+            case Consume():
+                return core.consume(connection, frame.queue, frame.count)
+            case Requeue():
+                return core.requeue(connection, frame.queue, frame.message_id, frame.ttl_s)
+            case DeadLetter():
+                return core.dead_letter(connection, frame.queue, frame.message_id)
+        raise AssertionError(f"not a frame of a client: {frame!r}")
+
+    def _must_stop(self, core: Broker, result: Result) -> bool:
+        """Decide what follows on a frame that was not done; False: the walk may go on."""
+        if result is Result.LOAD:
+            ids = [
+                frame.message_id
+                for frame, _ in zip(self._frames, range(_LOOK_AHEAD), strict=False)
+                if isinstance(frame, Acknowledge | Requeue | DeadLetter)
+            ]
+            core.look_ahead(ids)
+            self._is_queued = True
+            self._engine.submit_first(self._walk)
+            return True
+        if result is Result.CLOSE:
+            self._drop_frames()
+            self._finish("refused: too many queues")
+            return True
+        return self._park(core)
+
+    def _park(self, core: Broker) -> bool:
+        """Wait until the queue takes messages; who also consumes gets through slowly."""
+        connection, frame = self.connection, self._frames[0]
+        assert connection is not None
+        assert isinstance(frame, Publish)
+        if self._end_reason is not None:  # nobody is there to wait
+            core.refused["connection ended"] += 1
+            self._frames.popleft()
+            self._frame_bytes -= len(frame.content)
+            return False
+        if self._is_forced:
+            self._is_forced = False
+            core.force_publish(connection, frame.queue, frame.content, frame.ttl_s)
+            self._frames.popleft()
+            self._frame_bytes -= len(frame.content)
+            return False
+        self.hold("queue")
+        if connection.consumers:
+            self._loop.call_later(PARKED_RATE_S, self._force)
+        return True
+
+    def _force(self) -> None:
+        if not self._is_ended:
+            self._is_forced = True
+            self.go_on("queue")
+            self._submit()
+
+    def _note_progress(self) -> None:
+        limits = self._limits
+        if (
+            "unstored" in self.paused
+            and len(self._frames) <= limits.unstored_frames // 2
+            and self._frame_bytes <= limits.unstored_bytes // 2
+        ):
+            self.go_on("unstored")
+        self._pressure.report(self, self._frame_bytes + self.side.partial_bytes)
+        if self._end_reason is not None and not self._frames:
+            self._engine.submit(self._close)
+
+    # -- the end
+
+    def _finish(self, reason: str) -> None:
+        """Close after the frames that were read whole are stored and answered."""
+        if self._end_reason is not None:
+            return
+        self._end_reason = reason
+        if not self.transport.is_closing():
+            self.hold("ending")
+        if "queue" in self.paused:
+            self._submit()
+        if not self._frames:
+            self._engine.submit(self._close)
+
+    def _drop_frames(self) -> None:
+        self._frames.clear()
+        self._frame_bytes = 0
+
+    def _close(self, core: Broker) -> None:
+        if self._is_ended:
+            return
+        self._is_ended = True
+        reason = self._end_reason or "closed"
+        self._figures.closed[reason] += 1
+        self._pressure.report(self, 0)
+        connection = self.connection
+        if connection is not None:
+            self._hint_at_revision(connection)
+            core.disconnect(connection, self.side.framing, self.side.revision, reason)
+        core.lives.batch.answers.append((self._close_transport, None))
+
+    def _close_transport(self, _: Any) -> None:
+        """After the batch: its receipts have been written, so closing loses none of them."""
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _hint_at_revision(self, connection: Connection) -> None:
+        """A consumer of the other revision dies of its first dispatch: say how to help it."""
+        if (
+            self.first_dispatch_at is None
+            or connection.acked
+            or self._loop.time() - self.first_dispatch_at > 1
+        ):
+            return
+        _log.warning(
+            "consumer left right after its first dispatch", kind="revision_hint",
+            address=self.address, client=connection.number,
+            hint="if it speaks the older revision, point it at a listener of tcp.legacy_listen; "
+            "if the newer one, at tcp.listen",
+        )  # fmt: skip

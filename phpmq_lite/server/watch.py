@@ -1,0 +1,60 @@
+"""Once a second: ends sessions that are too slow, measures the loop's lag, samples the rates."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from phpmq_lite.server.status import Front
+from phpmq_lite.server.tcp import Session
+
+_EACH_S: Final = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class TimeLimits:
+    """How slow a peer may be; see ``security.md`` 9."""
+
+    frame_s: int = 60  # for a frame that has begun,
+    frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
+    write_s: int = 30  # without progress, with a full write buffer
+
+
+def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
+    """Return why a session must end now, or None.  ``now_s`` is the loop's time."""
+    began_s = session.frame_began_at
+    if began_s is not None and not session.paused:
+        allowed_s = limits.frame_s + session.frame_bytes / limits.frame_bytes_per_s
+        if now_s - began_s > allowed_s:
+            return "a message took too long to arrive"
+    if session.choked_at is not None and now_s - session.choked_at > limits.write_s:
+        return "it does not read what is sent"
+    return None
+
+
+class Watch:
+    """Looks after all sessions.  ``run`` ends when it is cancelled."""
+
+    def __init__(self, sessions: Iterable[Session], front: Front, limits: TimeLimits) -> None:
+        self._sessions = sessions
+        self._front = front
+        self._limits = limits
+
+    async def run(self) -> None:
+        """Look once a second."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _EACH_S
+            await asyncio.sleep(_EACH_S)
+            self._front.loop_lag_ms = max(0.0, loop.time() - due_s) * 1_000
+            self.look(loop.time())
+
+    def look(self, now_s: float) -> None:
+        """End what is overdue and take a sample."""
+        for session in list(self._sessions):
+            session.note_writing(now_s)
+            reason = overdue(session, now_s, self._limits)
+            if reason is not None:
+                session.abort(reason)
+        if self._front.engine is not None:
+            self._front.rates.sample(self._front.engine.core.lives.by_id, now_s)

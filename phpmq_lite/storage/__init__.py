@@ -1,0 +1,1 @@
+"""Everything that touches the disk: one writer, read-only readers, numbered migrations."""

@@ -1,0 +1,46 @@
+"""From rows of the live table to messages; the order of the columns is ``Message.__init__``'s."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from phpmq_lite.model import Message
+
+
+def message_of(row: tuple[Any, ...]) -> Message:
+    """Make a message from the 23 columns of the live table."""
+    return Message(*row)
+
+
+def flat_plain(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_plain``: the columns up to ``consumer``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.token, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
+            m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries,
+            m.charged, m.size, m.crc, m.publisher, m.consumer,
+        )  # fmt: skip
+    return flat
+
+
+def flat_whole(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_whole``: all columns."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += flat_plain((m,))
+        flat += (
+            m.urn, m.trace_id, m.meta_id, m.attempts,
+            m.source_seq, m.source_queue_id, m.source_reason,
+        )  # fmt: skip
+    return flat
+
+
+def flat_changed(messages: Iterable[Message]) -> list[Any]:
+    """Lay out messages on disk for ``change``: seq and what can change in a life."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
+            m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged, m.consumer,
+        )  # fmt: skip
+    return flat

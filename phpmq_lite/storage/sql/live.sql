@@ -1,0 +1,170 @@
+-- What the writer does in each batch, and what it loads after it.
+
+-- name: insert_plain
+-- New messages; the envelope's and the record's columns stay NULL.
+-- rows: seq to consumer
+INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer)
+VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
+
+-- name: insert_whole
+-- New messages with all columns.
+-- rows: seq to source_reason
+INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
+  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason)
+VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
+
+-- name: insert_body
+-- rows: seq, content
+INSERT INTO body (seq, content) VALUES {rows:(?,?)};
+
+-- name: dispatch
+-- Messages on disk that were dispatched in this batch.
+-- before the rows: now twice (Unix ms).  rows: seq, consumer
+UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.column2,
+  last_dispatched_at = ?, first_dispatched_at = coalesce(first_dispatched_at, ?)
+FROM (VALUES {rows:(?,?)}) AS given WHERE message.seq = given.column1;
+
+-- name: change
+-- Messages on disk that returned, were requeued or forwarded.
+-- rows: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
+--   last_dispatched_at, deliveries, charged, consumer
+UPDATE message SET queue_id = given.column2, position = given.column3, state = given.column4,
+  ttl_s = given.column5, deadline_ms = given.column6, first_dispatched_at = given.column7,
+  last_dispatched_at = given.column8, deliveries = given.column9, charged = given.column10,
+  consumer = given.column11
+FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.column1;
+
+-- name: settle
+-- Rows of settled messages, in order of seq; AUTOINCREMENT numbers the offset without a gap.
+-- before the rows: outcome, reason, now (Unix ms).  rows: seq
+INSERT INTO history (outcome, reason, settled_at, seq, token, queue_id, position, ttl_s,
+  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
+  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
+  source_reason)
+SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s,
+  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
+  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
+  source_reason
+FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
+
+-- name: remove
+-- rows: seq
+DELETE FROM message WHERE seq IN ({rows:?});
+
+-- name: insert_event
+-- rows: seq, at_ms, kind, detail
+INSERT INTO event (seq, at_ms, kind, detail) VALUES {rows:(?,?,?,?)};
+
+-- name: insert_receipt
+-- rows: queue_id, key, seq, at_ms
+INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
+
+-- name: insert_queue
+-- parameters: queue_id, name, created_at
+INSERT INTO queue (queue_id, name, created_at) VALUES (?, ?, ?);
+
+-- name: update_queue
+-- parameters: live_count, live_bytes, queue_id
+UPDATE queue SET live_count = ?, live_bytes = ? WHERE queue_id = ?;
+
+-- name: configure_queue
+-- parameters: payload_policy, on_expire, max_deliveries, ack_timeout_s, max_messages, max_bytes,
+--   settings (JSON), queue_id
+UPDATE queue SET payload_policy = ?, on_expire = ?, max_deliveries = ?, ack_timeout_s = ?,
+  max_messages = ?, max_bytes = ?, settings = ? WHERE queue_id = ?;
+
+-- name: insert_client
+-- rows: client, kind, address, opened_at
+INSERT INTO client (client, kind, address, opened_at) VALUES {rows:(?,?,?,?)};
+
+-- name: close_client
+-- parameters: closed_at, framing, revision, reason, client
+UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE client = ?;
+
+-- name: set_counter
+-- parameters: name, value
+INSERT INTO counter (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: add_counter
+-- parameters: name, number to add
+INSERT INTO counter (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
+
+-- name: next_ready
+-- The next ready messages of a queue, in order, without bodies.
+-- parameters: queue_id; after (position, exclusive); limit
+-- index: message_place
+SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
+  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+FROM message WHERE queue_id = ? AND position > ? AND state = 0
+ORDER BY position LIMIT ?;
+
+-- name: page
+-- Messages of a queue that are alive, in order.
+-- parameters: queue_id; after (position, exclusive); upto (position, inclusive); limit
+-- index: message_place
+SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
+  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+FROM message WHERE queue_id = ? AND position > ? AND position <= ?
+ORDER BY position LIMIT ?;
+
+-- name: by_seq
+-- rows: seq
+SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
+  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+FROM message WHERE seq IN ({rows:?});
+
+-- name: due
+-- Ready messages whose deadline has passed, the soonest first.
+-- parameters: now (steady ms); limit
+-- index: message_deadline
+SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
+  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
+ORDER BY deadline_ms LIMIT ?;
+
+-- name: next_deadline
+-- The soonest deadline of a ready message (steady ms) after a moment.
+-- parameters: after (steady ms, exclusive)
+-- index: message_deadline
+SELECT min(deadline_ms) FROM message
+WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms > ?;
+
+-- name: bodies
+-- rows: seq
+SELECT seq, content FROM body WHERE seq IN ({rows:?});
+
+-- name: checksums
+-- rows: seq
+SELECT seq, crc FROM message WHERE seq IN ({rows:?});
+
+-- name: release_held
+-- At start: what connections held is ready again, in its old place.
+-- index: message_held
+UPDATE message SET state = 0 WHERE state = 1;
+
+-- name: queues
+SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ack_timeout_s,
+  max_messages, max_bytes, settings, live_count, live_bytes FROM queue;
+
+-- name: receipts
+-- Keys that still count, oldest first.
+-- parameters: added after (steady ms); limit
+SELECT queue_id, key, seq, at_ms FROM (
+  SELECT n, queue_id, key, seq, at_ms FROM receipt WHERE at_ms > ? ORDER BY n DESC LIMIT ?)
+ORDER BY n;
+
+-- name: counters
+SELECT name, value FROM counter;
+
+-- name: close_clients
+-- At start: connections that the last stop left open.
+-- parameters: closed_at (Unix ms), reason
+UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL;

@@ -1,0 +1,55 @@
+"""What the writer does between batches: checkpoints and retention, in slices that do not stall."""
+
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.clock import Now
+from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
+
+_RETENTION_EACH_MS: Final = 1_000
+
+
+class Upkeep:
+    """Called by the engine in the writer's thread; each call takes some 20 ms at most.
+
+    ``wal_limit_bytes`` bounds the file: above it readers are not waited for, but asked again.
+    """
+
+    def __init__(self, database: Path, bounds: RetentionBounds, wal_limit_bytes: int) -> None:
+        self._wal = database.with_name(database.name + "-wal")
+        self._bounds = bounds
+        self._wal_limit_bytes = wal_limit_bytes
+        self._retention_due_ms = 0  # steady
+
+    def __call__(self, store: Store, now: Now, is_idle: bool) -> bool:
+        """Do what is due; True where more is to be done soon.
+
+        Raises:
+            OutcomeUnknownError: SQLite failed; stop, as for a failed commit.
+        """
+        try:
+            if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
+                self._checkpoint(store)
+                store.set_counters({"last_seen_ms": now.steady_ms, "clock_step_ms":
+                                    now.wall_ms - now.steady_ms})  # fmt: skip
+                store.wal_bytes = 0
+            if now.steady_ms < self._retention_due_ms:
+                return False
+            if retention.step(store.connection, self._bounds, now.wall_ms):
+                return True
+            self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorname", "") or type(error).__name__
+            raise OutcomeUnknownError(f"{code}: {error}") from error
+        return False
+
+    def _checkpoint(self, store: Store) -> None:
+        store.checkpoint("PASSIVE")
+        if self._wal.exists() and self._wal.stat().st_size > self._wal_limit_bytes:
+            store.execute("PRAGMA busy_timeout=0")  # a reader must not hold up the next batch
+            store.checkpoint("TRUNCATE")
+            store.execute("PRAGMA busy_timeout=5000")
