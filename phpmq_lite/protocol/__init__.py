@@ -1,0 +1,1 @@
+"""The PHPMQ wire protocol without I/O: bytes in any cuts to frames, frames to bytes."""

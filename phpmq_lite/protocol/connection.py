@@ -1,0 +1,182 @@
+"""The two ends of a PHPMQ connection: what may come, and how it is answered.
+
+No socket and no clock: bytes in, frames out, frames in, bytes out.
+"""
+
+from typing import Final, cast
+
+from phpmq_lite.errors import RemoteProtocolError
+from phpmq_lite.protocol import http_guard, wire
+from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_for
+from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame
+from phpmq_lite.protocol.http_guard import HttpGuard
+from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient
+from phpmq_lite.protocol.wire import WireLimits
+
+GUARDED_BYTES: Final = 4 << 20  # the most of whole frames that waits for the http guard
+
+
+class ServerSide:
+    """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
+
+    ``packet_header`` pins the width of compact headers (``32`` or ``36``) or leaves it to the
+    first packet (``auto``, R4).  ``dispatch`` is the last resort of R7, ``ttl`` or ``legacy``.
+    With ``http_guard`` the frames of a connection that may still be a browser's wait: see
+    :attr:`is_waiting`.
+    """
+
+    __slots__ = ("_default", "_encoder", "_guard", "_held", "_looked", "_parser")
+
+    def __init__(
+        self,
+        limits: WireLimits,
+        *,
+        packet_header: str = "auto",
+        dispatch: str = "ttl",
+        http_guard: bool = True,
+    ) -> None:
+        pinned = None if packet_header == "auto" else int(packet_header)
+        self._parser = Parser(limits, wire.FROM_CLIENT, WholeFromClient, pinned)
+        self._default = dispatch
+        self._encoder: BrokerEncoder | None = None  # fixed by the first dispatch
+        self._guard = HttpGuard() if http_guard else None  # None: decided, or switched off
+        self._held: list[ClientFrame] = []  # what waits for the guard
+        self._looked = 0  # bytes it has seen
+
+    @property
+    def error(self) -> RemoteProtocolError | None:
+        """What was wrong, or None; close when it is set.  Not before what waits is decided."""
+        return None if self._held else self._parser.error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether frames are held back by the http guard.
+
+        Then keep reading, and call :meth:`release` after 20 ms in which nothing came (not: in
+        which nothing was read) and when the peer has ended its side.
+        """
+        return bool(self._held)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a frame begun and not complete; 0 between frames."""
+        return self._parser.partial_bytes
+
+    @property
+    def framing(self) -> str | None:
+        """``compact`` or ``line``; None before the first byte that shows it."""
+        return self._parser.framing
+
+    @property
+    def packet_header(self) -> int:
+        """Width of the packet headers, 32 or 36; 32 until something else is seen."""
+        return self._parser.packet_header or 32
+
+    @property
+    def revision(self) -> str | None:
+        """``ttl`` or ``legacy``, whichever was shown first (R7); None: nothing was."""
+        return self._parser.shown
+
+    def receive(self, data: bytes) -> list[ClientFrame]:
+        """Return the frames that this read completes, in order; then look at :attr:`error`.
+
+        After an error nothing more is returned.
+        """
+        if self._guard is not None:
+            return self._receive_guarded(self._guard, data)
+        return cast("list[ClientFrame]", self._parser.feed(data))
+
+    def _receive_guarded(self, guard: HttpGuard, data: bytes) -> list[ClientFrame]:
+        self._held += cast("list[ClientFrame]", self._parser.feed(data))
+        self._looked += len(data)
+        verdict = guard.look(data)
+        if verdict == http_guard.HTTP:
+            return self._refuse_http()
+        if verdict == http_guard.OTHER or self._looked - self.partial_bytes > GUARDED_BYTES:
+            return self._decided()
+        return []
+
+    def _refuse_http(self) -> list[ClientFrame]:
+        if self._held or self._parser.error is None:
+            detail = "looks like HTTP: the frames before it were a request method"
+            self._parser.fail(RemoteProtocolError(wire.HTTP_REQUEST, detail, self._looked))
+        self._held = []
+        self._guard = None
+        return []
+
+    def _decided(self) -> list[ClientFrame]:
+        frames, self._held = self._held, []
+        self._guard = None
+        return frames
+
+    def release(self) -> list[ClientFrame]:
+        """Return what the http guard holds back; :attr:`error` shows what came after it."""
+        return self._decided() if self._held else []
+
+    def append_dispatch(
+        self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
+    ) -> None:
+        """Append the pieces of one 003 in this connection's style (R7, R9); join and write once.
+
+        ``content`` is appended as it is, not copied.  ``ttl_s`` is the seconds left, rounded
+        up, and 0 for a message that never expires (R8).
+        """
+        encoder = self._encoder or self._fix_encoder()
+        encoder.append_dispatch(parts, queue, content, message_id, ttl_s)
+
+    def append_receipt(
+        self, parts: list[bytes], queue: str, key: bytes, reason: str | None
+    ) -> None:
+        """Append the pieces of one 007: stored, or refused where there is a ``reason``."""
+        self._style("ttl").append_receipt(parts, queue, key, reason)
+
+    def _fix_encoder(self) -> BrokerEncoder:
+        """Decide for the rest of the connection how it is dispatched to, R7."""
+        self._encoder = self._style(self.revision or self._default)
+        return self._encoder
+
+    def _style(self, revision: str) -> BrokerEncoder:
+        return encoder_for(self._parser.line_break or b"", self.packet_header, revision)
+
+
+class ClientSide:
+    """A client's end: reads 003 and 007, writes everything else.
+
+    Writes compact frames with 32-byte headers in the newer revision; reads every style.
+    :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the
+    bytes to send and raise ``LocalProtocolError`` for what the grammar does not allow.
+    """
+
+    __slots__ = (
+        "_parser",
+        "acknowledge",
+        "consume",
+        "dead_letter",
+        "publish",
+        "requeue",
+    )
+
+    def __init__(self, limits: WireLimits | None = None) -> None:
+        limits = limits or WireLimits()
+        self._parser = Parser(limits, wire.FROM_BROKER, WholeFromBroker)
+        encoder = ClientEncoder(limits)
+        self.publish = encoder.publish
+        self.consume = encoder.consume
+        self.acknowledge = encoder.acknowledge
+        self.requeue = encoder.requeue
+        self.dead_letter = encoder.dead_letter
+
+    @property
+    def error(self) -> RemoteProtocolError | None:
+        """What the broker sent that is not PHPMQ, or None; close when it is set."""
+        return self._parser.error
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a frame begun and not complete; 0 between frames."""
+        return self._parser.partial_bytes
+
+    def receive(self, data: bytes) -> list[BrokerFrame]:
+        """Return the frames that this read completes, in order; then look at :attr:`error`."""
+        return cast("list[BrokerFrame]", self._parser.feed(data))

@@ -1,0 +1,194 @@
+"""Frames to bytes, in each of the ways a peer may want them; constant parts are kept.
+
+An encoder belongs to a *style* (framing, line break, header width, revision), not to a connection:
+:func:`encoder_for` gives the same one for the same style.
+"""
+
+from functools import cache
+from typing import Final, TypeVar
+
+from phpmq_lite.errors import LocalProtocolError
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.wire import WireLimits
+
+_KEPT: Final = 10_000  # queues and lengths whose bytes are kept, per style
+_ID_BYTES: Final = 32  # of every message id this broker gives
+
+_Name = TypeVar("_Name", str, int)
+
+
+class BrokerEncoder:
+    """Writes 003 and 007 in one style (R9), packets in the order of ``wire.md``.
+
+    ``line_break`` is empty in compact framing; with one, it also ends the last content, so that
+    the next frame begins on a line of its own (R10).
+    """
+
+    __slots__ = (
+        "_break",
+        "_digits",
+        "_heads",
+        "_id_head",
+        "_keys",
+        "_lengths",
+        "_receipts",
+        "_tails",
+        "_with_ttl",
+    )
+
+    def __init__(self, line_break: bytes, packet_header: int, revision: str) -> None:
+        self._break = line_break
+        self._digits = packet_header - 3
+        self._with_ttl = revision == "ttl"
+        self._id_head = line_break + self._header(wire.ID, _ID_BYTES)
+        self._heads: dict[str, bytes] = {}  # up to the length of the content
+        self._lengths: dict[int, bytes] = {}  # content length -> digits and break
+        self._receipts: dict[str, bytes] = {}  # up to the packet of the key
+        self._keys: dict[int, bytes] = {}  # key length -> its packet's header
+        self._tails: dict[int, bytes] = {}  # ttl_s -> what follows the id
+
+    def append_dispatch(
+        self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
+    ) -> None:
+        """Append the pieces of one 003; ``content`` itself is one of them, not a copy."""
+        size = len(content)
+        id_head = self._id_head
+        if len(message_id) != _ID_BYTES:
+            id_head = self._break + self._header(wire.ID, len(message_id))
+        parts += (
+            self._heads.get(queue) or self._head(queue),
+            self._lengths.get(size) or self._length(size),
+            content,
+            id_head,
+            message_id,
+            self._tails.get(ttl_s) or self._tail(ttl_s),
+        )
+
+    def append_receipt(
+        self, parts: list[bytes], queue: str, key: bytes, reason: str | None
+    ) -> None:
+        """Append the pieces of one 007: stored, or refused where there is a ``reason``."""
+        if reason is None:
+            parts += (
+                self._receipts.get(queue) or self._receipt_head(queue),
+                self._keys.get(len(key)) or self._key_head(len(key)),
+                key,
+                self._break,
+            )
+            return
+        parts.append(wire.message_header(wire.RECEIPT, 3) + self._break)
+        parts.append(self._packet(wire.QUEUE, queue.encode()))
+        parts.append(self._packet(wire.ID, key))
+        parts.append(self._packet(wire.CONTENT, reason.encode(errors="replace")))
+
+    def _header(self, packet: int, size: int) -> bytes:
+        return b"P%02d%0*d%s" % (packet, self._digits, size, self._break)
+
+    def _packet(self, packet: int, content: bytes) -> bytes:
+        return self._header(packet, len(content)) + content + self._break
+
+    def _head(self, queue: str) -> bytes:
+        header = wire.message_header(wire.DISPATCH, 4 if self._with_ttl else 3)
+        head = header + self._break + self._packet(wire.QUEUE, queue.encode()) + b"P02"
+        return _keep(self._heads, queue, head)
+
+    def _receipt_head(self, queue: str) -> bytes:
+        header = wire.message_header(wire.RECEIPT, 2)
+        head = header + self._break + self._packet(wire.QUEUE, queue.encode())
+        return _keep(self._receipts, queue, head)
+
+    def _key_head(self, size: int) -> bytes:
+        return _keep(self._keys, size, self._header(wire.ID, size))
+
+    def _length(self, size: int) -> bytes:
+        return _keep(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
+
+    def _tail(self, ttl_s: int) -> bytes:
+        if not self._with_ttl:  # nothing follows in compact framing, and b"" is false
+            return self._break
+        return _keep(self._tails, ttl_s, self._break + self._packet(wire.TTL, b"%d" % ttl_s))
+
+
+def _keep(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
+    if len(kept) >= _KEPT:
+        kept.clear()
+    kept[name] = value
+    return value
+
+
+@cache
+def encoder_for(line_break: bytes, packet_header: int, revision: str) -> BrokerEncoder:
+    """Return the encoder of a style; there are twelve."""
+    return BrokerEncoder(line_break, packet_header, revision)
+
+
+class ClientEncoder:
+    """Writes what clients send: compact, 32-byte headers, the newer revision.
+
+    Every method raises :class:`LocalProtocolError` for what the grammar does not allow.
+    """
+
+    __slots__ = ("_limits", "_queues")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._queues: dict[str, bytes] = {}  # name -> its packet
+
+    def publish(
+        self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None
+    ) -> bytes:
+        """Return a 001; with a ``key`` the broker answers it with a 007."""
+        size = len(content)
+        if size > self._limits.max_content:
+            limit = self._limits.max_content
+            raise LocalProtocolError(f"content is {size} bytes, the limit is {limit}")
+        parts = [
+            b"H0100103" if key is None else b"H0100104",
+            self._queues.get(queue) or self._queue(queue),
+            b"P02%029d" % size,
+            content,
+            self._number(wire.TTL, ttl_s),
+        ]
+        if key is not None:
+            parts.append(self._id(key))
+        return b"".join(parts)
+
+    def consume(self, queue: str, count: int) -> bytes:
+        """Return a 002: a window of ``count`` unacknowledged messages; 0 gives back."""
+        return b"H0100202" + self._queue(queue) + self._number(wire.COUNT, count)
+
+    def acknowledge(self, queue: str, message_id: bytes) -> bytes:
+        """Return a 004."""
+        name = self._queues.get(queue) or self._queue(queue)
+        return b"H0100402" + name + self._id(message_id)
+
+    def requeue(self, queue: str, message_id: bytes, ttl_s: int) -> bytes:
+        """Return a 005: to the end of the queue, with a new time to live (0: never expires)."""
+        number = self._number(wire.TTL, ttl_s)
+        return b"H0100503" + self._queue(queue) + self._id(message_id) + number
+
+    def dead_letter(self, queue: str, message_id: bytes) -> bytes:
+        """Return a 006."""
+        return b"H0100602" + self._queue(queue) + self._id(message_id)
+
+    def _queue(self, queue: str) -> bytes:
+        raw = queue.encode(errors="surrogatepass")
+        if not 0 < len(raw) <= self._limits.max_queue:
+            limit = self._limits.max_queue
+            raise LocalProtocolError(f"a queue name has 1 to {limit} bytes, not {len(raw)}")
+        if wire.decode_queue(raw) is None:
+            raise LocalProtocolError(f"a queue name has no control characters: {queue!r}")
+        return _keep(self._queues, queue, b"P01%029d%s" % (len(raw), raw))
+
+    def _id(self, identity: bytes) -> bytes:
+        if not 0 < len(identity) <= self._limits.max_id:
+            limit = self._limits.max_id
+            raise LocalProtocolError(f"an id or key has 1 to {limit} bytes, not {len(identity)}")
+        return b"P03%029d%s" % (len(identity), identity)
+
+    def _number(self, packet: int, number: int) -> bytes:
+        digits = b"%d" % number
+        if number < 0 or len(digits) > self._limits.max_number_digits:
+            limit = self._limits.max_number_digits
+            raise LocalProtocolError(f"a number has 1 to {limit} digits and no sign: {number}")
+        return b"P%02d%029d%s" % (packet, len(digits), digits)

@@ -1,0 +1,412 @@
+"""Bytes in any cuts to frames: three named steps, each of which sets what comes next.
+
+Common frames (compact, 32-byte headers, usual order, whole in one read) are taken by ``whole.py``;
+everything else goes byte-exactly through the steps below.  Each step takes what there is, so every
+byte is copied a fixed number of times however the stream is cut.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from phpmq_lite.errors import RemoteProtocolError
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    Consume,
+    DeadLetter,
+    Dispatch,
+    Frame,
+    Publish,
+    ReceiptFrame,
+    Requeue,
+)
+from phpmq_lite.protocol.whole import WholeFrames
+from phpmq_lite.protocol.wire import WireLimits
+
+_H: Final = 0x48
+_P: Final = 0x50
+_CR: Final = 0x0D
+_LF: Final = 0x0A
+_DIGITS: Final = frozenset(b"0123456789")
+_KNOWN_QUEUES: Final = 256  # verified names kept per connection
+
+Values = dict[int, Any]  # packet type -> content, as it stands in the frame
+
+Step = Callable[["Parser", bytes, int], int]  # takes what it can from a position; returns the next
+
+_MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
+    wire.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
+    wire.CONSUME: lambda v: Consume(v[1], v[4]),
+    wire.DISPATCH: lambda v: Dispatch(v[1], v[2], v[3], v.get(5)),
+    wire.ACKNOWLEDGE: lambda v: Acknowledge(v[1], v[3]),
+    wire.REQUEUE: lambda v: Requeue(v[1], v[3], v[5]),
+    wire.DEAD_LETTER: lambda v: DeadLetter(v[1], v[3]),
+    wire.RECEIPT: lambda v: ReceiptFrame(
+        v[1], v[3], None if 2 not in v else v[2].decode(errors="replace")
+    ),
+}
+
+
+class Parser:
+    """One direction of one connection, from its first byte to its first error.
+
+    ``framing``, ``line_break``, ``packet_header`` and ``shown`` are learnt from the bytes and are
+    what an answer mirrors (R9); each is None until it is known.
+    ``error`` is set at the first wrong byte; from then on :meth:`feed` returns nothing.
+    """
+
+    __slots__ = (
+        "_began",
+        "_break_code",
+        "_content",
+        "_cr",
+        "_fed",
+        "_frames",
+        "_head",
+        "_head_at",
+        "_header",
+        "_in_frame",
+        "_is_plain",
+        "_left",
+        "_length",
+        "_limits",
+        "_names",
+        "_next",
+        "_packet",
+        "_shape",
+        "_shapes",
+        "_step",
+        "_values",
+        "_whole",
+        "_width",
+        "error",
+        "framing",
+        "line_break",
+        "packet_header",
+        "shown",
+    )
+
+    def __init__(
+        self,
+        limits: WireLimits,
+        shapes: wire.Shapes,
+        whole: Callable[[dict[bytes, str], WireLimits], WholeFrames],
+        pinned: int | None = None,
+    ) -> None:
+        self.error: RemoteProtocolError | None = None
+        self.framing: str | None = None
+        self.line_break: bytes | None = None
+        self.packet_header: int | None = pinned
+        self.shown: str | None = None  # "legacy" or "ttl": the first evidence (R7)
+        self._shapes = shapes
+        self._limits = limits.by_packet()
+        self._names: dict[bytes, str] = {}  # verified queue names
+        self._whole = whole(self._names, limits)
+        self._width = pinned  # of compact packet headers; None: the first one decides (R4)
+        self._is_plain = False  # compact framing, headers of 32 bytes
+        self._frames: list[Frame] = []  # completed in this read
+        self._fed = 0  # bytes of the connection before this read
+        # -- the frame begun
+        self._in_frame = False
+        self._began = 0  # offset of its first byte
+        self._header = b""  # its message header
+        self._shape: tuple[int, ...] = ()
+        self._left = 0  # packets to come
+        self._values: Values = {}
+        # -- the step begun
+        self._step: Step = Parser._message_header  # not bound: no reference cycle
+        self._next: Step = Parser._message_header  # after a line break
+        self._break_code = wire.BAD_FRAMING  # if there is none
+        self._cr = False  # a CR was seen, LF must follow
+        self._head = b""  # the part of a header that is here
+        self._head_at = 0
+        self._packet = 0
+        self._length = 0
+        self._content = bytearray()
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the frame begun that are here; 0 between frames."""
+        return self._fed - self._began if self._in_frame else 0
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that ``data`` completes, in order; look at ``error`` afterwards.
+
+        Frames completed before the first wrong byte are returned (R16).
+        """
+        if self.error is not None:
+            return []
+        frames = self._frames = []
+        pos, end = 0, len(data)
+        try:
+            while pos < end:
+                if self._is_plain and not self._in_frame:
+                    pos = self._whole.take(data, pos, frames)
+                    if pos == end:
+                        break
+                pos = self._step(self, data, pos)
+        except RemoteProtocolError as error:
+            self.fail(error)
+        self._fed += end
+        return frames
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        """Stop: no further byte is looked at, and what was kept of a frame is dropped."""
+        self.error = error.with_traceback(None)  # which would keep the read alive
+        self._in_frame = False
+        self._values = {}
+        self._content = bytearray()
+
+    # -- step 1: the message header, R1 and R2
+
+    def _message_header(self, data: bytes, pos: int) -> int:
+        if not self._in_frame:
+            if self.framing == "line" and (data[pos] != _H or self._cr):
+                return self._blank_line(data, pos)
+            self._in_frame = True
+            self._began = self._fed + pos
+        head, pos = self._gather(data, pos, wire.HEADER_BYTES)
+        shape = self._shapes.get(head)
+        if shape is None:
+            self._check_message_header(head)
+            return pos
+        self._head = b""
+        self._header = head
+        self._shape = shape
+        self._left = len(shape)
+        if self.framing is None:
+            self._step = Parser._first_framing
+        elif self.framing == "compact":
+            self._step = Parser._packet_header
+        else:
+            self._expect_break(Parser._packet_header, wire.BAD_FRAMING)
+        return pos
+
+    def _check_message_header(self, head: bytes) -> None:
+        """Raise at the first wrong byte of ``head``: no known header, or the beginning of one."""
+        for index, byte in enumerate(head):
+            if index == 0:
+                if byte != _H:
+                    self._fail(wire.BAD_HEADER, _describe(head), self._began)
+            elif byte not in _DIGITS:
+                self._fail(wire.BAD_HEADER, _describe(head[index:]), self._began + index)
+            elif index <= 2:
+                if byte != wire.VERSION[index - 1]:
+                    self._fail(wire.BAD_VERSION, "the version is not 01", self._began + index)
+            elif index == 5:
+                self._check_type(int(head[3:6]))
+            elif index == 7:
+                detail = f"a message of type {int(head[3:6]):03} has not {int(head[6:])} packets"
+                self._fail(wire.BAD_PACKET_COUNT, detail, self._began + 6)
+
+    def _check_type(self, message_type: int) -> None:
+        if message_type not in _MAKE:
+            detail = f"there is no message type {message_type:03}"
+            self._fail(wire.UNKNOWN_TYPE, detail, self._began + 3)
+        if not any(int(header[3:6]) == message_type for header in self._shapes):
+            detail = f"a message of type {message_type:03} does not come from this side"
+            self._fail(wire.UNEXPECTED_TYPE, detail, self._began + 3)
+
+    def _blank_line(self, data: bytes, pos: int) -> int:
+        """Skip a break between messages, R10."""
+        byte = data[pos]
+        if byte == _CR and not self._cr:
+            self._cr = True
+        elif byte == _LF:
+            self._cr = False
+        else:
+            self._fail(wire.BAD_HEADER, _describe(data[pos : pos + 8]), self._fed + pos)
+        return pos + 1
+
+    def _first_framing(self, data: bytes, pos: int) -> int:
+        """Learn the framing from the byte after the first message header, R3."""
+        byte = data[pos]
+        if byte == _P:
+            self.framing = "compact"
+            self._step = Parser._packet_header
+        elif byte in (_CR, _LF):
+            self.framing = "line"
+            self._expect_break(Parser._packet_header, wire.BAD_FRAMING)
+        else:
+            detail = "neither a packet nor a line break after the message header"
+            self._fail(wire.BAD_FRAMING, detail, self._fed + pos)
+        return pos
+
+    # -- step 2: the packet header, R4, R5, R12 and R13
+
+    def _packet_header(self, data: bytes, pos: int) -> int:
+        if not self._head:
+            self._head_at = self._fed + pos
+        width = 32 if self.framing == "line" else self._width or 32
+        head, pos = self._gather(data, pos, width)
+        self._check_packet_header(head)
+        if len(head) < width:
+            return pos
+        self._packet = int(head[1:3])
+        self._length = int(head[3:])
+        if self.framing == "line":
+            self._step = Parser._line_width
+        elif self._width is None and not self._length:
+            self._step = Parser._first_width
+        else:
+            self._begin_content(width)
+        return pos
+
+    def _first_width(self, data: bytes, pos: int) -> int:
+        """29 zeros in the first packet: a digit after them means headers of 36 bytes, R4."""
+        if data[pos] not in _DIGITS:
+            self._begin_content(32)
+            return pos
+        self._width = 36
+        self._step = Parser._packet_header
+        return pos
+
+    def _line_width(self, data: bytes, pos: int) -> int:
+        """29 digits of a header line are here: a break or four more digits follow, R5."""
+        if len(self._head) == 32 and data[pos] in (_CR, _LF):
+            self._begin_content(32)
+            return pos
+        head, after = self._gather(data, pos, 36)
+        self._check_packet_header(head)
+        if len(head) == 36:
+            self._length = int(head[3:])
+            self._begin_content(36)
+        return after
+
+    def _check_packet_header(self, head: bytes) -> None:
+        """Raise at the first wrong byte of ``head``, which may be only a beginning."""
+        if head[0] != _P:
+            self._fail(wire.BAD_PACKET_HEADER, "no packet where one is due", self._head_at)
+        self._check_digits(head, 1, 3)
+        if len(head) >= 3:
+            packet = int(head[1:3])
+            if packet not in self._shape:
+                detail = f"packet {packet:02} has no place in a {self._header[3:6].decode()}"
+                self._fail(wire.BAD_PACKET_TYPE, detail, self._head_at + 1)
+            if packet in self._values:
+                detail = f"packet {packet:02} comes twice"
+                self._fail(wire.DUPLICATE_PACKET, detail, self._head_at + 1)
+            self._check_digits(head, 3, len(head))
+
+    def _check_digits(self, head: bytes, start: int, stop: int) -> None:
+        part = head[start:stop]
+        if part and not part.isdigit():
+            wrong = next(index for index, byte in enumerate(part) if byte not in _DIGITS)
+            detail = "a packet header is P and digits only"
+            self._fail(wire.BAD_PACKET_HEADER, detail, self._head_at + start + wrong)
+
+    # -- step 3: the content
+
+    def _begin_content(self, width: int) -> None:
+        """Compare the length with its limit before a byte of content is kept, R13."""
+        limit = self._limits[self._packet]
+        if self._length > limit:
+            detail = f"packet {self._packet:02} is {self._length} bytes, the limit is {limit}"
+            self._fail(wire.TOO_LARGE, detail, self._head_at + 3)
+        self._head = b""
+        if self.packet_header is None:
+            self.packet_header = width
+        if self.framing == "compact":
+            self._width = width
+            self._is_plain = width == 32
+            self._step = Parser._content_bytes
+            if not self._length:
+                self._end_packet(b"", self._head_at + width)
+        else:
+            self._expect_break(Parser._content_bytes, wire.BAD_PACKET_HEADER)
+
+    def _content_bytes(self, data: bytes, pos: int) -> int:
+        stop = pos + self._length - len(self._content)
+        if stop > len(data):
+            self._content += data[pos:]
+            return len(data)
+        content = data[pos:stop]
+        if self._content:
+            self._content += content
+            content = bytes(self._content)
+            self._content = bytearray()
+        self._end_packet(content, self._fed + stop - self._length)
+        return stop
+
+    def _end_packet(self, content: bytes, at: int) -> None:
+        packet = self._packet
+        if packet == wire.QUEUE:
+            self._values[packet] = self._names.get(content) or self._queue_name(content, at)
+        elif packet in (wire.COUNT, wire.TTL):
+            if not content.isdigit():
+                self._fail(wire.BAD_NUMBER, "a number is 1 to 19 digits", at)
+            self._values[packet] = int(content)
+        else:
+            self._values[packet] = content
+        self._left -= 1
+        if not self._left:
+            self._end_frame()
+        elif self.framing == "compact":
+            self._step = Parser._packet_header
+        else:
+            self._expect_break(Parser._packet_header, wire.BAD_FRAMING)
+
+    def _queue_name(self, raw: bytes, at: int) -> str:
+        if not raw:
+            return ""  # wrong, but a wrong width shows as this first: see _end_frame
+        name = wire.decode_queue(raw)
+        if name is None:
+            self._fail(wire.BAD_QUEUE, "a queue name is UTF-8 without control characters", at)
+        if len(self._names) >= _KNOWN_QUEUES:
+            self._names.clear()
+        self._names[raw] = name
+        return name
+
+    def _end_frame(self) -> None:
+        if not self._values[wire.QUEUE]:
+            self._fail(wire.EMPTY_QUEUE, "a queue name has at least 1 byte", self._began)
+        if self._values.get(wire.ID) == b"":
+            self._fail(wire.EMPTY_ID, "an id or key has at least 1 byte", self._began)
+        self._frames.append(_MAKE[int(self._header[3:6])](self._values))
+        self._whole.headers.add(self._header)
+        self._values = {}
+        self._in_frame = False
+        self._step = Parser._message_header
+        if self.shown is None:
+            self.shown = wire.SHOWS.get(self._header)
+
+    # -- what the steps share
+
+    def _gather(self, data: bytes, pos: int, size: int) -> tuple[bytes, int]:
+        """Return the header as far as it is here, at most ``size`` bytes, and where it ends."""
+        stop = min(pos + size - len(self._head), len(data))
+        self._head += data[pos:stop]
+        return self._head, stop
+
+    def _expect_break(self, after: "Step", code: str) -> None:
+        self._step = Parser._line_break
+        self._next = after
+        self._break_code = code
+
+    def _line_break(self, data: bytes, pos: int) -> int:
+        """Take LF or CR LF, each time either, R10; the first one is what answers mirror."""
+        byte = data[pos]
+        if byte == _CR and not self._cr:
+            self._cr = True
+        elif byte == _LF:
+            if self.line_break is None:
+                self.line_break = b"\r\n" if self._cr else b"\n"
+            self._cr = False
+            self._step = self._next
+            if self._next is Parser._content_bytes and not self._length:
+                self._end_packet(b"", self._fed + pos + 1)
+        else:
+            self._fail(self._break_code, "no line break where one is due", self._fed + pos)
+        return pos + 1
+
+    def _fail(self, code: str, detail: str, offset: int) -> NoReturn:
+        raise RemoteProtocolError(code, detail, offset)
+
+
+def _describe(found: bytes) -> str:
+    """Say what stands where a message header is due; the commonest strangers by name."""
+    if found[:1] == b"\x16":
+        return "no message header; looks like TLS"
+    if found[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN"):
+        return "no message header; looks like HTTP"
+    return f"no message header: {found[:8]!r}"

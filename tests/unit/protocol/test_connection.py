@@ -1,0 +1,172 @@
+"""The two ends: how a connection is answered, and what waits for the http guard."""
+
+import pytest
+
+from phpmq_lite.protocol.connection import GUARDED_BYTES, ClientSide, ServerSide
+from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame
+from phpmq_lite.protocol.wire import WireLimits
+
+ID = b"0123456789abcdef0123456789abcdef"
+CLIENT = ClientSide()
+LEGACY = b"H0100102P01%029dFooP02%029dx" % (3, 1)
+TOKENS = CLIENT.publish("Foo", b"planted")
+PLANTED = Publish("Foo", b"planted", 0, None)
+
+
+def dispatched_header(side: ServerSide) -> bytes:
+    parts: list[bytes] = []
+    side.append_dispatch(parts, "Foo", b"x", ID, 0)
+    return b"".join(parts)[:8]
+
+
+@pytest.mark.parametrize(
+    ("sent", "setting", "header"),
+    [
+        (CLIENT.consume("Foo", 1), "ttl", b"H0100304"),
+        (CLIENT.consume("Foo", 1), "legacy", b"H0100303"),
+        (LEGACY + CLIENT.consume("Foo", 1), "ttl", b"H0100303"),
+        (CLIENT.publish("Foo", b"x"), "legacy", b"H0100304"),
+        (CLIENT.requeue("Foo", ID, 0), "legacy", b"H0100304"),
+        (CLIENT.dead_letter("Foo", ID), "legacy", b"H0100304"),
+        (CLIENT.acknowledge("Foo", ID), "legacy", b"H0100303"),
+    ],
+)
+def test_dispatch_is_of_the_revision_shown_else_of_the_setting(
+    sent: bytes, setting: str, header: bytes
+) -> None:
+    """R7."""
+    side = ServerSide(WireLimits(), dispatch=setting, http_guard=False)
+    side.receive(sent)
+    assert dispatched_header(side) == header
+
+
+def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
+    """R7: what was already dispatched goes before what is shown later."""
+    side = ServerSide(WireLimits(), dispatch="ttl", http_guard=False)
+    side.receive(CLIENT.consume("Foo", 1))
+    dispatched_header(side)
+    side.receive(LEGACY)
+    assert side.revision == "legacy"
+    assert dispatched_header(side) == b"H0100304"
+
+
+def test_fresh_connection_has_shown_nothing() -> None:
+    side = ServerSide(WireLimits())
+    assert (side.framing, side.revision, side.packet_header) == (None, None, 32)
+    assert (side.partial_bytes, side.error, side.is_waiting) == (0, None, False)
+
+
+def test_pinned_width_is_answered_before_anything_came() -> None:
+    assert ServerSide(WireLimits(), packet_header="36").packet_header == 36
+
+
+def test_client_side_reads_what_server_side_answers() -> None:
+    side = ServerSide(WireLimits(), http_guard=False)
+    side.receive(CLIENT.consume("Foo", 5))
+    parts: list[bytes] = []
+    side.append_dispatch(parts, "Foo", b"body", ID, 17)
+    side.append_receipt(parts, "Foo", b"key", None)
+    side.append_receipt(parts, "Foo", b"key", "queue is paused")
+    client = ClientSide()
+    assert client.receive(b"".join(parts)) == [
+        Dispatch("Foo", b"body", ID, 17),
+        ReceiptFrame("Foo", b"key", None),
+        ReceiptFrame("Foo", b"key", "queue is paused"),
+    ]
+
+
+def test_client_side_refuses_what_is_not_phpmq() -> None:
+    client = ClientSide()
+    assert client.receive(b"HTTP/1.1 400 Bad Request\r\n") == []
+    assert client.error is not None
+    assert client.partial_bytes == 0
+
+
+def test_frames_of_token_characters_wait_until_released() -> None:
+    """security.md 8: 20 ms of silence let them go."""
+    side = ServerSide(WireLimits())
+    assert side.receive(TOKENS) == []
+    assert side.is_waiting
+    assert side.release() == [PLANTED]
+    assert not side.is_waiting
+    assert side.receive(TOKENS) == [PLANTED]
+
+
+def test_frames_wait_until_another_byte_comes() -> None:
+    side = ServerSide(WireLimits())
+    side.receive(TOKENS)
+    assert side.receive(CLIENT.publish("Foo", b'{"a":1}')) == [
+        PLANTED,
+        Publish("Foo", b'{"a":1}', 0, None),
+    ]
+    assert not side.is_waiting
+
+
+@pytest.mark.parametrize("body", [b'{"job": "x"}', b"a/b", b"\n"])
+def test_frames_with_other_bytes_never_wait(body: bytes) -> None:
+    side = ServerSide(WireLimits())
+    assert side.receive(CLIENT.publish("Foo", body)) == [Publish("Foo", body, 0, None)]
+
+
+def test_line_framing_never_waits() -> None:
+    side = ServerSide(WireLimits())
+    assert len(side.receive(b"H0100402\nP01%029d\nFoo\nP03%029d\nab" % (3, 2))) == 1
+
+
+HEAD = b" / HTTP/1.1\r\nHost: rebound.example\r\nContent-Length: 300\r\n\r\n"
+SWALLOW = b"H0100103P01%029dFooP02%029d" % (3, len(HEAD))  # the head becomes content
+REST = b"P05%029d0" % 1 + TOKENS  # and the request's body goes on
+
+
+@pytest.mark.parametrize("size", [1, 50, 10_000])
+@pytest.mark.parametrize("method", [TOKENS + SWALLOW, TOKENS, SWALLOW, TOKENS + b"GET"])
+def test_nothing_of_a_request_stands(method: bytes, size: int) -> None:
+    """security.md 8: a frame as method is closed and nothing of it stands."""
+    request = method + HEAD + REST
+    side = ServerSide(WireLimits())
+    for start in range(0, len(request), size):
+        assert side.receive(request[start : start + size]) == []
+    assert side.error is not None
+    assert side.error.code == "http-request"
+    assert (side.release(), side.is_waiting) == ([], False)
+    assert side.receive(TOKENS) == []
+
+
+def test_guard_switched_off_lets_everything_stand() -> None:
+    side = ServerSide(WireLimits(), http_guard=False)
+    assert len(side.receive(TOKENS + SWALLOW + HEAD + REST)) == 3
+
+
+def test_error_waits_with_the_frames_before_it() -> None:
+    """R16: they stand, unless it was a browser."""
+    side = ServerSide(WireLimits())
+    assert side.receive(TOKENS + b"GARBAGE") == []
+    assert side.error is None
+    assert side.receive(TOKENS) == []
+    assert side.release() == [PLANTED]
+    assert side.error is not None
+    assert side.error.code == "bad-header"
+
+
+def test_error_shows_at_once_when_nothing_waits() -> None:
+    side = ServerSide(WireLimits())
+    side.receive(b"GET / HTTP/1.1\r\n")
+    assert side.error is not None
+    assert side.error.code == "bad-header"
+
+
+def test_what_waits_is_bounded() -> None:
+    side = ServerSide(WireLimits())
+    reads = [TOKENS * 1_000] * (GUARDED_BYTES // (len(TOKENS) * 1_000) + 1)
+    got = [len(side.receive(read)) for read in reads]
+    assert sum(got) == len(reads) * 1_000
+    assert not side.is_waiting
+
+
+def test_release_without_waiting_frames_leaves_the_guard_on() -> None:
+    side = ServerSide(WireLimits())
+    assert side.release() == []
+    side.receive(TOKENS[:20])
+    assert side.release() == []
+    side.receive(TOKENS[20:])
+    assert side.is_waiting

@@ -1,0 +1,168 @@
+"""The parser's three steps: what is learnt, what is kept, what is refused and where."""
+
+from typing import Any, SupportsIndex, cast
+
+import pytest
+
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.frames import Acknowledge, Consume, Publish
+from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.protocol.whole import WholeFromClient
+from phpmq_lite.protocol.wire import WireLimits
+
+HEADER = b"H0100102"
+QUEUE = b"P01%029dFoo" % 3
+
+
+def parser_with(max_content: int = 8 << 20, pinned: int | None = None) -> Parser:
+    return Parser(WireLimits(max_content), wire.FROM_CLIENT, WholeFromClient, pinned)
+
+
+class Counted(bytes):
+    """Bytes that count how many of them are copied: by slices, and when joined to others."""
+
+    copied = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(cast("SupportsIndex", index))
+        Counted.copied += len(part) if isinstance(part, bytes) else 0
+        return part
+
+    def __radd__(self, left: bytes) -> bytes:
+        Counted.copied += len(left) + len(self)
+        return left + bytes(self)
+
+
+@pytest.mark.parametrize("read", [1, 7, 100, 4_096])
+def test_parser_copies_each_byte_a_fixed_number_of_times(read: int) -> None:
+    """R13's other half: linear in the body however it is cut, with no time measured."""
+    frame = HEADER + QUEUE + b"P02%029d" % 40_000 + bytes(40_000)
+    Counted.copied = 0
+    parser = parser_with()
+    got = [
+        taken
+        for start in range(0, len(frame), read)
+        for taken in parser.feed(Counted(frame[start : start + read]))
+    ]
+    assert got == [Publish("Foo", bytes(40_000), None, None)]
+    assert Counted.copied < 2 * len(frame)
+
+
+def test_parser_takes_a_whole_body_with_one_slice() -> None:
+    frame = HEADER + QUEUE + b"P02%029d" % 40_000 + bytes(40_000)
+    parser = parser_with()
+    parser.feed(frame)
+    Counted.copied = 0
+    assert len(parser.feed(Counted(frame))) == 1
+    assert Counted.copied < len(frame) + 200
+
+
+def test_parser_keeps_nothing_of_a_content_that_is_too_long() -> None:
+    parser = parser_with(max_content=10)
+    assert parser.feed(HEADER + QUEUE + b"P02%029d" % 11 + b"x" * 11) == []
+    assert parser.error is not None
+    assert (parser.error.code, parser.error.offset) == (wire.TOO_LARGE, 8 + len(QUEUE) + 3)
+    assert parser.partial_bytes == 0
+
+
+def test_parser_refuses_a_length_of_29_nines_with_its_last_digit() -> None:
+    parser = parser_with()
+    parser.feed(HEADER + b"P02" + b"9" * 28)
+    assert parser.error is None
+    parser.feed(b"9")
+    assert parser.error is not None
+    assert parser.error.code == wire.TOO_LARGE
+
+
+def test_parser_takes_a_content_of_exactly_the_limit() -> None:
+    parser = parser_with(max_content=10)
+    frame = HEADER + QUEUE + b"P02%029d" % 10 + b"x" * 10
+    assert len(parser.feed(frame * 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("beginning", "code", "offset"),
+    [
+        (b"G", wire.BAD_HEADER, 0),
+        (b"H0x", wire.BAD_HEADER, 2),
+        (b"H02", wire.BAD_VERSION, 2),
+        (b"H01008", wire.UNKNOWN_TYPE, 3),
+        (b"H01003", wire.UNEXPECTED_TYPE, 3),
+        (b"H0100107", wire.BAD_PACKET_COUNT, 6),
+        (b"H0100102Q", wire.BAD_FRAMING, 8),
+        (b"H0100102P04", wire.BAD_PACKET_TYPE, 9),
+        (b"H0100102P010x", wire.BAD_PACKET_HEADER, 12),
+    ],
+)
+def test_parser_decides_at_the_first_wrong_byte(beginning: bytes, code: str, offset: int) -> None:
+    parser = parser_with()
+    parser.feed(beginning[:-1])
+    assert parser.error is None
+    parser.feed(beginning[-1:])
+    assert parser.error is not None
+    assert (parser.error.code, parser.error.offset) == (code, offset)
+
+
+@pytest.mark.parametrize(
+    ("first", "stranger"),
+    [(b"GET / HTTP/1.1", "HTTP"), (b"\x16\x03\x01", "TLS"), (b"hello", "hello")],
+)
+def test_error_says_who_it_looks_like(first: bytes, stranger: str) -> None:
+    parser = parser_with()
+    parser.feed(first)
+    assert stranger in str(parser.error)
+
+
+def test_partial_bytes_count_the_frame_begun_only() -> None:
+    parser = parser_with()
+    frame = HEADER + QUEUE + b"P02%029dabc" % 3
+    parser.feed(frame + frame[:50])
+    assert parser.partial_bytes == 50
+    parser.feed(frame[50:])
+    assert parser.partial_bytes == 0
+
+
+def test_partial_bytes_are_0_after_blank_lines() -> None:
+    parser = parser_with()
+    parser.feed(b"H0100402\nP01%029d\nFoo\nP03%029d\nab\n\r\n\r" % (3, 2))
+    assert parser.partial_bytes == 0
+    assert parser.framing == "line"
+
+
+@pytest.mark.parametrize("pinned", [32, 36])
+def test_pinned_width_reads_what_auto_could_mistake(pinned: int) -> None:
+    """R4: a first packet of 10,000 bytes and more is safe only with a pinned width."""
+    digits = pinned - 3
+    frame = HEADER + b"P02%0*d" % (digits, 12_000) + bytes(12_000) + b"P01%0*dFoo" % (digits, 3)
+    assert parser_with(pinned=pinned).feed(frame) == [Publish("Foo", bytes(12_000), None, None)]
+
+
+def test_auto_width_looks_at_the_first_packet_only() -> None:
+    parser = parser_with()
+    parser.feed(b"H0100202P01%033dFooP04%033d5" % (3, 1))
+    assert parser.packet_header == 36
+    assert parser.feed(b"H0100202P01%033dFooP04%033d7" % (3, 1)) == [Consume("Foo", 7)]
+
+
+def test_line_answers_mirror_the_first_break() -> None:
+    parser = parser_with()
+    parser.feed(b"H0100402\r\nP01%029d\nFoo\nP03%029d\nab\n" % (3, 2))
+    assert parser.line_break == b"\r\n"
+
+
+def test_queue_names_kept_are_bounded() -> None:
+    parser = parser_with()
+    names = [b"queue-%04d" % number for number in range(1_000)]
+    got = parser.feed(b"".join(b"H0100402P01%029d%sP03%029da" % (10, name, 1) for name in names))
+    assert got == [Acknowledge(name.decode(), b"a") for name in names]
+    assert len(parser._names) <= 256
+
+
+def test_first_evidence_of_a_revision_stays() -> None:
+    parser = parser_with()
+    legacy = HEADER + QUEUE + b"P02%029dx" % 1
+    newer = b"H0100103" + QUEUE + b"P02%029dxP05%029d9" % (1, 1)
+    parser.feed(b"H0100202" + QUEUE + b"P04%029d5" % 1)
+    assert parser.shown is None
+    parser.feed(newer + legacy)
+    assert parser.shown == "ttl"

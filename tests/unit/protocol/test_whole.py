@@ -1,0 +1,118 @@
+"""The common case takes only what it compared, and gives what the steps give."""
+
+import pytest
+
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.protocol.frames import Acknowledge, Frame, Publish
+from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient, read_length
+from phpmq_lite.protocol.wire import WireLimits
+
+CLIENT = ClientSide()
+ID = b"0123456789abcdef0123456789abcdef"
+
+
+def taker(max_content: int = 1_000) -> WholeFromClient:
+    """Return a common case that knows the queue Foo and every header."""
+    whole = WholeFromClient({b"Foo": "Foo", b"Bar": "Bar"}, WireLimits(max_content))
+    whole.headers.update(wire.FROM_CLIENT)
+    return whole
+
+
+def test_common_frames_are_taken_in_order() -> None:
+    stream = (
+        CLIENT.publish("Foo", b"one", 60)
+        + CLIENT.publish("Bar", b"two", 60, b"key1")
+        + CLIENT.acknowledge("Foo", ID)
+        + b"H0100102P01%029dFooP02%029d" % (3, 0)
+        + CLIENT.publish("Foo", b"three", 61)
+        + CLIENT.publish("Foo", b"", 0, b"longer key")
+    )
+    frames: list[Frame] = []
+    assert taker().take(stream, 0, frames) == len(stream)
+    assert frames == [
+        Publish("Foo", b"one", 60, None),
+        Publish("Bar", b"two", 60, b"key1"),
+        Acknowledge("Foo", ID),
+        Publish("Foo", b"", None, None),
+        Publish("Foo", b"three", 61, None),
+        Publish("Foo", b"", 0, b"longer key"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        CLIENT.publish("Foo", b"one", 60),
+        CLIENT.publish("Foo", b"one", 60, b"key"),
+        CLIENT.acknowledge("Foo", ID),
+        b"H0100102P01%029dFooP02%029dx" % (3, 1),
+    ],
+)
+def test_no_part_of_a_frame_is_taken(frame: bytes) -> None:
+    for whole in (taker(), taker()):
+        for size in range(len(frame)):
+            frames: list[Frame] = []
+            assert whole.take(frame[:size], 0, frames) == 0
+            assert frames == []
+        whole.take(frame, 0, [])  # and so once its parts are remembered
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        CLIENT.publish("unknown", b"x"),
+        CLIENT.publish("Foo", bytes(1_001)),
+        CLIENT.consume("Foo", 5),
+        CLIENT.requeue("Foo", ID, 5),
+        CLIENT.acknowledge("Foo", b"x" * 64).replace(b"P03", b"P02"),
+        CLIENT.publish("Foo", b"x", 60).replace(b"P05", b"P04"),
+        CLIENT.publish("Foo", b"x", 60)[:-2] + b"6x",
+        CLIENT.publish("Foo", b"x", 60, b"key").replace(b"3key", b"0key"),
+        CLIENT.publish("Foo", b"x").replace(b"P02" + b"0" * 28, b"P02" + b"_" * 28),
+        b"\0" * 200,
+        b"H0100102\nP01%029d\nFoo\n" % 3,
+    ],
+)
+def test_unusual_or_wrong_frame_is_left_to_the_steps(frame: bytes) -> None:
+    whole = taker()
+    for _ in range(2):
+        frames: list[Frame] = []
+        assert whole.take(frame, 0, frames) == 0
+        assert frames == []
+        whole.take(CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID), 0, frames)
+
+
+def test_header_is_taken_only_after_it_came_through_the_steps() -> None:
+    whole = taker()
+    whole.headers.clear()
+    assert whole.take(CLIENT.publish("Foo", b"x"), 0, []) == 0
+
+
+def test_broker_frames_are_left_when_not_whole() -> None:
+    whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits())
+    whole.headers.update(wire.FROM_BROKER)
+    dispatch = b"H0100304P01%029dFooP02%029dxP03%029d%sP05%029d17" % (3, 1, 32, ID, 2)
+    for _ in range(2):
+        for size in range(len(dispatch)):
+            assert whole.take(dispatch[:size], 0, []) == 0
+        frames: list[Frame] = []
+        assert whole.take(dispatch * 2, 0, frames) == 2 * len(dispatch)
+        assert len(frames) == 2
+
+
+@pytest.mark.parametrize(
+    ("digits", "value"),
+    [
+        (b"%029d" % 7, 7),
+        (b"%028d" % 7, -1),
+        (b"%030d" % 7, -1),
+        (b"0" * 27 + b"+7", -1),
+        (b"0" * 27 + "٧".encode(), -1),
+        (b"0" * 26 + b"1_0", -1),
+        (b"9" * 29, 10**29 - 1),
+    ],
+)
+def test_length_is_29_ascii_digits(digits: bytes, value: int) -> None:
+    assert read_length(digits) == value
+    assert read_length(digits) == value

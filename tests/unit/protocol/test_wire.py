@@ -1,0 +1,39 @@
+"""Types, sizes and limits of the wire."""
+
+import pytest
+
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.wire import WireLimits, decode_queue, message_header
+
+
+def test_message_header_is_eight_bytes() -> None:
+    assert message_header(wire.PUBLISH, 3) == b"H0100103"
+
+
+def test_no_header_comes_from_both_sides() -> None:
+    assert wire.FROM_CLIENT.keys() & wire.FROM_BROKER.keys() == set()
+
+
+def test_every_frame_names_its_queue_first() -> None:
+    shapes = {**wire.FROM_CLIENT, **wire.FROM_BROKER}
+    assert {packets[0] for packets in shapes.values()} == {wire.QUEUE}
+
+
+def test_only_client_frames_show_a_revision() -> None:
+    assert wire.SHOWS.keys() <= wire.FROM_CLIENT.keys()
+
+
+def test_limits_have_an_entry_for_every_packet() -> None:
+    assert WireLimits(max_content=5).by_packet() == {1: 255, 2: 5, 3: 64, 4: 19, 5: 19}
+
+
+@pytest.mark.parametrize("name", ["orders", "é", "a b", "\nq", "日本語"])
+def test_queue_name_is_decoded(name: str) -> None:
+    assert decode_queue(name.encode()) == name
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x00", b"a\tb", b"a\r", b"\x1b[31m", b"\x7f", "\x85".encode(), b"\xff", b"\xc3\x28"]
+)
+def test_queue_name_is_refused_when_it_is_not_text(raw: bytes) -> None:
+    assert decode_queue(raw) is None
