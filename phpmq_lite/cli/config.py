@@ -1,0 +1,82 @@
+"""``config``: the settings in force with the source of each, and the reference page."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from phpmq_lite import settings
+from phpmq_lite.cli.options import data_option, load_settings, settings_options
+from phpmq_lite.cli.output import Column, output_option, write
+
+COLUMNS: Final = (
+    Column("setting", "SETTING"),
+    Column("text", "VALUE"),
+    Column("source", "SOURCE"),
+)
+
+
+@click.group()
+def config() -> None:
+    """Show the settings in force."""
+
+
+@config.command()
+@data_option
+@settings_options
+@output_option
+def show(
+    data: Path | None,
+    config: Path | None,
+    assignments: tuple[tuple[str, str], ...],
+    output: str | None,
+) -> None:
+    """List every setting with its value and where that comes from.
+
+    The order is: flag, environment, file, default. Secrets are masked.
+    """
+    effective = load_settings(config, assignments, data=data)
+    rows = [
+        {
+            "setting": name,
+            "value": settings.as_json(value),
+            "text": settings.as_text(value),
+            "source": effective.sources[name],
+        }
+        for name, value in settings.all_values(effective.settings).items()
+    ]
+    write(rows, COLUMNS, output, "")
+
+
+@config.command()
+def reference() -> None:
+    """Write the reference page of all settings, in Markdown."""
+    click.echo(reference_page(), nl=False)
+
+
+def reference_page() -> str:
+    """Write the page ``docs/settings.md``; a test compares."""
+    lines = [_HEAD]
+    section = ""
+    for name, setting in settings.SETTINGS.items():
+        if name.partition(".")[0] != section and "." in name:
+            section = name.partition(".")[0]
+            lines += ["", f"## {section}", "", settings.section_help(section), "", _TABLE]
+        elif "." not in name:
+            lines += ["", _TABLE]
+        default = settings.as_text(setting.default)
+        shown = f"`{default}`" if default else "–"
+        bounds = f" ({setting.bounds})" if setting.bounds else ""
+        lines.append(f"| `{name}` | {shown} | {setting.help}{bounds} |")
+    return "\n".join(lines) + "\n"
+
+
+_HEAD: Final = """\
+# Settings
+
+A value comes from a flag (`--set SECTION.NAME=VALUE`, or a flag of its own), else from the environment (`PHPMQ_SECTION__NAME`), else from the TOML file (`--config`, `$CONFIGURATION_DIRECTORY/config.toml`, `/etc/phpmq-lite/config.toml`), else it is the default.
+`phpmq-lite config show` tells what is in force, and why.
+Sizes take units (`8 MiB`); lists are separated by commas, or TOML arrays.
+This page is written by `phpmq-lite config reference`."""  # noqa: E501 - Markdown: a sentence a line
+
+_TABLE: Final = "| setting | default | what |\n|---|---|---|"

@@ -1,0 +1,124 @@
+"""Entry of the command line: finds the command, and turns errors into one line and an exit code."""
+
+import errno
+import os
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import click
+
+from phpmq_lite import __version__
+from phpmq_lite.errors import (
+    DataDamagedError,
+    OutcomeUnknownError,
+    PhpmqError,
+    PublishRefusedError,
+    RefusedError,
+    SettingsError,
+)
+
+DONE: Final = 0
+ERROR: Final = 1
+USAGE: Final = 2
+NOT_FOUND: Final = 3
+REFUSED: Final = 4
+TIMED_OUT: Final = 5
+
+_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first that fits
+    (PublishRefusedError, REFUSED),
+    (RefusedError, REFUSED),
+    (DataDamagedError, os.EX_DATAERR),  # 65
+    (OutcomeUnknownError, os.EX_IOERR),  # 74
+    (SettingsError, os.EX_CONFIG),  # 78
+    (PhpmqError, ERROR),
+    (TimeoutError, TIMED_OUT),
+    (OSError, ERROR),
+]
+
+
+class Entry(NamedTuple):
+    """A command that is imported when it is used; ``help`` is shown without importing it."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Final = {
+    "serve": Entry("phpmq_lite.cli.serve", "Run the broker."),
+    "publish": Entry("phpmq_lite.cli.publish", "Publish messages, each confirmed."),
+    "consume": Entry("phpmq_lite.cli.consume", "Take messages from a queue and print them."),
+    "queues": Entry("phpmq_lite.cli.queues", "List the queues."),
+    "purge": Entry("phpmq_lite.cli.queues", "Delete the messages of a queue."),
+    "queue": Entry("phpmq_lite.cli.queues", "List, purge, pause and resume queues."),
+    "dead": Entry("phpmq_lite.cli.dead", "List dead letters, send them back to their queue."),
+    "bench": Entry("phpmq_lite.cli.bench", "Measure throughput and latency."),
+    "migrate": Entry("phpmq_lite.cli.migrate", "Bring the database to this version's schema."),
+    "config": Entry("phpmq_lite.cli.config", "Show the settings in force."),
+}
+
+
+class CommandError(Exception):
+    """Ends the command with one line on standard error and this exit code."""
+
+    def __init__(self, message: str, code: int = ERROR) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Commands(click.Group):
+    """Imports a command when it is called; knows what each of our errors means outside."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands, in the order of their use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command; the function is called like the command."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = getattr(import_module(entry.module), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what is raised on purpose ends it with a line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (CommandError, PhpmqError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # click ends quietly: the reader of our output has gone
+            click.echo(f"Error: {_describe(error)}", err=True)
+            ctx.exit(_exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, CommandError):
+        return error.code
+    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
+    "65 damaged data, 74 unknown outcome of a commit, 78 settings refused.",
+)
+@click.version_option(__version__, prog_name="phpmq-lite", message="%(prog)s %(version)s")
+def commands() -> None:
+    """PHPMQ Lite, a message broker that keeps everything in SQLite."""
+
+
+def main() -> None:
+    """Run the command line with the arguments of this process."""
+    commands(prog_name="phpmq-lite")

@@ -1,0 +1,94 @@
+"""How commands write lists: a table for people, JSON, JSON lines or CSV for programs."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from phpmq_lite.logs import escape
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Row = Mapping[str, Any]
+
+FORMATS: Final = ("table", "json", "jsonl", "csv")
+_FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run these
+
+
+class Column(NamedTuple):
+    """A column of a list: the key of its values, the head in a table, and how it is aligned."""
+
+    key: str
+    title: str
+    is_number: bool = False
+
+
+def output_option(command: Command) -> Command:
+    """Add ``-o``; None means a table on a terminal, else JSON lines."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        help="Format.  [default: table on a terminal, else jsonl]",
+    )(command)
+
+
+def write(rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str) -> None:
+    """Write rows to standard output; tables and CSV show ``columns``, JSON has every key.
+
+    ``empty`` says on standard error why there is nothing, where a table would have no rows.
+    """
+    rows = list(rows)
+    style = style or ("table" if sys.stdout.isatty() else "jsonl")
+    if style == "json":
+        click.echo(json.dumps(rows, indent=2))
+    elif style == "jsonl":
+        for row in rows:
+            click.echo(json.dumps(row))
+    elif style == "csv":
+        _write_csv(rows, columns)
+    elif rows:
+        _write_table(rows, columns)
+    else:
+        click.echo(empty, err=True)
+
+
+def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow([column.key for column in columns])
+    for row in rows:
+        out.writerow([_csv_cell(row.get(column.key)) for column in columns])
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_FORMULA_SIGNS):
+        return f"'{value}"
+    return value
+
+
+def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column.key))) for column in columns))
+    width = None if sys.stdout.isatty() else 10_000  # a file has no edge
+    Console(file=sys.stdout, width=width).print(table, soft_wrap=not width)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return escape(str(value))

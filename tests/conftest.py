@@ -1,0 +1,20 @@
+"""Settings of all tests: how hard Hypothesis searches.
+
+``HYPOTHESIS_PROFILE=long python -m pytest`` searches longer.  A failure prints its seed and a line
+that reproduces it.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No deadline: a slow machine is no defect.  Not derandomized: each run looks somewhere else.
+COMMON = settings(
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("quick", COMMON, max_examples=60, stateful_step_count=30)
+settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_count=100)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

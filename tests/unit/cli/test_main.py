@@ -1,0 +1,103 @@
+"""The command line as a whole: its commands, its exit codes, and what it does not import."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite import __version__
+from phpmq_lite.cli import main
+from phpmq_lite.errors import (
+    ConnectionLostError,
+    DataDamagedError,
+    OutcomeUnknownError,
+    PublishRefusedError,
+    RefusedError,
+    SettingsError,
+    StartRefusedError,
+)
+
+
+def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Run a command that fails with ``error``; give exit code and standard error."""
+
+    @click.command()
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main.Commands, "get_command", lambda *_: fail)
+    result = CliRunner().invoke(main.commands, ["fail"])
+    assert result.stdout == ""
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectionLostError("x"), 1),
+        (StartRefusedError("x"), 1),
+        (main.CommandError("x", main.NOT_FOUND), 3),
+        (RefusedError("paused", "x"), 4),
+        (TimeoutError("x"), 5),
+        (DataDamagedError("x"), 65),
+        (OutcomeUnknownError("x"), 74),
+        (SettingsError("x"), 78),
+    ],
+)
+def test_error_becomes_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    assert end_with(error, monkeypatch) == (code, "Error: x\n")
+
+
+def test_refused_publish_exits_4_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = PublishRefusedError("paused")
+    assert end_with(error, monkeypatch) == (4, "Error: publish refused: paused\n")
+
+
+def test_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FileNotFoundError(2, "No such file or directory", "a.txt")
+    assert end_with(error, monkeypatch) == (1, "Error: a.txt: No such file or directory\n")
+
+
+def test_unknown_command_is_a_wrong_use() -> None:
+    assert CliRunner().invoke(main.commands, ["frobnicate"]).exit_code == 2
+
+
+def test_version_is_printed() -> None:
+    result = CliRunner().invoke(main.commands, ["--version"])
+    assert result.stdout == f"phpmq-lite {__version__}\n"
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_command_can_be_imported_and_says_the_same_of_itself(name: str) -> None:
+    command = main.commands.get_command(click.Context(main.commands), name)
+    assert command is not None
+    assert command.get_short_help_str(limit=200) == main.COMMANDS[name].help
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_plain_questions_import_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from phpmq_lite.cli.main import commands\n"
+        f"commands({arguments!r}, standalone_mode=False)\n"
+        "heavy = {'aiohttp', 'aiosqlite', 'asyncio', 'pydantic', 'rich', 'structlog'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]\n"
+
+
+def test_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "phpmq_lite", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"phpmq-lite {__version__}\n"

@@ -1,0 +1,88 @@
+"""Options that several commands share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.cli import options
+
+
+@contextmanager
+def wrong_use() -> Iterator[None]:
+    with pytest.raises(click.UsageError):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("90", 90), ("90s", 90), ("15m", 900), ("1 h", 3600), ("1d", 86_400)],
+)
+def test_duration_is_given_in_seconds(text: str, seconds: int) -> None:
+    assert options.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1", "1.5h", "1y", "1h30m", "9" * 16, "١"])
+def test_duration_that_is_none_is_refused(text: str) -> None:
+    with wrong_use():
+        options.duration(text)
+
+
+def test_assignment_is_cut_at_the_first_sign() -> None:
+    assert options.assignment("admin.base_path=/a=b") == ("admin.base_path", "/a=b")
+
+
+@pytest.mark.parametrize("text", ["", "=1", "limits.credit"])
+def test_assignment_without_name_or_value_is_refused(text: str) -> None:
+    with wrong_use():
+        options.assignment(text)
+
+
+def test_flag_of_its_own_wins_over_set() -> None:
+    effective = options.load_settings(
+        None, (("log.level", "error"), ("limits.credit", "5")), log__level="debug", data=None
+    )
+    assert effective.settings.log.level == "debug"
+    assert effective.settings.limits.credit == 5
+    assert effective.sources["data"] == "default"
+
+
+def test_repeated_flag_gives_a_list_and_none_at_all_the_default() -> None:
+    effective = options.load_settings(None, tcp__listen=("a:1", "b:2"), admin__listen=())
+    assert effective.settings.tcp.listen == ["a:1", "b:2"]
+    assert effective.settings.admin.listen == ["127.0.0.1:9101"]
+
+
+def test_warnings_go_to_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PHPMQ_PORT", "1")
+    options.load_settings(None)
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert "warning: PHPMQ_PORT in the environment" in seen.err
+
+
+def test_destroying_without_a_terminal_needs_yes() -> None:
+    @click.command()
+    @click.option("--yes", is_flag=True)
+    def destroy(yes: bool) -> None:
+        options.confirm("Really?", is_yes=yes)
+
+    assert CliRunner().invoke(destroy, []).exit_code == 2
+    assert CliRunner().invoke(destroy, ["--yes"]).exit_code == 0
+
+
+def test_terminal_is_asked_before_something_is_destroyed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @click.command()
+    def destroy() -> None:
+        options.confirm("Really?", is_yes=False)
+
+    monkeypatch.setattr(options, "is_terminal", lambda: True)
+    assert CliRunner().invoke(destroy, [], input="n\n").exit_code == 1
+    assert CliRunner().invoke(destroy, [], input="y\n").exit_code == 0

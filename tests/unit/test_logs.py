@@ -1,0 +1,135 @@
+"""The log: its formats, what is escaped, and how often a peer is heard."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from phpmq_lite import logs
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """A place for the log; afterwards all is as before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []  # else pytest's are closed
+    yield io.StringIO()
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_line_has_event_level_time_and_area(stream: io.StringIO) -> None:
+    logs.configure(stream=stream)
+    logs.get_logger("phpmq_lite.server.tcp").info("opened", client=7)
+    (line,) = lines(stream)
+    assert line.pop("ts").endswith("Z")
+    assert line == {"event": "opened", "level": "info", "area": "server.tcp", "client": 7}
+
+
+def test_less_than_the_level_is_not_written(stream: io.StringIO) -> None:
+    logs.configure("warning", stream=stream)
+    log = logs.get_logger("x")
+    log.info("no")
+    log.warning("yes")
+    assert [line["event"] for line in lines(stream)] == ["yes"]
+
+
+def test_loggers_of_libraries_come_in_the_same_form(stream: io.StringIO) -> None:
+    logs.configure(stream=stream)
+    logging.getLogger("asyncio").error("slow %s", "x\x1b[31m")
+    (line,) = lines(stream)
+    assert (line["event"], line["level"]) == ("slow x\\x1b[31m", "error")
+
+
+def test_traceback_keeps_its_lines(stream: io.StringIO) -> None:
+    logs.configure(stream=stream)
+    try:
+        raise ValueError("bad \x1b")
+    except ValueError:
+        logs.get_logger("x").exception("failed")
+    (line,) = lines(stream)
+    assert line["exception"].startswith("Traceback (most recent call last):\n")
+    assert line["exception"].endswith("ValueError: bad \\x1b")
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_hostile_text_is_escaped_wherever_it_stands(stream: io.StringIO, style: Any) -> None:
+    logs.configure(style=style, stream=stream)
+    hostile = "a\x1b[2J\n\u202eb\x9b"
+    logs.get_logger("x").info(
+        hostile, text=hostile, raw=hostile.encode(), deep=[{hostile: (hostile,)}], other=Exception
+    )
+    written = stream.getvalue()
+    assert not set(written[:-1]) & set("\x1b\n\u202e\x9b")
+
+
+def test_plain_text_of_any_script_stays_as_it_is() -> None:
+    assert logs.escape("Größe 注文 🙂") == "Größe 注文 🙂"
+
+
+def test_format_is_console_on_a_terminal_only(stream: io.StringIO) -> None:
+    terminal = Terminal()
+    logs.configure(stream=terminal)
+    logs.get_logger("x").info("hello")
+    assert not terminal.getvalue().startswith("{")
+    logs.configure(stream=stream)
+    logs.get_logger("x").info("hello")
+    assert stream.getvalue().startswith("{")
+
+
+def test_console_has_no_colours_when_nobody_wants_them(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    logs.configure(stream=terminal)
+    logs.get_logger("x").info("hello")
+    assert "\x1b" not in terminal.getvalue()
+
+
+def test_ten_lines_of_a_kind_are_written_in_a_minute() -> None:
+    limit = logs.RateLimit(10, 60)
+    assert [limit.take("a", 0.0)[0] for _ in range(12)] == [True] * 10 + [False] * 2
+    assert limit.take("b", 0.0) == (True, 0)
+    assert limit.take("a", 59.9) == (False, 0)
+
+
+def test_first_line_of_the_next_minute_tells_what_was_left_out() -> None:
+    limit = logs.RateLimit(10, 60)
+    for _ in range(13):
+        limit.take("a", 0.0)
+    assert limit.take("a", 60.0) == (True, 3)
+    assert limit.take("a", 60.0) == (True, 0)
+
+
+def test_gap_is_logged_before_the_line_that_ends_it(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure(stream=stream)
+    limit = logs.RateLimit(1, window_s=0)  # each call is a window of its own
+    monkeypatch.setattr(logs, "_peers", limit)
+    limit._kinds["x"] = (0.0, 3)
+    assert not logs.is_quiet("x")
+    (line,) = lines(stream)
+    assert (line["event"], line["kind"], line["count"]) == ("lines_not_shown", "x", 2)
+
+
+def test_peer_is_quiet_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_peers", logs.RateLimit(1, window_s=1e9))
+    assert [logs.is_quiet("x") for _ in range(3)] == [False, True, True]

@@ -1,0 +1,227 @@
+"""Settings: where values come from, and what is refused with which words."""
+
+import os
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from phpmq_lite import settings
+from phpmq_lite.errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable and no file of this machine plays a part."""
+    for name in list(os.environ):
+        if name.startswith("PHPMQ_"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("CONFIGURATION_DIRECTORY", raising=False)
+    monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "none.toml")
+
+
+def write_file(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(flags: dict[str, object] | None = None, config: Path | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings.load(flags, config)
+    return str(caught.value)
+
+
+def test_settings_are_the_defaults_when_nothing_is_given() -> None:
+    effective = settings.load()
+    assert effective.settings == settings.Settings()
+    assert set(effective.sources.values()) == {"default"}
+    assert effective.sources.keys() == settings.SETTINGS.keys()
+    assert effective.warnings == []
+
+
+def test_every_default_keeps_its_own_bounds() -> None:
+    flags = {name: settings.as_text(s.default) for name, s in settings.SETTINGS.items()}
+    given = {name: value for name, value in flags.items() if value}
+    assert settings.load(given).settings == settings.Settings()
+
+
+def test_every_setting_is_explained() -> None:
+    assert [s.name for s in settings.SETTINGS.values() if not s.help] == []
+
+
+def test_flag_wins_over_environment_over_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write_file(tmp_path, "[limits]\ncredit = 1\nheld = 1\nwindow = 1\n")
+    monkeypatch.setenv("PHPMQ_LIMITS__CREDIT", "2")
+    monkeypatch.setenv("PHPMQ_LIMITS__HELD", "2")
+    effective = settings.load({"limits.credit": 3}, path)
+    limits = effective.settings.limits
+    assert (limits.credit, limits.held, limits.window) == (3, 2, 1)
+    assert effective.sources["limits.credit"] == "flag"
+    assert effective.sources["limits.held"] == "environment PHPMQ_LIMITS__HELD"
+    assert effective.sources["limits.window"] == f"file {path}"
+    assert effective.sources["limits.max_queues"] == "default"
+
+
+def test_flag_that_is_none_was_not_given() -> None:
+    assert settings.load({"limits.credit": None}).sources["limits.credit"] == "default"
+
+
+def test_file_is_found_in_the_configuration_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write_file(tmp_path, "data = '/srv/mq'\n")
+    monkeypatch.setenv("CONFIGURATION_DIRECTORY", f"/nowhere:{tmp_path}")
+    effective = settings.load()
+    assert effective.settings.data == Path("/srv/mq")
+    assert effective.sources["data"] == f"file {path}"
+
+
+def test_system_file_is_read_when_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(settings, "SYSTEM_FILE", write_file(tmp_path, "[log]\nlevel = 'error'\n"))
+    assert settings.load().settings.log.level == "error"
+
+
+def test_environment_gives_lists_sizes_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHPMQ_TCP__LISTEN", "0.0.0.0:1, unix:/run/mq.sock")
+    monkeypatch.setenv("PHPMQ_TCP__ALLOW", "10.0.0.0/8,fd00::/8")
+    monkeypatch.setenv("PHPMQ_LIMITS__MAX_CONTENT", "2 MiB")
+    monkeypatch.setenv("PHPMQ_TCP__OPEN", "yes")
+    found = settings.load().settings
+    assert found.tcp.listen == ["0.0.0.0:1", "unix:/run/mq.sock"]
+    assert found.tcp.allow == [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
+    assert found.limits.max_content == 2 << 20
+    assert found.tcp.open is True
+
+
+def test_empty_variable_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHPMQ_TCP__TLS_CERT", "")
+    assert settings.load().settings.tcp.tls_cert is None
+
+
+@pytest.mark.parametrize("stranger", ["PHPMQ_PORT", "PHPMQ_TCP", "PHPMQ_TCP__LISTENS"])
+def test_unknown_variable_warns_and_disturbs_nothing(
+    monkeypatch: pytest.MonkeyPatch, stranger: str
+) -> None:
+    monkeypatch.setenv(stranger, "tcp://10.0.0.1:9100")
+    monkeypatch.setenv("PHPMQ_TCP__OPEN", "true")
+    effective = settings.load()
+    assert effective.settings.tcp.open is True
+    assert effective.warnings == [f"{stranger} in the environment is no setting and is ignored"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[limits]\nmax_contents = 1", "limits.max_contents in {} is no setting; "
+         "did you mean limits.max_content?"),
+        ("max_content = 1", "max_content in {} is no setting; did you mean limits.max_content?"),
+        ("xyzzy = 1", "xyzzy in {} is no setting"),
+        ("tcp = 1", "tcp in {} is a section and needs tcp.SOMETHING"),
+        ("[tcp.listen]\na = 1", "tcp.listen.a in {} is no setting; did you mean tcp.listen?"),
+    ],
+)  # fmt: skip
+def test_unknown_key_in_the_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    path = write_file(tmp_path, text)
+    assert refusal(config=path) == expected.format(path)
+
+
+def test_file_may_have_empty_sections(tmp_path: Path) -> None:
+    assert settings.load(config=write_file(tmp_path, "[tcp]\n")).settings == settings.Settings()
+
+
+def test_unknown_flag_is_refused() -> None:
+    assert refusal({"limit.credit": 1}) == (
+        "limit.credit in a flag is no setting; did you mean limits.credit?"
+    )
+
+
+def test_broken_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "[tcp")
+    assert refusal(config=path).startswith(f"{path} is not TOML: ")
+
+
+def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "no.toml"
+    assert refusal(config=path).startswith(f"cannot read the settings in {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("limits.credit", "0", "limits.credit is '0', it must be at least 1, at most 1000000000"),
+        ("limits.max_content", "1 GiB", "limits.max_content is '1 GiB', "
+         "it must be at least 1, at most 512 MiB"),
+        ("history.days", 0, "history.days is 0, it must be above 0, at most 36500"),
+        ("queues.on_expire", "forward:", "queues.on_expire is 'forward:', "
+         "it must be history, dead_letter or forward:QUEUE"),
+        ("queues.on_expire", "history:x", "queues.on_expire is 'history:x', "
+         "it must be history, dead_letter or forward:QUEUE"),
+        ("log.level", "loud", "log.level is 'loud', "
+         "Input should be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)  # fmt: skip
+def test_wrong_value_is_refused_with_name_bound_and_source(
+    name: str, value: object, expected: str
+) -> None:
+    assert refusal({name: value}) == f"{expected} (from flag)"
+
+
+def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHPMQ_LIMITS__HELD", "many")
+    text = refusal({"limits.credit": 0})
+    assert "limits.credit is 0" in text
+    assert "limits.held is 'many'" in text
+    assert "(from environment PHPMQ_LIMITS__HELD)" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"tcp.tls_cert": "a.pem"}, "tcp: tls_cert and tls_key are needed together"),
+        ({"tcp.tls_client_ca": "a.pem"}, "tcp: tls_client_ca needs tls_cert and tls_key"),
+    ],
+)
+def test_half_of_tls_is_refused(flags: dict[str, object], expected: str) -> None:
+    assert refusal(flags) == expected
+
+
+@pytest.mark.parametrize("value", ["32", 32])
+def test_packet_header_may_be_a_number_or_a_text(value: object) -> None:
+    assert settings.load({"tcp.packet_header": value}).settings.tcp.packet_header == "32"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("", ""), ("/", ""), ("mq", "/mq"), ("/a/b/", "/a/b")]
+)
+def test_base_path_begins_with_a_slash_and_ends_without(value: str, expected: str) -> None:
+    assert settings.load({"admin.base_path": value}).settings.admin.base_path == expected
+
+
+@pytest.mark.parametrize("on_expire", ["history", "dead_letter", "forward:orders.late"])
+def test_on_expire_takes_its_three_forms(on_expire: str) -> None:
+    found = settings.load({"queues.on_expire": on_expire}).settings
+    assert found.queues.on_expire == on_expire
+
+
+def test_values_are_written_as_they_may_be_given() -> None:
+    values = settings.all_values(settings.Settings())
+    shown = {name: settings.as_text(value) for name, value in values.items()}
+    assert shown["limits.max_content"] == "8 MiB"
+    assert shown["history.bytes"] == "2 GiB"
+    assert shown["tcp.open"] == "false"
+    assert shown["tcp.tls_cert"] == ""
+    assert shown["tcp.listen"] == "127.0.0.1:9100"
+    assert settings.as_json(values["limits.max_content"]) == 8 << 20
+    assert settings.as_json(ip_network("10.0.0.0/8")) == "10.0.0.0/8"
+
+
+def test_secret_is_masked() -> None:
+    secret = SecretStr("canary")
+    assert "canary" not in settings.as_text(secret)
+    assert "canary" not in str(settings.as_json(secret))
