@@ -78,7 +78,7 @@ CREATE TABLE event (                      -- unusual turns of a life
 CREATE INDEX event_seq ON event (seq);
 
 CREATE TABLE client (                     -- one row a connection
-  client INTEGER PRIMARY KEY,             -- its number
+  client INTEGER PRIMARY KEY,             -- its number; 0 is the admin, pages and HTTP API
   kind TEXT NOT NULL,                     -- tcp, unix, admin, cli
   address TEXT NOT NULL,
   opened_at INTEGER NOT NULL,             -- Unix ms
@@ -86,6 +86,7 @@ CREATE TABLE client (                     -- one row a connection
   framing TEXT, revision TEXT,            -- seen when it closed
   reason TEXT                             -- why it closed
 );
+INSERT INTO client (client, kind, address, opened_at) VALUES (0, 'admin', 'admin', 0);
 CREATE INDEX client_open ON client (client) WHERE closed_at IS NULL;
 
 CREATE TABLE receipt (                    -- keys of confirmed publishes, oldest first

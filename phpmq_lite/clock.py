@@ -1,18 +1,12 @@
 """Time: one reading gives the wall clock and a clock that jumps do not disturb."""
 
 import time
-from typing import NamedTuple
+
+from phpmq_lite.model import Now
 
 JUMP_MS = 2_000  # a larger gap between the two clocks is a jump, a smaller one is drift
 
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # a sleeping laptop is no jump
-
-
-class Now(NamedTuple):
-    """One reading, in milliseconds."""
-
-    wall_ms: int  # Unix time, for people: published_at, settled_at
-    steady_ms: int  # wall time less the jumps seen: deadlines are on this scale
 
 
 class Clock:

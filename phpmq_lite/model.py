@@ -7,8 +7,15 @@ to the writer, ``Loaded`` the one thing that comes back.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
+
+
+class Now(NamedTuple):
+    """One reading of the clocks, in milliseconds."""
+
+    wall_ms: int  # Unix time, for people: published_at, settled_at
+    steady_ms: int  # wall time less the jumps seen: deadlines are on this scale
 
 
 class State(IntEnum):
@@ -212,7 +219,7 @@ class PageRequest:
     ``bodies`` asks for the content too.
     """
 
-    key: object  # handed back with the rows
+    take: Callable[[list[Message], bool], None]  # handed back with the rows
     queue_id: int
     after: int
     upto: int
@@ -230,8 +237,8 @@ class Batch:
 
     __slots__ = (
         "answers",
-        "body_seqs",
         "bodies",
+        "body_seqs",
         "born",
         "born_bytes",
         "changed",
@@ -313,11 +320,7 @@ class Batch:
     def loads(self) -> bool:
         """Tell whether there is anything to load."""
         return bool(
-            self.filled
-            or self.named
-            or self.body_seqs
-            or self.pages
-            or self.due_at is not None
+            self.filled or self.named or self.body_seqs or self.pages or self.due_at is not None
         )
 
 
@@ -329,7 +332,9 @@ class Loaded:
     # (queue_id, messages in order, True where the queue has no more)
     named: dict[int, Message | None] = field(default_factory=dict)  # None: not alive
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
-    pages: list[tuple[object, list[Message], bool]] = field(default_factory=list)
+    pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
+        default_factory=list
+    )  # whom to give it, messages in order, True where there are no more
     due: list[Message] = field(default_factory=list)  # ready, deadline passed, soonest first
     next_deadline_ms: int | None = None  # of the ready messages behind ``due``
     asked_due: bool = False

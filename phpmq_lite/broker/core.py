@@ -22,13 +22,13 @@ from phpmq_lite.broker.queue import Connection, Consumer, Queue, settings_of
 from phpmq_lite.broker.receipts import Receipts
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.broker.window import Window
-from phpmq_lite.clock import Now
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     Batch,
     Limits,
     Loaded,
     Message,
+    Now,
     Peer,
     QueueSettings,
     Receipt,
@@ -65,6 +65,7 @@ class Broker:
         self.ignored: Counter[str] = Counter()  # commands that changed nothing, by reason
         self.refused: Counter[str] = Counter()  # publishes, by reason
         self.batch_number = 0
+        self._drained: Answer | None = None  # whom to tell when nothing is held any more
         self._named: dict[int, Message | None] = {}  # loaded by seq, for this batch only
         self._next_timeout_ms: int | None = None  # no held message times out before it
 
@@ -101,9 +102,12 @@ class Broker:
     def finish(self) -> Batch:
         """Dispatch, and close the batch: it is ready to be stored."""
         lives = self.lives
-        if lives.hungry:
-            turns.serve(lives, self.batch_number)
         batch = lives.batch
+        if self._drained is None:
+            if lives.hungry:
+                turns.serve(lives, self.batch_number)
+        elif not lives.held:
+            batch.answers.append((self._drained, None))
         if batch.dispatched:
             self._note_timeouts(batch.dispatched)
         if lives.next_number != batch.first_number:
@@ -111,26 +115,43 @@ class Broker:
         return batch
 
     def _take(self, loaded: Loaded) -> None:
+        """Take in what was loaded: windows first, before anything joins them at their end.
+
+        A message may have come several times, as several objects: only one of them has a turn.
+        Bodies come last, because a message is dying, and passed over, until its body is here.
+        """
         lives = self.lives
-        self._named = loaded.named
-        for seq, body in loaded.bodies.items():
-            self._take_body(seq, body)
+        lives.gone.clear()
         for queue_id, page, reaches_end in loaded.windows:
             self._extend_window(lives.by_id[queue_id], page, reaches_end)
+        if loaded.named:
+            self._take_named(loaded)
         if loaded.asked_due:
             lives.next_deadline_ms = loaded.next_deadline_ms
             for row in loaded.due:
                 if row.seq not in lives.dying:
+                    lives.gone.add(row.seq)
                     lives.expire(lives.known.get(row.seq, row))
-        for sweep, page, is_last in loaded.pages:
-            assert isinstance(sweep, sweeps.Sweep)
-            sweep.take(page, is_last)
+        for take, page, is_last in loaded.pages:
+            take(page, is_last)
+        for seq, body in loaded.bodies.items():
+            self._take_body(seq, body)
+
+    def _take_named(self, loaded: Loaded) -> None:
+        """Keep what was loaded by seq, but not what is in memory or may have a turn now."""
+        others = {row.seq for row in loaded.due}
+        for _, page, _ in loaded.pages:
+            others.update(row.seq for row in page)
+        others.update(self.lives.dying)
+        known = self.lives.known
+        self._named = {
+            seq: row for seq, row in loaded.named.items() if seq not in known and seq not in others
+        }
 
     def _take_body(self, seq: int, body: bytes | None) -> None:
         lives = self.lives
         if seq in lives.dying:
-            message, reason = lives.dying[seq]
-            lives.bury(message, reason, body)
+            lives.bury(*lives.dying[seq], body)
         elif (message := lives.known.get(seq)) is not None and message.holder is None:
             queue = lives.by_id[message.queue_id]
             if body is None:  # damaged: never delivered
@@ -147,6 +168,10 @@ class Broker:
         for message in page:
             self.lives.known[message.seq] = message
         self.lives.hungry[queue.queue_id] = queue
+
+    def drain(self, answer: Answer) -> None:
+        """Dispatch nothing any more; answers once nothing is held.  Everything else goes on."""
+        self._drained = answer
 
     # -- connections
 
@@ -213,9 +238,9 @@ class Broker:
         ):
             self._answer(connection, Receipt(name, key))
             return Result.DONE
-        if (
-            settings.publishing_paused or settings.max_messages or settings.max_bytes
-        ) and (reason := queue.refusal()) is not None:
+        if (settings.publishing_paused or settings.max_messages or settings.max_bytes) and (
+            reason := queue.refusal()
+        ) is not None:
             return self._refuse(connection, name, key, reason, queue)
         message = lives.publish(queue, body, ttl_s, connection.number)
         connection.published += 1
@@ -324,9 +349,7 @@ class Broker:
         lives.acknowledge(found, lives.by_id[found.queue_id])
         return Result.DONE
 
-    def requeue(
-        self, connection: Connection, name: str, message_id: bytes, ttl_s: int
-    ) -> Result:
+    def requeue(self, connection: Connection, name: str, message_id: bytes, ttl_s: int) -> Result:
         """Put what this connection holds, or nobody does, at the end of its queue."""
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
@@ -366,8 +389,7 @@ class Broker:
             return self._ignore("wrong_queue")
         if message.holder is not None and message.holder.connection is not connection:
             return self._ignore("foreign")
-        if seq in self._named:
-            self._named[seq] = None  # its row changes with this batch
+        self._named.pop(seq, None)  # its row changes with this batch: load it again
         return message
 
     def _ignore(self, reason: str) -> Result:

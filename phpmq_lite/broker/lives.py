@@ -11,8 +11,7 @@ from typing import Final
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Consumer, Queue
 from phpmq_lite.broker.window import Bodies
-from phpmq_lite.clock import Now
-from phpmq_lite.model import Batch, Limits, Message, QueueRow, QueueSettings, State, checksum
+from phpmq_lite.model import Batch, Limits, Message, Now, QueueRow, QueueSettings, State, checksum
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
 DISPATCHED: Final = next_state(State.READY, Event.DISPATCH)
@@ -39,6 +38,7 @@ class Lives:
         self.by_id: dict[int, Queue] = {}
         self.known: dict[int, Message] = {}  # by seq: held, or in a window
         self.dying: dict[int, tuple[Message, str]] = {}  # wait for their body; with the reason
+        self.gone: set[int] = set()  # seqs of loaded rows that had a turn in this batch already
         self.next_number = 1  # the one line of seq and position
         self.next_deadline_ms: int | None = None  # no ready message expires before it
         self.held = 0
@@ -46,6 +46,7 @@ class Lives:
         self.hungry: dict[int, Queue] = {}  # may have both a ready message and free credit
         self.limited: set[Connection] = set()  # got all that one batch may send to them
         self.bodies = Bodies()
+        self._next_queue_id = 1
         self._tokens: list[int] = []
 
     # -- numbers and places
@@ -68,7 +69,7 @@ class Lives:
         """Return the queue, made now where there is none; None where the limit is reached."""
         queue = self.queues.get(name)
         if queue is None and len(self.queues) < self.limits.queues:
-            row = QueueRow(max(self.by_id, default=0) + 1, name, self.now.wall_ms)
+            row = QueueRow(self._next_queue_id, name, self.now.wall_ms)
             self.batch.new_queues.append(row)
             queue = self.adopt(row)
         return queue
@@ -77,6 +78,7 @@ class Lives:
         """Take over a queue's row into memory."""
         queue = Queue(row, self.defaults)
         self.queues[row.name] = self.by_id[row.queue_id] = queue
+        self._next_queue_id = max(self._next_queue_id, row.queue_id + 1)
         return queue
 
     def event(self, message: Message, kind: str, detail: str | None = None) -> None:

@@ -14,8 +14,21 @@ RETRY_SUFFIX: Final = ".retry"
 class Connection:
     """One connection of a client, as the core sees it."""
 
-    __slots__ = ("acked", "address", "batch_bytes", "batch_number", "consumers", "is_choked",
-                 "is_open", "kind", "number", "opened_at", "parked", "peer", "published")  # fmt: skip
+    __slots__ = (
+        "acked",
+        "address",
+        "batch_bytes",
+        "batch_number",
+        "consumers",
+        "is_choked",
+        "is_open",
+        "kind",
+        "number",
+        "opened_at",
+        "parked",
+        "peer",
+        "published",
+    )
 
     def __init__(self, number: int, peer: Peer, kind: str, address: str, opened_at: int) -> None:
         self.number = number  # of its client row
@@ -67,8 +80,19 @@ class Totals:
 class Queue:
     """One queue.  ``window`` exists while it has consumers; else it waits in SQLite only."""
 
-    __slots__ = ("consumers", "held", "held_bytes", "name", "parked", "queue_id", "row",
-                 "settings", "totals", "turns", "window")  # fmt: skip
+    __slots__ = (
+        "consumers",
+        "held",
+        "held_bytes",
+        "name",
+        "parked",
+        "queue_id",
+        "row",
+        "settings",
+        "totals",
+        "turns",
+        "window",
+    )
 
     def __init__(self, row: QueueRow, defaults: QueueSettings) -> None:
         self.row = row

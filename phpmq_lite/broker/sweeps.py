@@ -39,18 +39,20 @@ class Sweep:
 
     def _ask(self, after: int) -> None:
         page = PageRequest(
-            self, self._queue.queue_id, after, self._upto, SLICE, bodies=self._with_bodies
+            self.take, self._queue.queue_id, after, self._upto, SLICE, bodies=self._with_bodies
         )
         self._lives.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or answer."""
+        lives = self._lives
         for row in page:
             if self._left == 0:
                 break
-            if row.seq in self._lives.dying:
+            if row.seq in lives.dying or row.seq in lives.gone:
                 continue
-            if self._act(self._lives.known.get(row.seq, row), row.body):
+            if self._act(lives.known.get(row.seq, row), row.body):
+                lives.gone.add(row.seq)
                 self.done += 1
                 if self._left is not None:
                     self._left -= 1

@@ -9,15 +9,22 @@ _BODIES_AHEAD = 200  # loaded together where a returned message has none in memo
 
 
 def serve(lives: Lives, batch_number: int) -> None:
-    """Dispatch on every queue that may have both a ready message and free credit."""
-    for queue in list(lives.hungry.values()):
-        if queue.window is None or queue.settings.delivery_paused:
-            del lives.hungry[queue.queue_id]
-            continue
-        if not _serve_queue(lives, queue, queue.window, batch_number):
-            lives.hungry.pop(queue.queue_id, None)
-        if queue.window.wants_more:
-            _ask_for_page(lives, queue, queue.window)
+    """Dispatch on every queue that may have both a ready message and free credit.
+
+    What expires on the way can make another queue hungry, one that was served already, too.
+    """
+    still_hungry: dict[int, Queue] = {}
+    while lives.hungry:
+        queues, lives.hungry = lives.hungry, {}
+        for queue in queues.values():
+            window = queue.window
+            if window is None or queue.settings.delivery_paused:
+                continue
+            if _serve_queue(lives, queue, window, batch_number):
+                still_hungry[queue.queue_id] = queue
+            if window.wants_more:
+                _ask_for_page(lives, queue, window)
+    lives.hungry = still_hungry
 
 
 def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.sweeps import Answer
-from phpmq_lite.clock import Clock, Now
+from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Loaded
+from phpmq_lite.model import Batch, Loaded, Now
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
 
 Command = Callable[[Broker], None]

@@ -49,14 +49,14 @@ class ClientStatus:
     address: str
     opened_at: int  # Unix ms
     queues: dict[str, tuple[int, int]]
-    framing: str | None
-    packet_header: int | None
-    revision: str | None
     published: int
     acked: int
-    bytes_in: int
-    bytes_out: int
-    paused_reason: str | None
+    framing: str | None = None
+    packet_header: int | None = None
+    revision: str | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    paused_reason: str | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -197,21 +197,25 @@ class Front:
 
 
 def _client(connection: Connection) -> ClientStatus:
-    session = connection.peer
     queues = {c.queue.name: (c.credit, len(c.held)) for c in connection.consumers.values()}
-    is_socket = isinstance(session, Session)
-    return ClientStatus(
+    status = ClientStatus(
         client=connection.number,
         kind=connection.kind,
         address=connection.address,
         opened_at=connection.opened_at,
         queues=queues,
-        framing=session.side.framing if is_socket else None,
-        packet_header=session.side.packet_header if is_socket else None,
-        revision=session.side.revision if is_socket else None,
         published=connection.published,
         acked=connection.acked,
-        bytes_in=session.bytes_in if is_socket else 0,
-        bytes_out=session.bytes_out if is_socket else 0,
-        paused_reason=", ".join(sorted(session.paused)) or None if is_socket else None,
+    )
+    session = connection.peer
+    if not isinstance(session, Session):
+        return status
+    return replace(
+        status,
+        framing=session.side.framing,
+        packet_header=session.side.packet_header,
+        revision=session.side.revision,
+        bytes_in=session.bytes_in,
+        bytes_out=session.bytes_out,
+        paused_reason=", ".join(sorted(session.paused)) or None,
     )

@@ -11,14 +11,15 @@ from typing import Any, Final, Protocol, cast
 
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.logs import get_logger
+from phpmq_lite.errors import RemoteProtocolError
+from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Message, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import (
     Acknowledge,
+    ClientFrame,
     Consume,
     DeadLetter,
-    Frame,
     Publish,
     Requeue,
 )
@@ -28,6 +29,7 @@ from phpmq_lite.server.pressure import Pressure
 
 GUARD_SILENCE_S: Final = 0.02  # after it, what may have been a browser is taken for a client
 PARKED_RATE_S: Final = 0.1  # a parked publisher that also consumes gets through one a tenth
+HALF_CLOSED_S: Final = 1.0  # a consumer that has closed its side sees what it asked for
 _LOOK_AHEAD: Final = 500
 _log = get_logger(__name__)
 
@@ -61,6 +63,19 @@ class Shared:
     figures: Figures
     limits: SessionLimits
     sessions: set["Session"] = field(default_factory=set)
+    _emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def remove(self, session: "Session") -> None:
+        """Forget a session whose socket is gone."""
+        self.sessions.discard(session)
+        if not self.sessions:
+            self._emptied.set()
+
+    async def wait_empty(self) -> None:
+        """Return once there is no session."""
+        while self.sessions:
+            self._emptied.clear()
+            await self._emptied.wait()
 
 
 class Session(asyncio.Protocol):
@@ -87,11 +102,12 @@ class Session(asyncio.Protocol):
         self._figures = shared.figures
         self._host: str | None = None  # as the gate counted it
         self._loop = asyncio.get_running_loop()
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[ClientFrame] = deque()
         self._frame_bytes = 0  # of the contents in _frames
         self._is_queued = False  # the walk is in the inbox
         self._end_reason: str | None = None
         self._is_ended = False
+        self._has_eof = False
         self._guard_timer: asyncio.TimerHandle | None = None
         self._is_forced = False  # the next parked publish is stored all the same
 
@@ -117,7 +133,8 @@ class Session(asyncio.Protocol):
         self._is_ended = True
         self._end_reason = reason
         self._figures.closed[reason] += 1
-        _log.warning("connection refused", kind=reason, address=self.address, reason=reason)
+        if not is_quiet("turned_away"):
+            _log.warning("turned_away", address=self.address, reason=reason)
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -132,21 +149,23 @@ class Session(asyncio.Protocol):
             self._set_guard_timer()
         self._take(frames)
         if side.error is not None:
-            self._refuse_bytes()
+            self._refuse_bytes(side.error)
 
     def eof_received(self) -> bool:
-        """The peer sends no more; what it sent stands, and the connection closes."""
-        self._take(self.side.release())
-        return False
+        """The peer sends no more: what it sent stands, its answers still leave, then it ends."""
+        self._release()
+        self._has_eof = True
+        if not self._frames:
+            self._end_half_closed()
+        return self.kind != "tls"  # where only both directions can be closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone: after the frames that were whole, the core is told."""
         if self not in self._shared.sessions:
             return  # it was never let in
-        self._shared.sessions.discard(self)
+        self._shared.remove(self)
         self._shared.gate.leave(self._host)
-        if self._guard_timer is not None:
-            self._guard_timer.cancel()
+        self._release()
         self._finish("closed by the peer" if exc is None else "connection reset")
 
     def pause_writing(self) -> None:
@@ -162,7 +181,9 @@ class Session(asyncio.Protocol):
 
     # -- the engine calls
 
-    def send(self, dispatches: list[Message], receipts: list[Receipt], now_ms: int) -> list[Message]:
+    def send(
+        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
+    ) -> list[Message]:
         """See ``model.Peer``: everything of a batch leaves in one write."""
         late: list[Message] = []
         if self.transport.is_closing():
@@ -178,7 +199,8 @@ class Session(asyncio.Protocol):
             else:
                 late.append(message)
                 continue
-            append(parts, message.holder.queue.name, message.body, message.message_id, ttl_s)
+            body = message.body or b""  # never None here: turns.py waits for the body
+            append(parts, message.holder.queue.name, body, message.message_id, ttl_s)
             message.body = None  # on disk; a redelivery loads it
         for receipt in receipts:
             self.side.append_receipt(parts, receipt.queue, receipt.key, receipt.reason)
@@ -229,7 +251,7 @@ class Session(asyncio.Protocol):
             if not self.paused and not self.transport.is_closing():
                 self.transport.resume_reading()
 
-    def _take(self, frames: list[Frame]) -> None:
+    def _take(self, frames: list[ClientFrame]) -> None:
         if frames:
             self._frames += frames
             for frame in frames:
@@ -243,10 +265,7 @@ class Session(asyncio.Protocol):
             self.frame_began_at = self.last_read_at
         self.frame_bytes = partial
         limits = self._limits
-        if (
-            len(self._frames) > limits.unstored_frames
-            or self._frame_bytes > limits.unstored_bytes
-        ):
+        if len(self._frames) > limits.unstored_frames or self._frame_bytes > limits.unstored_bytes:
             self.hold("unstored")
         if partial or self._frame_bytes:
             self._pressure.report(self, partial + self._frame_bytes)
@@ -264,15 +283,25 @@ class Session(asyncio.Protocol):
             self._guard_timer = self._loop.call_later(GUARD_SILENCE_S, self._release)
 
     def _release(self) -> None:
-        self._guard_timer = None
+        if self._guard_timer is not None:
+            self._guard_timer.cancel()
+            self._guard_timer = None
         self._take(self.side.release())
+        if self.side.error is not None:
+            self._refuse_bytes(self.side.error)
 
-    def _refuse_bytes(self) -> None:
-        error = self.side.error
-        assert error is not None
+    def _refuse_bytes(self, error: RemoteProtocolError) -> None:
+        if self._end_reason is not None:
+            return
         self._figures.protocol_errors[error.code] += 1
-        _log.warning("protocol error", kind="protocol_error", address=self.address,
-                     code=error.code, detail=error.detail, at_byte=error.offset)  # fmt: skip
+        if not is_quiet("protocol_error"):
+            _log.warning(
+                "protocol_error",
+                address=self.address,
+                code=error.code,
+                detail=error.detail,
+                at_byte=error.offset,
+            )
         self._finish(f"protocol error: {error.code}")
 
     # -- in a batch
@@ -287,7 +316,9 @@ class Session(asyncio.Protocol):
     def _walk(self, core: Broker) -> None:
         """Give the core the frames in order, until one must wait or the batch is full."""
         self._is_queued = False
-        frames, batch = self._frames, core.lives.batch
+        frames, batch, connection = self._frames, core.lives.batch, self.connection
+        if connection is None:
+            return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
         done = 0
@@ -295,37 +326,22 @@ class Session(asyncio.Protocol):
             if done >= room or batch.born_bytes >= limit_bytes:
                 self._submit()
                 break
-            result = self._apply(core, frames[0])
+            frame = frames[0]
+            result = _apply(core, connection, frame)
             if result is not Result.DONE:
-                if self._must_stop(core, result):
+                if self._must_stop(core, connection, frame, result):
                     break
                 continue
-            frame = frames.popleft()
+            frames.popleft()
             done += 1
             if type(frame) is Publish:
                 self._frame_bytes -= len(frame.content)
         batch.commands += done
         self._note_progress()
 
-    def _apply(self, core: Broker, frame: Frame) -> Result:
-        connection = self.connection
-        assert connection is not None
-        match frame:
-            case Publish():
-                return core.publish(
-                    connection, frame.queue, frame.content, frame.ttl_s, frame.key
-                )
-            case Acknowledge():
-                return core.acknowledge(connection, frame.queue, frame.message_id)
-            case Consume():
-                return core.consume(connection, frame.queue, frame.count)
-            case Requeue():
-                return core.requeue(connection, frame.queue, frame.message_id, frame.ttl_s)
-            case DeadLetter():
-                return core.dead_letter(connection, frame.queue, frame.message_id)
-        raise AssertionError(f"not a frame of a client: {frame!r}")
-
-    def _must_stop(self, core: Broker, result: Result) -> bool:
+    def _must_stop(
+        self, core: Broker, connection: Connection, frame: ClientFrame, result: Result
+    ) -> bool:
         """Decide what follows on a frame that was not done; False: the walk may go on."""
         if result is Result.LOAD:
             ids = [
@@ -341,13 +357,10 @@ class Session(asyncio.Protocol):
             self._drop_frames()
             self._finish("refused: too many queues")
             return True
-        return self._park(core)
+        return not isinstance(frame, Publish) or self._park(core, connection, frame)
 
-    def _park(self, core: Broker) -> bool:
+    def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
         """Wait until the queue takes messages; who also consumes gets through slowly."""
-        connection, frame = self.connection, self._frames[0]
-        assert connection is not None
-        assert isinstance(frame, Publish)
         if self._end_reason is not None:  # nobody is there to wait
             core.refused["connection ended"] += 1
             self._frames.popleft()
@@ -379,8 +392,12 @@ class Session(asyncio.Protocol):
         ):
             self.go_on("unstored")
         self._pressure.report(self, self._frame_bytes + self.side.partial_bytes)
-        if self._end_reason is not None and not self._frames:
+        if self._frames:
+            return
+        if self._end_reason is not None:
             self._engine.submit(self._close)
+        elif self._has_eof:
+            self._end_half_closed()
 
     # -- the end
 
@@ -395,6 +412,14 @@ class Session(asyncio.Protocol):
             self._submit()
         if not self._frames:
             self._engine.submit(self._close)
+
+    def _end_half_closed(self) -> None:
+        """Close, but let a consumer that can only listen see what it asked for (``nc -N``)."""
+        reason = "closed by the peer"
+        if self.connection is not None and self.connection.consumers:
+            self._loop.call_later(HALF_CLOSED_S, self._finish, reason)
+        else:
+            self._finish(reason)
 
     def _drop_frames(self) -> None:
         self._frames.clear()
@@ -424,11 +449,28 @@ class Session(asyncio.Protocol):
             self.first_dispatch_at is None
             or connection.acked
             or self._loop.time() - self.first_dispatch_at > 1
+            or is_quiet("revision_hint")
         ):
             return
         _log.warning(
-            "consumer left right after its first dispatch", kind="revision_hint",
-            address=self.address, client=connection.number,
+            "consumer_left_after_first_dispatch",
+            address=self.address,
+            client=connection.number,
             hint="if it speaks the older revision, point it at a listener of tcp.legacy_listen; "
             "if the newer one, at tcp.listen",
-        )  # fmt: skip
+        )
+
+
+def _apply(core: Broker, connection: Connection, frame: ClientFrame) -> Result:
+    """Give one frame to the core: the only place where the wire's words meet the broker's."""
+    match frame:
+        case Publish():
+            return core.publish(connection, frame.queue, frame.content, frame.ttl_s, frame.key)
+        case Acknowledge():
+            return core.acknowledge(connection, frame.queue, frame.message_id)
+        case Consume():
+            return core.consume(connection, frame.queue, frame.count)
+        case Requeue():
+            return core.requeue(connection, frame.queue, frame.message_id, frame.ttl_s)
+        case DeadLetter():
+            return core.dead_letter(connection, frame.queue, frame.message_id)

@@ -4,8 +4,8 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.clock import Now
 from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.model import Now
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store

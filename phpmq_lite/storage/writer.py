@@ -81,7 +81,7 @@ class Store:
                 raise StartRefusedError(f"PRAGMA {name} is {row and row[0]!r}, not {value!r}")
         self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
 
-    def recover(self, wall_ms: int, receipts_after_ms: int, receipt_limit: int) -> Stored:
+    def recover(self, wall_ms: int, receipt_window_ms: int, receipt_limit: int) -> Stored:
         """Make ready what connections held, and read what must be in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
@@ -89,10 +89,12 @@ class Store:
         execute(sql["close_clients"], (wall_ms, "the broker stopped"))
         execute("COMMIT")
         self.checkpoint("TRUNCATE")
+        counters: dict[str, int] = dict(execute(sql["counters"]).fetchall())
+        keys_after_ms = wall_ms - counters.get("clock_step_ms", 0) - receipt_window_ms
         return Stored(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
-            receipts=execute(sql["receipts"], (receipts_after_ms, receipt_limit)).fetchall(),
-            counters=dict(execute(sql["counters"]).fetchall()),
+            receipts=execute(sql["receipts"], (keys_after_ms, receipt_limit)).fetchall(),
+            counters=counters,
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
         )
@@ -188,9 +190,9 @@ class Store:
             found = self.execute(self._sql["due"], (batch.due_at, DUE_AT_ONCE)).fetchall()
             loaded.due = [rows.message_of(row) for row in found]
             after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
-            loaded.next_deadline_ms = self.execute(
-                self._sql["next_deadline"], (after,)
-            ).fetchone()[0]
+            loaded.next_deadline_ms = self.execute(self._sql["next_deadline"], (after,)).fetchone()[
+                0
+            ]
         return loaded
 
     def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
@@ -201,7 +203,9 @@ class Store:
         self._give_bodies(page, request.body_bytes)
         return request.queue_id, page, len(page) < request.limit
 
-    def _page(self, request: PageRequest) -> tuple[object, list[Message], bool]:
+    def _page(
+        self, request: PageRequest
+    ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
         found = self.execute(
             self._sql["page"], (request.queue_id, request.after, request.upto, request.limit)
         ).fetchall()
@@ -212,7 +216,7 @@ class Store:
             is_last = is_last and count >= len(page)
             page = page[:count]
             self._give_bodies(page, sum(message.size for message in page))
-        return request.key, page, is_last
+        return request.take, page, is_last
 
     def _give_bodies(self, page: list[Message], room: int) -> None:
         """Load the bodies of the first messages, as many as fit into ``room`` bytes."""
@@ -223,12 +227,10 @@ class Store:
 
     def _bodies(self, seqs: list[int]) -> dict[int, bytes | None]:
         """Return the bodies; None where one is missing or its checksum is wrong."""
-        found: dict[int, bytes | None] = dict.fromkeys(seqs)
         expected = dict(many("live", "checksums").run(self.execute, seqs))
-        for seq, content in many("live", "bodies").run(self.execute, seqs):
-            if checksum(seq, content) == expected.get(seq):
-                found[seq] = content
-        return found
+        found = many("live", "bodies").run(self.execute, seqs)
+        whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
+        return {seq: whole.get(seq) for seq in seqs}
 
     # -- between batches
 
@@ -240,8 +242,10 @@ class Store:
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Store numbers outside of a batch; for the stop, where no batch follows."""
+        self.execute("BEGIN IMMEDIATE")
         for counter in counters.items():
             self.execute(self._sql["set_counter"], counter)
+        self.execute("COMMIT")
 
 
 class Writer:
@@ -249,7 +253,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._connection: aiosqlite.Connection | None = None
+        self._connection: _OneHop | None = None
         self._store: Store | None = None
 
     async def open(self, cache_bytes: int) -> None:
@@ -273,7 +277,6 @@ class Writer:
         """Run a function on the store in the writer's thread."""
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
-        assert isinstance(self._connection, _OneHop)
         return await self._connection.hop(work, self._store)
 
     async def close(self) -> None:
@@ -296,7 +299,7 @@ class _OneHop(aiosqlite.Connection):
         return self._conn
 
     async def hop(self, work: Callable[[Store], T], store: Store) -> T:
-        result: T = await self._execute(work, store)
+        result: T = await self._execute(work, store)  # type: ignore[no-untyped-call]
         return result
 
 

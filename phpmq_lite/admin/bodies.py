@@ -1,0 +1,189 @@
+"""A body as a page shows it: pretty, raw or hex.  The bytes stay as sent.  Pure."""
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from phpmq_lite.admin.formats import Piece, pieces
+
+VIEWS: Final = ("pretty", "raw", "hex")
+HEX_BYTES: Final = 64 * 1024  # of the body shown as hex
+PREVIEW_CHARACTERS: Final = 120
+PRETTY_CHARACTERS: Final = 1 << 20  # a pretty body may grow to this; more is shown raw
+_INDENT: Final = "  "
+_DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
+_COLOURED: Final = 4_000  # tokens with a colour of their own
+
+_MARKS: Final = frozenset("{}[]:,")
+_SPACE: Final = re.compile(r"[ \t\r\n]+")
+_TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+)', re.DOTALL)
+
+
+@dataclass(slots=True, frozen=True)
+class ShownBody:
+    """One view of a body.
+
+    ``views`` are those that can be chosen; ``note`` says what is left out or odd, if anything.
+    """
+
+    view: str
+    views: tuple[str, ...]
+    pieces: list[Piece]
+    note: str | None
+
+
+def decode(content: bytes, *, is_whole: bool) -> str | None:
+    """Read UTF-8; at a cut, the character that it hit is dropped.  None: not UTF-8."""
+    for dropped in range(1 if is_whole else 4):
+        try:
+            return content[: len(content) - dropped].decode()
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def preview(content: bytes | None, size: int) -> list[Piece]:
+    """Show the beginning in one line: blanks folded, or hex where it is not UTF-8."""
+    if content is None:
+        return []
+    text = decode(content, is_whole=len(content) >= size)
+    if text is None:
+        return [Piece(content[:40].hex(" "), "hex")]
+    return pieces(_SPACE.sub(" ", text)[:PREVIEW_CHARACTERS].strip())
+
+
+def show(content: bytes, size: int, wanted: str | None) -> ShownBody:
+    """Show a body, or its beginning, in the wanted view or the best one.
+
+    JSON opens pretty, other UTF-8 raw, all else in hex; a view that is not possible falls back.
+    """
+    is_whole = len(content) == size
+    text = decode(content, is_whole=is_whole)
+    if text is None:
+        shown, note = _hex(content, "This is not UTF-8.")
+        return ShownBody("hex", ("hex",), shown, note)
+    is_json = is_whole and is_strict_json(text)
+    views = VIEWS if is_json else VIEWS[1:]
+    view = wanted if wanted is not None and wanted in views else views[0]
+    if view == "hex":
+        shown, note = _hex(content, None)
+        return ShownBody(view, views, shown, note)
+    note = None
+    if view == "pretty":
+        pretty = prettify(text)
+        if pretty is not None:
+            return ShownBody(view, views, pretty, None)
+        view, note = "raw", "Too large to indent; shown as sent."
+    return ShownBody(view, views, pieces(text), note)
+
+
+def is_strict_json(text: str) -> bool:
+    """Tell whether a text is JSON by the standard; its numbers are not evaluated."""
+    if not text.lstrip(" \t\r\n").startswith(("{", "[", '"')):
+        return False  # a bare number or word reads the same either way
+    try:
+        json.loads(text, parse_int=_pass, parse_float=_pass, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _pass(text: str) -> None:
+    """Take a number without making one: it may have a million digits."""
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def prettify(text: str) -> list[Piece] | None:
+    """Indent valid JSON without changing a token: big numbers and repeated keys stay.
+
+    None where the result would pass ``PRETTY_CHARACTERS``.
+    """
+    out: list[Piece] = []
+    length = 0
+    for count, (blank, word, kind) in enumerate(_laid_out(text)):
+        length += len(blank) + len(word)
+        if length > PRETTY_CHARACTERS:
+            return None
+        if count >= _COLOURED:
+            kind = ""
+        _append(out, blank, "")
+        if kind:
+            out += pieces(word, kind)
+        else:
+            for piece in pieces(word):
+                _append(out, *piece)
+    return out
+
+
+def _append(out: list[Piece], text: str, kind: str) -> None:
+    if not text:
+        return
+    if out and out[-1].kind == kind == "" and len(out[-1].text) < 4_096:
+        out[-1] = Piece(out[-1].text + text)
+    else:
+        out.append(Piece(text, kind))
+
+
+def _laid_out(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (blank ahead of it, word, CSS class) for each token of valid JSON."""
+    depth = 0
+    words: list[str] = _TOKEN.findall(text)
+    before = ""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word in ("}", "]"):
+            depth -= 1
+            blank = "" if before in ("{", "[") else _line(depth)
+        elif before in ("{", "[", ","):
+            blank = _line(depth)
+        else:
+            blank = " " if before == ":" else ""
+        if word in ("{", "["):
+            depth += 1
+        yield blank, word, _kind(word, after)
+        before = word
+
+
+def _line(depth: int) -> str:
+    return "\n" + _INDENT * min(depth, _DEEPEST_INDENT)
+
+
+def _kind(word: str, after: str) -> str:
+    if word in _MARKS:
+        return ""
+    if word.startswith('"'):
+        return "key" if after == ":" else "str"
+    return "lit" if word in ("true", "false", "null") else "num"
+
+
+def _hex(content: bytes, note: str | None) -> tuple[list[Piece], str | None]:
+    shown = content[:HEX_BYTES]
+    lines = []
+    for at in range(0, len(shown), 16):
+        row = shown[at : at + 16]
+        ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
+        lines.append(f"{at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {ascii_}")
+    if len(content) > len(shown):
+        cut = f"The first {len(shown) // 1024} KiB are shown."
+        note = f"{note} {cut}" if note else cut
+    return [Piece("\n".join(lines))], note
+
+
+def as_content(content: bytes) -> tuple[str, str]:
+    """Give a body for JSON: the text with ``utf-8``, or base64 with ``base64``."""
+    try:
+        return content.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return b64encode(content).decode(), "base64"
+
+
+def from_content(content: str, encoding: str) -> bytes:
+    """Take a body from JSON; raises ValueError where base64 is malformed."""
+    if encoding == "utf-8":
+        return content.encode()
+    return b64decode(content, validate=True)

@@ -1,0 +1,57 @@
+"""What every handler needs, made once per application."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import jinja2
+from aiohttp import web
+
+from phpmq_lite.admin.security import Sessions
+from phpmq_lite.admin.trends import Trends
+from phpmq_lite.admin.urls import Urls
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.server.status import Status
+from phpmq_lite.storage.browse import Browser
+
+Answer = Callable[[Any], None]
+
+
+class Engine(Protocol):
+    """What the admin asks of the engine: figures at once, changes after their commit."""
+
+    def status(self) -> Status:
+        """Give the live figures."""
+
+    def call(self, command: Callable[[Broker, Answer], None]) -> Awaitable[Any]:
+        """Run a command in the next batch; its answer comes after the commit."""
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts of one admin application."""
+
+    engine: Engine
+    reader: Browser
+    urls: Urls
+    templates: jinja2.Environment
+    version: str
+    is_ready: Callable[[], bool]
+    hosts: tuple[str, ...]
+    now_ms: Callable[[], int]  # Unix ms
+    max_content: int  # bytes of one message
+    publisher: int  # the client number of what is published here
+    sessions: Sessions = field(default_factory=Sessions)
+    trends: Trends = field(default_factory=Trends)
+    requests: Counter[tuple[str, str, int]] = field(
+        default_factory=Counter
+    )  # route, method, status
+
+
+CONTEXT: Final = web.AppKey("context", Context)
+
+
+def context_of(request: web.Request) -> Context:
+    """Give the context of the application that a request came to."""
+    return request.app[CONTEXT]

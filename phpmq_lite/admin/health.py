@@ -1,0 +1,48 @@
+"""Health: three addresses that answer from the first moment on, without the database."""
+
+from aiohttp import web
+
+from phpmq_lite.admin import metrics as figures
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.pages import oldest
+from phpmq_lite.errors import StorageError
+
+
+async def live(request: web.Request) -> web.StreamResponse:
+    """Answer as long as the loop runs."""
+    return web.Response(text="alive\n")
+
+
+async def ready(request: web.Request) -> web.StreamResponse:
+    """Answer 200 when the broker takes messages, 503 before and while it drains."""
+    context = context_of(request)
+    if is_ready(context):
+        return web.Response(text="ready\n")
+    word = "draining" if context.engine.status().is_draining else "starting"
+    return web.Response(status=503, text=f"{word}\n", headers={"Retry-After": "1"})
+
+
+async def started(request: web.Request) -> web.StreamResponse:
+    """Answer 200 once the start is done; before that, 503 and the step it is at."""
+    context = context_of(request)
+    if context.is_ready():
+        return web.Response(text="started\n")
+    step = context.engine.status().step
+    return web.Response(status=503, text=f"starting: {step}\n", headers={"Retry-After": "1"})
+
+
+def is_ready(context: Context) -> bool:
+    """Tell whether the broker takes messages now."""
+    return context.is_ready() and not context.engine.status().is_draining
+
+
+async def metrics(request: web.Request) -> web.StreamResponse:
+    """Give the metrics in Prometheus's text format; ages are left out if they cannot be read."""
+    context = context_of(request)
+    status = context.engine.status()
+    try:
+        ages = await oldest(context, status.queues)
+    except StorageError:
+        ages = {}
+    text = figures.render(status, ages, context.requests, context.version, context.now_ms())
+    return web.Response(body=text, headers={"Content-Type": figures.CONTENT_TYPE})

@@ -1,0 +1,122 @@
+"""What can go wrong with a request, as one exception, and as ``application/problem+json``."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from phpmq_lite.errors import RefusedError, StorageError, StorageFullError
+from phpmq_lite.storage.browse import ReadTooLongError
+
+_REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
+    "unknown_queue": 404,
+    "bad_side": 422,
+    "unknown_setting": 422,
+    "too_many_queues": 422,
+    "too_large": 413,
+    "disk_full": 507,
+    "draining": 503,
+    "not_ready": 503,
+}
+_BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected", "pattern")
+
+
+class Problem(Exception):  # noqa: N818 - the name of RFC 9457
+    """A request that is answered with an error; ``code`` is stable, ``detail`` is for people.
+
+    ``field`` and ``bound`` say which input was wrong and what would be right.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        field: str | None = None,
+        bound: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.field = field
+        self.bound = bound
+        self.headers = headers or {}
+
+    @property
+    def title(self) -> str:
+        """The phrase of the status: ``Not Found``."""
+        return HTTPStatus(self.status).phrase
+
+    def as_json(self, request_id: str) -> dict[str, Any]:
+        """Give the members of the problem document; empty ones are left out."""
+        members = {
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "field": self.field,
+            "bound": self.bound,
+            "request_id": request_id,
+        }
+        return {key: value for key, value in members.items() if value is not None}
+
+
+def not_found(what: str, name: str) -> Problem:
+    """Say that there is no such thing."""
+    return Problem(404, f"unknown_{what}", f"There is no {what} {name!r}.")
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """Give the problem that an error means to the caller; None: it is our defect."""
+    match error:
+        case Problem():
+            return error
+        case ValidationError():
+            return _of_validation(error)
+        case RefusedError():
+            return Problem(_REFUSALS.get(error.code, 409), error.code, _sentence(str(error)))
+        case ReadTooLongError():
+            return Problem(503, "too_slow", _sentence(str(error)), headers={"Retry-After": "5"})
+        case StorageFullError():
+            return Problem(507, "disk_full", _sentence(str(error)))
+        case StorageError():
+            return Problem(503, "storage", _sentence(str(error)), headers={"Retry-After": "5"})
+        case web.HTTPException():
+            return _of_http(error)
+        case TimeoutError():
+            return Problem(
+                503,
+                "no_answer",
+                "The broker did not answer in time. The action may still be done.",
+            )
+        case _:
+            return None
+
+
+def _of_validation(error: ValidationError) -> Problem:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or None
+    context = first.get("ctx", {})
+    bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
+    where = f"{field}: " if field else ""
+    return Problem(422, "invalid", f"{where}{first['msg']}.", field=field, bound=bound)
+
+
+def _of_http(error: web.HTTPException) -> Problem:
+    details = {
+        404: ("unknown_page", "There is no page at this address."),
+        405: ("method", f"This address does not take {getattr(error, 'method', 'it')}."),
+        413: ("too_large", "The request is larger than this broker takes."),
+    }
+    code, detail = details.get(error.status, (f"http_{error.status}", _sentence(error.reason)))
+    kept = {key: error.headers[key] for key in ("Allow",) if key in error.headers}
+    return Problem(error.status, code, detail, headers=kept)
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "?", "!")) else f"{text}."

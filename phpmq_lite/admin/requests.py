@@ -1,0 +1,119 @@
+"""Reading a request: its query, its JSON, the queue and the message that it names."""
+
+import json
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.problems import Problem, not_found
+from phpmq_lite.admin.urls import decode_name
+from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.storage.browse import MessageRow, is_message_id
+
+QUEUE_NAME_BYTES = 255
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def query_of(request: web.Request, model: type[Model]) -> Model:
+    """Read the query; empty values count as absent.
+
+    Raises:
+        ValidationError: a value is out of its bounds.
+    """
+    return model.model_validate({key: value for key, value in request.query.items() if value})
+
+
+async def json_of(request: web.Request, model: type[Model]) -> Model:
+    """Read a JSON object; no body at all counts as an empty one.
+
+    Raises:
+        Problem: 400 where it is not JSON.
+        ValidationError: a member is unknown or out of its bounds.
+    """
+    return model.model_validate(await any_json(request) or {})
+
+
+async def any_json(request: web.Request) -> object:
+    """Read JSON of any shape; None where there is no body.
+
+    Raises:
+        Problem: 400 where it is not JSON.
+    """
+    raw = await request.read()
+    if not raw.strip():
+        return None
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "malformed", f"The body is not JSON: {error}.") from None
+
+
+def queue_name_of(request: web.Request) -> str:
+    """Give the queue that the path names; it may not exist."""
+    return decode_name(request.match_info["q"])
+
+
+def check_queue_name(name: str) -> None:
+    """Refuse what cannot be a queue's name on the wire.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    count = len(name.encode(errors="surrogatepass"))
+    if not 1 <= count <= QUEUE_NAME_BYTES:
+        raise Problem(
+            422, "invalid", f"The name of the queue is {count} bytes.", field="queue",
+            bound=f"1 to {QUEUE_NAME_BYTES} bytes",
+        )  # fmt: skip
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name):
+        raise Problem(
+            422, "invalid", "The name of the queue has a control character.", field="queue",
+            bound="no control characters",
+        )  # fmt: skip
+
+
+def queue_of(request: web.Request, context: Context) -> QueueStatus:
+    """Give the status of the queue that the path names.
+
+    Raises:
+        Problem: 404 where there is none.
+    """
+    name = queue_name_of(request)
+    found = find_queue(context, name)
+    if found is None:
+        raise not_found("queue", name)
+    return found
+
+
+def find_queue(context: Context, name: str) -> QueueStatus | None:
+    """Give the status of a queue, None where there is none of that name."""
+    return next((q for q in context.engine.status().queues if q.name == name), None)
+
+
+async def message_of(request: web.Request, context: Context) -> MessageRow:
+    """Give the row of the message that the path names, alive or settled.
+
+    Raises:
+        Problem: 404 where the id is unknown, 410 where its number was given out but no row is
+            left: retention took it, or the second half of the id is wrong.
+    """
+    message_id = request.match_info["id"]
+    if not is_message_id(message_id):
+        raise Problem(
+            404, "unknown_message", f"{message_id!r} is no message id.", field="id",
+            bound="32 hex digits, lower case",
+        )  # fmt: skip
+    found = await context.reader.message(message_id)
+    if found is not None:
+        return found
+    if await context.reader.was_given(message_id):
+        raise Problem(
+            410,
+            "gone_message",
+            "No message with this id is stored any more. Its row has left the history with the "
+            "retention time, or a digit of the id is wrong.",
+        )
+    raise Problem(404, "unknown_message", "This broker never gave out this message id.")

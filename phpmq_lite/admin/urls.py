@@ -1,0 +1,58 @@
+"""Every URL of the admin, built in one place: base path, hostile queue names, query as state."""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, urlencode
+
+_ESCAPE: Final = "~"
+
+
+def encode_name(name: str) -> str:
+    """Make one path segment of a queue name, whatever is in it.
+
+    Browsers fold ``.`` and ``..`` even percent-encoded, so a name of dots alone, and one that
+    starts with the sign itself, gets ``~`` in front (``admin.md`` 1).
+    """
+    if name.startswith(_ESCAPE) or not name.strip("."):
+        name = _ESCAPE + name
+    return quote(name, safe="")
+
+
+def decode_name(segment: str) -> str:
+    """Give the queue name of a path segment that aiohttp has percent-decoded."""
+    return segment.removeprefix(_ESCAPE)
+
+
+def clean_base_path(text: str) -> str:
+    """Give a base path as ``/mq``, or ``""`` for none, however the slashes were written."""
+    path = "/".join(part for part in text.split("/") if part)
+    return f"/{path}" if path else ""
+
+
+class Urls:
+    """Builds URLs by the name of a route; ``paths`` has the templates, ``/queues/{q}``."""
+
+    __slots__ = ("_paths", "_static_version", "base_path")
+
+    def __init__(self, base_path: str, paths: Mapping[str, str], static_version: str = "") -> None:
+        self.base_path = clean_base_path(base_path)
+        self._paths = dict(paths)
+        self._static_version = static_version
+
+    def to(self, route: str, /, **values: object) -> str:
+        """Give the URL of a route: its segments by name, all else becomes the query.
+
+        Values that are None or empty are left out, so that a URL says only what differs.
+        """
+        path = self._paths[route]
+        query = {}
+        for key, value in values.items():
+            if f"{{{key}}}" in path:
+                path = path.replace(f"{{{key}}}", encode_name(str(value)))
+            elif value not in (None, ""):
+                query[key] = str(value)
+        return self.base_path + path + (f"?{urlencode(query)}" if query else "")
+
+    def static(self, name: str) -> str:
+        """Give the URL of a file of ``templates/static/``; it changes when the files change."""
+        return f"{self.base_path}/static/{quote(name)}?v={self._static_version}"

@@ -1,0 +1,135 @@
+"""Who may connect, and how many: networks, connections in all, connections per address."""
+
+import ipaddress
+import resource
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, Self
+
+from phpmq_lite.server.endpoints import parse_address
+from phpmq_lite.settings import Settings
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+SPARE_FILES: Final = 64  # for database, readers, admin connections and listeners
+
+NOT_ALLOWED: Final = "address not in tcp.allow"
+TOO_MANY: Final = "too many connections"
+TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
+
+
+def most_connections(wanted: int, files: int) -> int:
+    """Return how many connections fit into ``files`` descriptors; ``wanted`` where they do."""
+    return max(1, min(wanted, files - SPARE_FILES))
+
+
+class Admission:
+    """Counts connections by address.  An address is an IP as text, or None for a Unix socket.
+
+    Unix sockets count as loopback and need no network in ``allow``; loopback over TCP does.
+    ``refused`` counts by reason.  A call costs O(networks + addresses).
+    """
+
+    __slots__ = ("_allow", "_counts", "_per_address", "_per_loopback", "_reserved", "_total",
+                 "refused")  # fmt: skip
+
+    def __init__(
+        self, total: int, per_address: int, per_loopback: int, allow: Sequence[Network] = ()
+    ) -> None:
+        self._total = total
+        self._per_address = per_address
+        self._per_loopback = per_loopback
+        self._allow = tuple(allow)  # empty: every address
+        self._counts: Counter[str] = Counter()  # address -> connections, reserved ones included
+        self._reserved: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Make it from the settings, below the number of files that this process may open."""
+        limits = settings.limits
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files == resource.RLIM_INFINITY:
+            files = limits.connections + SPARE_FILES
+        return cls(
+            most_connections(limits.connections, files),
+            limits.connections_per_address,
+            limits.connections_per_loopback_address,
+            settings.tcp.allow,
+        )
+
+    @property
+    def connections(self) -> int:
+        """Connections now, handshakes included."""
+        return self._counts.total()
+
+    def admit(self, address: str | None) -> str | None:
+        """Count a connection and return None, or return why it is refused and count nothing.
+
+        Who was admitted leaves once, by ``leave``.  A place that was reserved is taken first.
+        """
+        name, _ = _named(address)
+        if self._reserved[name]:
+            self._drop(self._reserved, name)
+            return None
+        return self._count(address)
+
+    def leave(self, address: str | None) -> None:
+        """Count a connection out that was admitted."""
+        self._drop(self._counts, _named(address)[0])
+
+    def reserve(self, address: str | None) -> str | None:
+        """As ``admit``, for a connection that must do its TLS handshake first.
+
+        Then either it calls ``admit``, or the listener calls ``give_up``.
+        """
+        reason = self._count(address)
+        if reason is None:
+            self._reserved[_named(address)[0]] += 1
+        return reason
+
+    def give_up(self, address: str | None) -> None:
+        """Count a reserved place out whose connection never came to ``admit``."""
+        name, _ = _named(address)
+        if self._reserved[name]:
+            self._drop(self._reserved, name)
+            self._drop(self._counts, name)
+
+    def _count(self, address: str | None) -> str | None:
+        name, is_loopback = _named(address)
+        reason = self._reason(name, is_loopback=is_loopback)
+        if reason is None:
+            self._counts[name] += 1
+        else:
+            self.refused[reason] += 1
+        return reason
+
+    def _reason(self, name: str, *, is_loopback: bool) -> str | None:
+        if self._allow and name and not self._is_allowed(name):
+            return NOT_ALLOWED
+        if self._counts.total() >= self._total:
+            return TOO_MANY
+        if self._counts[name] >= (self._per_loopback if is_loopback else self._per_address):
+            return TOO_MANY_OF_ADDRESS
+        return None
+
+    def _is_allowed(self, name: str) -> bool:
+        address = parse_address(name)
+        return address is not None and any(
+            address.version == network.version and address in network for network in self._allow
+        )
+
+    @staticmethod
+    def _drop(counts: Counter[str], name: str) -> None:
+        """Subtract one; a name without connections takes no memory."""
+        counts[name] -= 1
+        if counts[name] <= 0:
+            del counts[name]
+
+
+def _named(address: str | None) -> tuple[str, bool]:
+    """Return one name for all spellings of an address, and whether it is of this machine."""
+    if address is None:
+        return "", True
+    parsed = parse_address(address)
+    return (address, False) if parsed is None else (str(parsed), parsed.is_loopback)

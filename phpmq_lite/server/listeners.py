@@ -1,0 +1,289 @@
+"""Opens the PHPMQ listeners: TCP, IPv6, TLS and Unix sockets; hands each connection to a protocol.
+
+Connections are accepted here, not by ``create_server``: so who may not connect, or comes too
+often, is turned away ahead of the TLS handshake, and a handshake that never ends has its place
+counted.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.endpoints import Endpoint, address_text
+from phpmq_lite.server.tls import HANDSHAKE_S, server_context
+from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
+from phpmq_lite.settings import Tcp
+
+__all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_wide_binds"]
+
+Kind = Literal["tcp", "tls", "unix"]
+Dispatch = Literal["ttl", "legacy"]  # the revision that a listener's clients are taken for
+Factory = Callable[[str, str], asyncio.Protocol]  # (kind, dispatch) -> a new connection's protocol
+
+_BACKLOG: Final = 1_024  # waiting for us; the kernel may cut it
+_SHUTDOWN_S: Final = 5.0  # for a TLS peer to answer the end
+_RETRY_S: Final = 1.0  # after a shortage
+_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # IPv6 is off, though the name has it
+
+# A peer without a sign of life for 60 s is asked each 15 s, and given up after 4 silences.
+KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", 0)), 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Listener:
+    """One bound socket."""
+
+    socket: socket.socket
+    address: str  # with the real port
+    kind: Kind
+    dispatch: Dispatch
+    file: tuple[int, int] | None = None  # device and inode of a Unix socket
+    accepting: asyncio.Task[None] | None = None
+
+
+class Listeners:
+    """All PHPMQ listeners of the settings; ``open`` once, ``close`` once.
+
+    ``factory(kind, dispatch)`` makes the protocol of a connection.  With ``gate``, the place of a
+    TLS connection is reserved before its handshake; in any case the protocol calls ``gate.admit``
+    in ``connection_made`` and ``gate.leave`` in ``connection_lost``.
+    """
+
+    def __init__(self, tcp: Tcp, factory: Factory, gate: Admission | None = None) -> None:
+        self._settings = tcp
+        self._factory = factory
+        self._gate = gate
+        self._tls: ssl.SSLContext | None = None
+        self._listeners: list[_Listener] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Open listeners as ``HOST:PORT`` or ``unix:PATH``; those of the older revision last."""
+        return [listener.address for listener in self._listeners]
+
+    async def open(self) -> None:
+        """Bind all, then accept on all; where one fails, none stays open.
+
+        Raises:
+            SettingsError: an address cannot be read, or TLS cannot be used as set.
+            StartRefusedError: an address is taken or not ours.
+        """
+        tcp = self._settings
+        wanted: list[tuple[Endpoint, Dispatch]] = [
+            *((endpoint, "ttl") for endpoint in read_endpoints("tcp.listen", tcp.listen)),
+            *(
+                (endpoint, "legacy")
+                for endpoint in read_endpoints("tcp.legacy_listen", tcp.legacy_listen)
+            ),
+        ]
+        if tcp.tls_cert is not None and tcp.tls_key is not None:
+            self._tls = server_context(tcp.tls_cert, tcp.tls_key, tcp.tls_client_ca)
+        try:
+            for endpoint, dispatch in wanted:
+                await self._bind(endpoint, dispatch)
+            for listener in self._listeners:
+                listener.socket.listen(_BACKLOG)
+        except BaseException:
+            await self.close()
+            raise
+        for listener in self._listeners:
+            listener.accepting = asyncio.create_task(self._accept(listener))
+
+    async def close(self) -> None:
+        """Accept no more and end unfinished handshakes; connections made stay as they are."""
+        tasks = [one.accepting for one in self._listeners if one.accepting is not None]
+        tasks += self._handshakes
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in self._listeners:
+            listener.socket.close()
+            if listener.file is not None:
+                _remove_own(Path(listener.address.removeprefix("unix:")), listener.file)
+        self._listeners.clear()
+
+    # -- binding
+
+    async def _bind(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
+        try:
+            if endpoint.kind == "unix":
+                self._listeners.append(_bind_unix(endpoint.path, dispatch))
+            else:
+                await self._bind_tcp(endpoint, dispatch)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
+
+    async def _bind_tcp(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
+        """Bind every address that the host stands for, but those that this machine lacks."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        missing: OSError | None = None
+        bound = 0
+        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+            try:
+                bound_socket = _bind_address(family, address)
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error
+                continue
+            bound += 1
+            host, port = bound_socket.getsockname()[:2]
+            kind: Kind = "tcp" if self._tls is None else "tls"
+            self._listeners.append(
+                _Listener(bound_socket, address_text(host, port), kind, dispatch)
+            )
+        if missing is not None and not bound:
+            raise missing
+
+    # -- accepting
+
+    async def _accept(self, listener: _Listener) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, peer = await loop.sock_accept(listener.socket)
+            except ConnectionAbortedError:
+                continue  # it went before we came
+            except OSError as error:  # no descriptors or no memory; others must close first
+                if not is_quiet("accept_failed"):
+                    _log.error("accept_failed", listener=listener.address, reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            host = peer[0] if listener.kind != "unix" else None
+            if listener.kind == "tls":
+                task = asyncio.create_task(self._secure(listener, connection, host))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+            else:
+                await self._hand_over(listener, connection)
+
+    async def _secure(
+        self, listener: _Listener, connection: socket.socket, host: str | None
+    ) -> None:
+        """Do the handshake of one connection, in a place of its own."""
+        refusal = self._gate.reserve(host) if self._gate is not None else None
+        if refusal is not None:
+            connection.close()
+            if not is_quiet("turned_away"):
+                _log.warning("turned_away", address=host, reason=refusal)
+            return
+        is_made = False
+        try:
+            is_made = await self._hand_over(listener, connection)
+        finally:
+            if not is_made and self._gate is not None:
+                self._gate.give_up(host)
+
+    async def _hand_over(self, listener: _Listener, connection: socket.socket) -> bool:
+        """Give a connection its protocol; tell whether ``connection_made`` was called."""
+        try:
+            _prepare(connection)
+            protocol = self._factory(listener.kind, listener.dispatch)
+        except Exception as error:  # the listener goes on for others
+            connection.close()
+            _log.error("no_session", listener=listener.address, reason=str(error), exc_info=error)
+            return False
+        secured: dict[str, Any] = {}
+        if listener.kind == "tls":
+            secured = {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": HANDSHAKE_S,
+                "ssl_shutdown_timeout": _SHUTDOWN_S,
+            }
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection, **secured)
+        except OSError as error:  # ssl.SSLError and TimeoutError are among them
+            if not is_quiet("handshake_failed"):
+                _log.warning("handshake_failed", listener=listener.address, reason=str(error))
+            return False
+        return True
+
+
+def _bind_address(family: int, address: Any) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # [::] beside 0.0.0.0 on one port
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
+    """Bind a Unix socket of mode 0600.  Nobody can connect before ``listen``, which comes later."""
+    _remove_stale(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)
+        bound.bind(str(path))
+        path.chmod(0o600)
+        status = path.stat()
+    except BaseException:
+        bound.close()
+        raise
+    file = (status.st_dev, status.st_ino)
+    return _Listener(bound, f"unix:{path}", "unix", dispatch, file)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket that a killed broker left; what somebody answers on is in use."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, f"{path} is there and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pass  # its backlog is full, so somebody is there
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _remove_own(path: Path, file: tuple[int, int]) -> None:
+    """Remove our socket, unless another one has taken its name since."""
+    with suppress(FileNotFoundError):
+        status = path.stat()
+        if (status.st_dev, status.st_ino) == file:
+            path.unlink()
+
+
+def _prepare(connection: socket.socket) -> None:
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for level, option, value in KEEPALIVE:
+        connection.setsockopt(level, option, value)

@@ -1,0 +1,58 @@
+"""Closed by default: what listens beyond this machine must have been decided (security.md 1)."""
+
+from collections.abc import Iterator
+
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.server.endpoints import Endpoint, is_loopback, parse_endpoint
+from phpmq_lite.settings import Settings
+
+
+def read_endpoints(name: str, texts: list[str]) -> list[Endpoint]:
+    """Read the addresses of the setting ``name``; ``none`` stands for no listener.
+
+    Raises:
+        SettingsError: one cannot be read; the message names the setting.
+    """
+    try:
+        return [endpoint for text in texts if (endpoint := parse_endpoint(text)) is not None]
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from None
+
+
+def check_wide_binds(settings: Settings, *, has_admin_user: bool = False) -> None:
+    """Refuse listeners that reach beyond loopback without a decision.
+
+    Raises:
+        SettingsError: names the setting, the address, and what would decide it.
+    """
+    problems = [*_tcp_problems(settings), *_admin_problems(settings, has_user=has_admin_user)]
+    if problems:
+        raise SettingsError("; ".join(problems))
+
+
+def _tcp_problems(settings: Settings) -> Iterator[str]:
+    tcp = settings.tcp
+    is_decided = bool(tcp.allow or tcp.tls_cert or tcp.open)
+    for name, texts in (
+        ("tcp.listen", tcp.listen),
+        ("tcp.legacy_listen", tcp.legacy_listen),
+    ):
+        for endpoint in read_endpoints(name, texts):
+            if not (is_decided or is_loopback(endpoint)):
+                yield (
+                    f"{name} {endpoint} reaches beyond this machine, and whoever can connect can "
+                    "read and publish: name the networks in tcp.allow, or set tcp.tls_cert and "
+                    "tcp.tls_key, or tcp.open = true"
+                )
+
+
+def _admin_problems(settings: Settings, *, has_user: bool) -> Iterator[str]:
+    admin = settings.admin
+    for endpoint in read_endpoints("admin.listen", admin.listen):
+        if is_loopback(endpoint):
+            continue
+        reaches = f"admin.listen {endpoint} reaches beyond this machine"
+        if not has_user:
+            yield f"{reaches} and needs an admin user, and there is none"
+        elif not (admin.trusted_proxies or admin.plaintext):
+            yield f"{reaches}: name the proxy in admin.trusted_proxies, or set admin.plaintext"

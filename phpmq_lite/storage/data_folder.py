@@ -1,0 +1,295 @@
+"""The data folder: one broker's files, private to its account, and who has them open.
+
+``DataFolder.open`` is the first thing a start does, ``close`` the last of a stop.  In between::
+
+    folder = DataFolder.open(path)   # lock, modes, no lost database
+    check_wal(folder)                # wal_guard.py: before SQLite sees the WAL
+    ... open folder.database, migrate, recover ...
+    folder.record(is_running=True, has_messages=True)  # a missing WAL or database is a loss now
+    ... serve ...
+    folder.record(is_running=False)  # before the writable connection closes
+    folder.close()
+"""
+
+import fcntl
+import json
+import os
+import stat
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from phpmq_lite.errors import DataDamagedError, StartRefusedError
+from phpmq_lite.storage.durable import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    create_private,
+    sync_folder,
+    write_whole,
+)
+from phpmq_lite.storage.mounts import network_file_system
+
+DATABASE: Final = "phpmq.db"
+
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
+
+
+@dataclass(slots=True, frozen=True)
+class Meta:
+    """What ``meta.json`` says, so that the loss of the database itself is noticed."""
+
+    created_at: int  # Unix ms
+    has_messages: bool = False  # a message was stored once; never goes back
+    is_running: bool = False  # the database is open for writing, so a WAL lies beside it
+
+
+class DataFolder:
+    """A locked data folder.  The lock is held until ``close`` or the end of the process."""
+
+    __slots__ = ("_lock", "meta", "path")
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock  # descriptor of the file that is locked
+        self.meta = self._read_meta()
+
+    @classmethod
+    def open(cls, path: Path, *, allow_network_fs: bool = False) -> Self:
+        """Create the folder where there is none, take its lock, and look for lost files.
+
+        Afterwards the folder has mode 0700, its files 0600, and there is a database file, empty
+        in a new folder: SQLite gives the mode of that file to the WAL.
+
+        Raises:
+            StartRefusedError: another process has it, it is on a network file system, or the
+                account cannot use it; the message says which.
+            DataDamagedError: the database is missing or empty and should not be.
+        """
+        path = path.absolute()
+        kind = None if allow_network_fs else network_file_system(path)
+        if kind:
+            raise StartRefusedError(
+                f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
+                "memory cannot be trusted; use a local disk, or allow it with "
+                "storage.allow_network_fs (--allow-network-fs)"
+            )
+        try:
+            _make_private(path)
+            lock = _take_lock(path)
+        except OSError as error:
+            raise StartRefusedError(f"cannot use data folder {path}: {error.strerror}") from error
+        try:
+            folder = cls(path, lock)
+            folder.check_database()
+            folder._prepare_files()
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, OSError):
+                raise StartRefusedError(f"cannot use data folder {path}: {error}") from error
+            raise
+        return folder
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.path / DATABASE
+
+    @property
+    def wal(self) -> Path:
+        """SQLite's write-ahead log; it is there while the database is open, or after a crash."""
+        return self.path / f"{DATABASE}-wal"
+
+    @property
+    def shm(self) -> Path:
+        """The index of the WAL, which SQLite makes anew after a crash."""
+        return self.path / f"{DATABASE}-shm"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the command line reaches the running broker."""
+        return self.path / "control.sock"
+
+    @property
+    def meta_file(self) -> Path:
+        """What is known of the database outside of it; written whole, by this class only."""
+        return self.path / "meta.json"
+
+    @property
+    def last_error_file(self) -> Path:
+        """Why the broker stopped at once, if it ever did."""
+        return self.path / "last_error.json"
+
+    def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
+        """Store what changed in ``meta.json``; costs two fsyncs then, and nothing otherwise.
+
+        ``is_running=True`` follows the writer's first transaction, so that the WAL is there.
+        ``is_running=False`` comes before its connection closes, which deletes the WAL: the other
+        way round a kill in between would look like a loss.
+        """
+        meta = replace(
+            self.meta,
+            has_messages=self.meta.has_messages if has_messages is None else has_messages,
+            is_running=self.meta.is_running if is_running is None else is_running,
+        )
+        if meta != self.meta:
+            self._write_meta(meta)
+
+    def write_last_error(self, error: BaseException, at_ms: int) -> bool:
+        """Leave ``last_error.json`` for the next start and the operator; tell whether it is there.
+
+        For fail-stop: raises nothing, waits for no disk.
+        """
+        cause = next((e for e in _causes(error) if hasattr(e, "sqlite_errorcode")), None)
+        told = {
+            "at_ms": at_ms,
+            "error": type(error).__name__,
+            "message": str(error),
+            "sqlite_errorcode": getattr(cause, "sqlite_errorcode", None),
+            "sqlite_errorname": getattr(cause, "sqlite_errorname", None),
+            "pid": os.getpid(),
+        }
+        try:
+            write_whole(self.last_error_file, _as_json(told), sync=False)
+        except OSError:
+            return False
+        return True
+
+    def read_last_error(self) -> dict[str, Any] | None:
+        """Return what ``write_last_error`` left, or None."""
+        return _read_json(self.last_error_file)
+
+    def close(self) -> None:
+        """Release the lock; a second call does nothing.  The file stays: unlinking would race."""
+        if self._lock >= 0:
+            os.ftruncate(self._lock, 0)
+            os.close(self._lock)
+            self._lock = -1
+
+    def check_database(self) -> None:
+        """Look for a database that is gone: SQLite would make a new one, and hide the loss.
+
+        ``open`` does it already.
+
+        Raises:
+            DataDamagedError: it is missing, empty, or no SQLite file, and should not be.
+        """
+        size = _size(self.database)
+        if size:
+            self._check_magic()
+            return
+        state = "missing" if size is None else "empty"
+        if self.wal.exists():
+            sign = f"{self.wal.name} lies beside it"
+        elif self.meta.has_messages:
+            sign = "meta.json tells of messages"
+        else:
+            return
+        raise DataDamagedError(
+            f"{self.database} is {state}, but {sign}: put the database back from where it went "
+            "or from a backup; to begin with an empty one, move the whole folder away"
+        )
+
+    # -- at open
+
+    def _check_magic(self) -> None:
+        with self.database.open("rb") as file:
+            is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+        # A rollback journal means that the first write was cut off: SQLite will undo it.
+        if not is_sqlite and not self.path.joinpath(f"{DATABASE}-journal").exists():
+            raise DataDamagedError(f"{self.database} is not an SQLite database")
+
+    def _prepare_files(self) -> None:
+        known = (self.database, self.wal, self.shm, self.meta_file, self.last_error_file)
+        for file in known:
+            if file.exists() and stat.S_IMODE(file.stat().st_mode) != PRIVATE_FILE:
+                file.chmod(PRIVATE_FILE)
+        if not self.database.exists():
+            os.close(create_private(self.database))
+        if not self.meta_file.exists():
+            self._write_meta(self.meta)
+
+    def _read_meta(self) -> Meta:
+        """Read ``meta.json``; where it is unreadable or gone, a database speaks for messages."""
+        told = _read_json(self.meta_file)
+        if told is None:
+            may_have = self.meta_file.exists() or bool(_size(self.database))
+            return Meta(time.time_ns() // 1_000_000, has_messages=may_have)
+        return Meta(
+            created_at=int(told.get("created_at", 0)),
+            has_messages=bool(told.get("has_messages", True)),
+            is_running=bool(told.get("is_running", False)),
+        )
+
+    def _write_meta(self, meta: Meta) -> None:
+        write_whole(self.meta_file, _as_json({"format": 1, **asdict(meta)}))
+        self.meta = meta
+
+
+def _make_private(path: Path) -> None:
+    """Make the folder, or take the rights of others on it away."""
+    if path.exists() and not path.is_dir():
+        raise StartRefusedError(f"data folder {path} is a file")
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    for folder in made:
+        sync_folder(folder.parent)
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode == PRIVATE_FOLDER:
+        return
+    if mode & stat.S_ISVTX:
+        raise StartRefusedError(f"{path} is shared by all accounts; name a folder of its own")
+    if status.st_uid == os.geteuid():
+        path.chmod(PRIVATE_FOLDER)
+    elif mode & stat.S_IRWXO:
+        raise StartRefusedError(
+            f"{path} belongs to account {status.st_uid} and is open to others (mode {mode:04o}); "
+            "it needs mode 0700"
+        )
+
+
+def _take_lock(path: Path) -> int:
+    """Lock the file ``lock``, write our pid into it, and return its descriptor."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        os.fchmod(fd, PRIVATE_FILE)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).strip().decode("ascii", "replace") or "unknown"
+        os.close(fd)
+        raise StartRefusedError(f"{path} is in use by phpmq-lite, pid {holder}") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of a file, None where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _as_json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,54 @@
+"""Files that only their owner reads and that a power cut leaves whole, old or new."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+PRIVATE_FILE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
+
+
+def create_private(path: Path) -> int:
+    """Create ``path`` with mode 0600 whatever the umask, and return it open for writing.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+    os.fchmod(fd, PRIVATE_FILE)  # a umask can only take bits away, this gives them back
+    return fd
+
+
+def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Replace ``path`` so that a reader, also one after a power cut, sees it old or new.
+
+    ``sync=False`` is for a dying process: nobody waits for a disk that may not answer.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(create_private(temporary), "wb") as file:
+        file.write(content)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the content of ``path`` is on the disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in the folder ``path`` are on the disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

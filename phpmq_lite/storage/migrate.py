@@ -1,0 +1,213 @@
+"""Brings the schema up to date: numbered SQL files, in order, each in one transaction.
+
+A new migration:
+
+1. Add ``migrations/NNNN_what_it_does.sql`` with the next number; NNNN has four digits and no
+   number is left out.  A released file is never edited: start refuses where one was.
+2. Write plain statements, each ended by a semicolon, with the unit of every new column as a
+   comment.  No BEGIN, COMMIT, ATTACH, VACUUM or PRAGMA: the file runs inside one transaction,
+   and ``user_version`` is set to NNNN in the same one.
+3. Filling a column of a large table stalls the start.  Add it with a default, and fill it behind.
+4. Keep a database of the version before for the test that opens each older one.
+
+Synchronous: it runs in the writer's thread, and in ``phpmq-lite migrate``.
+"""
+
+import hashlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
+from phpmq_lite.storage.durable import create_private, sync_file, sync_folder
+from phpmq_lite.storage.statements import load
+
+_FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
+_NOT_INSIDE: Final = {
+    sqlite3.SQLITE_PRAGMA,
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_SAVEPOINT,
+    sqlite3.SQLITE_ATTACH,
+    sqlite3.SQLITE_DETACH,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Migration:
+    """One numbered file."""
+
+    number: int
+    name: str  # 0001_initial
+    sql: str
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the text, by which a later change is noticed."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+def read_migrations(folder: Path) -> list[Migration]:
+    """Read the numbered files of ``folder`` in order.
+
+    Raises:
+        StartRefusedError: there are none, or a number is missing or there twice.
+    """
+    found = []
+    for path in sorted(folder.glob("*.sql")):
+        match = _FILE_NAME.fullmatch(path.name)
+        if match is None:
+            raise StartRefusedError(f"{path} is not named NNNN_what_it_does.sql")
+        found.append(Migration(int(match[1]), path.stem, path.read_text(encoding="utf-8")))
+    if not found or [m.number for m in found] != list(range(1, len(found) + 1)):
+        numbers = ", ".join(str(m.number) for m in found) or "none"
+        raise StartRefusedError(f"migrations in {folder} are not 1, 2, 3, …: {numbers}")
+    return found
+
+
+def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
+    """Return the migrations of ``folder`` that the database lacks, in order; changes nothing.
+
+    Raises:
+        StartRefusedError: the database is newer than ``folder``, is not ours, or was made with
+            another text of a migration.
+        DataDamagedError: the file is damaged or no database.
+    """
+    migrations = read_migrations(folder)
+    try:
+        version = _version(connection)
+        _check_known(connection, migrations, version)
+    except sqlite3.DatabaseError as error:
+        raise _refusal("cannot read the schema", error) from error
+    return migrations[version:]
+
+
+def migrate(
+    connection: sqlite3.Connection,
+    folder: Path,
+    *,
+    before: Callable[[Migration], None] | None = None,
+) -> list[str]:
+    """Apply what is pending and return the names, in order; ``folder`` has the numbered files.
+
+    A database that has a schema already is first copied to ``before-migration-NNNN.db`` beside
+    it, NNNN being the first number applied.  ``before`` is called ahead of each migration.
+    The connection is in no transaction and has ``isolation_level=None``.
+
+    Raises:
+        StartRefusedError: as ``pending``; or the copy or a migration failed.  The migrations
+            ahead of the failed one stay, nothing of it does.
+        DataDamagedError: the file is damaged or no database.
+    """
+    waiting = pending(connection, folder)
+    if waiting and waiting[0].number > 1:
+        back_up(connection, waiting[0].number)
+    for migration in waiting:
+        if before is not None:
+            before(migration)
+        try:
+            _apply(connection, migration)
+        except sqlite3.Error as error:
+            raise _refusal(f"migration {migration.name} failed and was undone", error) from error
+    return [migration.name for migration in waiting]
+
+
+def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
+    """Copy the database to ``before-migration-NNNN.db`` beside it, in place of an older copy.
+
+    A database in memory has no place beside it: None.
+
+    Raises:
+        StartRefusedError: the copy failed; mostly there is no space for it.
+    """
+    database = connection.execute("PRAGMA database_list").fetchone()[2]
+    if not database:
+        return None
+    copy = Path(database).with_name(f"before-migration-{number:04d}.db")
+    temporary = copy.with_name(f".{copy.name}.new")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.close(create_private(temporary))  # SQLite takes an empty file, and keeps its mode
+        connection.execute("VACUUM INTO ?", (str(temporary),))
+        sync_file(temporary)
+        temporary.replace(copy)
+        sync_folder(copy.parent)
+    except (OSError, sqlite3.Error) as error:
+        temporary.unlink(missing_ok=True)
+        raise _refusal(f"cannot copy the database to {copy} ahead of a migration", error) from error
+    return copy
+
+
+def split_statements(sql: str) -> Iterator[str]:
+    """Yield the statements of a file one by one; triggers and strings keep their semicolons."""
+    statement = ""
+    for piece in re.split(r"(?<=;)", sql):
+        statement += piece
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement  # comments, or an unfinished statement that SQLite will complain of
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    sql = load("migrate")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.set_authorizer(_authorize)
+        try:
+            for statement in split_statements(migration.sql):
+                connection.execute(statement)
+        finally:
+            connection.set_authorizer(None)
+        connection.execute(sql["create_migration_table"])
+        row = (migration.number, migration.name, migration.sha256, time.time_ns() // 1_000_000)
+        connection.execute(sql["add_migration"], row)
+        connection.execute(f"PRAGMA user_version = {migration.number}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _authorize(action: int, *_: str | None) -> int:
+    """Refuse what would end the transaction or leave the file."""
+    return sqlite3.SQLITE_DENY if action in _NOT_INSIDE else sqlite3.SQLITE_OK
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
+    """Refuse a schema that these migrations did not make."""
+    sql = load("migrate")
+    newest = migrations[-1].number
+    if version > newest:
+        raise StartRefusedError(
+            f"the database has schema version {version}, this phpmq-lite knows up to {newest}: "
+            "install the version that made it or a newer one"
+        )
+    tables = {name for (name,) in connection.execute(sql["tables"])}
+    if ("migration" in tables) != (version > 0) or (tables and not version):
+        raise StartRefusedError("the database was not made by phpmq-lite")
+    applied = dict(connection.execute(sql["applied"]).fetchall()) if version else {}
+    for migration in migrations[:version]:
+        if applied.get(migration.number) != migration.sha256:
+            raise StartRefusedError(
+                f"migration {migration.name} is not the one that made this database: "
+                "it was changed after its release"
+            )
+
+
+def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:
+    """Return the error to raise: damage is another matter than a migration that does not work."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DataDamagedError(f"{what}: {error}")
+    return StartRefusedError(f"{what}: {error}")

@@ -1,0 +1,186 @@
+"""What the history gives up: by age, rows and bytes, from the front, in slices that do not stall.
+
+Ordinary rows (acked, expired, dead) and deleted rows have a front and bounds of their own, so that
+one large purge does not push other history out: deleted rows may take ``deleted_share`` of rows and
+bytes, the others have the rest.  Rows keep their ``offset``, and AUTOINCREMENT gives none twice, so
+a reader that stands behind both fronts sees every number.
+
+Nothing is counted here: the writer adds to the totals in the table ``counter`` (``history_rows``,
+``history_bytes`` without deleted rows; ``deleted_rows``, ``deleted_bytes``), ``step`` subtracts.
+It keeps ``history_lo`` and ``deleted_lo`` there too: the first offset that may still be there.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
+from phpmq_lite.storage.statements import load
+
+ROWS_PER_STEP: Final = 1_000
+STEP_S: Final = 0.02
+_ROWS_AT_ONCE: Final = 100  # between two looks at the time
+_BYTES_AT_ONCE: Final = 1 << 20  # SQLite reads each page of a large body to free it
+_DAY_MS: Final = 86_400_000
+
+Row = tuple[int, int, int, int, int]  # offset, seq, size, settled_at, is_passed
+
+
+@dataclass(slots=True, frozen=True)
+class RetentionBounds:
+    """How much settled history, and how many receipt keys, stay."""
+
+    age_ms: int = 7 * _DAY_MS  # since settled_at, wall clock; <= stays
+    rows: int = 5_000_000  # deleted ones included
+    bytes: int = 2 << 30  # of bodies, deleted ones included
+    deleted_share: float = 0.1  # part of rows and bytes that deleted messages may take
+    receipts: int = 100_000  # keys
+    receipt_window_ms: int = 600_000  # of a key behind the newest; younger ones stay
+
+    def share_of_deleted(self) -> tuple[int, int]:
+        """Return the rows and bytes that deleted messages may take."""
+        return int(self.rows * self.deleted_share), int(self.bytes * self.deleted_share)
+
+    def share_of_others(self) -> tuple[int, int]:
+        """Return the rows and bytes that all other settled messages may take."""
+        rows, size = self.share_of_deleted()
+        return self.rows - rows, self.bytes - size
+
+
+@dataclass(slots=True)
+class Slice:
+    """The next rows that leave, and where the front stands without them."""
+
+    lo: int  # the first offset that may still be there afterwards
+    excess_rows: int  # above the bound; <= 0: within
+    excess_bytes: int
+    cutoff_ms: int  # settled before: too old
+    offsets: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+    def take(self, rows: Iterable[Row]) -> None:
+        """Take rows, in order, up to the first that stays, or about a mebibyte of bodies."""
+        for offset, seq, size, settled_at, is_passed in rows:
+            if not is_passed:
+                is_over = self.excess_rows > 0 or self.excess_bytes > 0
+                if not is_over and settled_at >= self.cutoff_ms:
+                    return
+                if self.offsets and self.bytes + size > _BYTES_AT_ONCE:
+                    return
+                self.offsets.append(offset)
+                self.seqs.append(seq)
+                self.bytes += size
+                self.excess_rows -= 1
+                self.excess_bytes -= size
+            self.lo = offset + 1
+
+
+def step(
+    connection: sqlite3.Connection,
+    bounds: RetentionBounds,
+    now_wall_ms: int,
+    *,
+    timer: Callable[[], float] = time.monotonic,
+) -> int:
+    """Remove what is past its bounds, at most 1,000 rows or for 20 ms, in one transaction.
+
+    Runs in the writer's thread, outside of a batch.  Returns the rows removed from history and
+    receipts, or 1 if it only came nearer to one; 0: nothing is left to do for now.  Call it again
+    soon while it is above 0.  Not to be called while the wall clock is in doubt.
+
+    Raises:
+        StorageFullError: nothing was removed; deleting needs space in the WAL too.
+        OutcomeUnknownError: fail-stop, as for a batch.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        done = _Step(connection, timer).run(bounds, now_wall_ms)
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+            name = getattr(error, "sqlite_errorname", type(error).__name__)
+            raise OutcomeUnknownError(f"{name}: {error}") from error
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise StorageFullError("no space to remove old history") from error
+    return done
+
+
+class _Step:
+    """One slice, inside its transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, timer: Callable[[], float]) -> None:
+        self._execute = connection.execute
+        self._sql = load("retention")
+        self._timer = timer
+        self._ends_at = timer() + STEP_S
+        self._removed = 0
+        self._has_moved = False
+
+    def run(self, bounds: RetentionBounds, now_ms: int) -> int:
+        cutoff_ms = now_ms - bounds.age_ms
+        self._trim("history", "next_settled", bounds.share_of_others(), cutoff_ms)
+        self._trim("deleted", "next_deleted", bounds.share_of_deleted(), cutoff_ms)
+        self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
+        return self._removed or int(self._has_moved)
+
+    @property
+    def _room(self) -> int:
+        """How many more rows may go; at least one slice is done however slow the disk."""
+        is_late = self._has_moved and self._timer() >= self._ends_at
+        return 0 if is_late else ROWS_PER_STEP - self._removed
+
+    def _trim(self, name: str, pick: str, most: tuple[int, int], cutoff_ms: int) -> None:
+        """Move one front: pick the next rows and remove those that are past a bound."""
+        counters: dict[str, int] = dict(self._execute(self._sql["fronts"]).fetchall())
+        rows, size = counters.get(f"{name}_rows", 0), counters.get(f"{name}_bytes", 0)
+        lo = counters.get(f"{name}_lo", 0)
+        while room := self._room:
+            part = Slice(lo, rows - most[0], size - most[1], cutoff_ms)
+            limit = min(room, _ROWS_AT_ONCE)
+            part.take(self._execute(self._sql[pick], {"lo": lo, "limit": limit}).fetchall())
+            if part.lo == lo:
+                return
+            self._has_moved = True
+            if not self._remove_events(part.seqs):
+                continue  # the same rows once more, if there is time
+            self._remove(name, part)
+            lo, rows, size = part.lo, rows - len(part.offsets), size - part.bytes
+
+    def _remove_events(self, seqs: list[int]) -> bool:
+        """Remove events of what leaves; tell whether all are gone."""
+        given = {"seqs": json.dumps(seqs), "limit": ROWS_PER_STEP}
+        return bool(self._execute(self._sql["remove_events"], given).rowcount < ROWS_PER_STEP)
+
+    def _remove(self, name: str, part: Slice) -> None:
+        if part.offsets:
+            self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(part.seqs)})
+            self._execute(self._sql["remove_settled"], {"offsets": json.dumps(part.offsets)})
+            self._count(f"{name}_rows", -len(part.offsets))
+            self._count(f"{name}_bytes", -part.bytes)
+            self._removed += len(part.offsets)
+        self._execute(load("live")["set_counter"], (f"{name}_lo", part.lo))
+
+    def _count(self, name: str, number: int) -> None:
+        self._execute(load("live")["add_counter"], (name, number))
+
+    def _trim_receipts(self, most: int, window_ms: int) -> None:
+        """Remove the oldest keys.  Their age is measured from the newest key, not from a clock.
+
+        So a clock that was set can make no key forgotten too early; the last window stays.
+        """
+        ends: tuple[Any, ...] | None = self._execute(self._sql["receipt_ends"]).fetchone()
+        room = self._room
+        if ends is None or not room:
+            return
+        oldest, newest, newest_at = ends
+        hi = min(oldest + room - 1, newest)
+        given = {"lo": oldest, "hi": hi, "floor": newest - most, "cutoff": newest_at - window_ms}
+        kept = self._execute(self._sql["first_kept_receipt"], given).fetchone()[0]
+        end = hi + 1 if kept is None else kept
+        if end > oldest:
+            self._removed += self._execute(self._sql["remove_receipts"], {"end": end}).rowcount

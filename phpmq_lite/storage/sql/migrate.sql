@@ -1,0 +1,19 @@
+-- Which migrations made this database.
+
+-- name: create_migration_table
+-- sha256: of the file's text, in hex.  applied_at: Unix ms.
+CREATE TABLE IF NOT EXISTS migration (
+  number INTEGER PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL,
+  applied_at INTEGER NOT NULL);
+
+-- name: add_migration
+-- parameters: number, name, sha256, applied_at
+INSERT INTO migration (number, name, sha256, applied_at) VALUES (?, ?, ?, ?);
+
+-- name: applied
+-- columns: number, sha256
+SELECT number, sha256 FROM migration;
+
+-- name: tables
+-- columns: name
+SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\_%' ESCAPE '\';

@@ -1,0 +1,63 @@
+-- What retention takes away: history from its two fronts with bodies and events, and receipt keys.
+-- "What leaves" is a JSON list, so that one text serves every number of rows.
+
+-- name: fronts
+-- Totals and fronts; a counter that is not there is 0.
+-- columns: name, value
+SELECT name, value FROM counter WHERE name IN ('history_rows', 'history_bytes', 'history_lo',
+  'deleted_rows', 'deleted_bytes', 'deleted_lo');
+
+-- name: next_settled
+-- The next rows in order; deleted ones, which have a front of their own, are to be passed over.
+-- parameters: lo (offset, inclusive); limit
+-- columns: offset, seq, size, settled_at, is_passed
+-- index: INTEGER PRIMARY KEY
+SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
+WHERE "offset" >= :lo ORDER BY "offset" LIMIT :limit;
+
+-- name: next_deleted
+-- The next deleted rows in order.
+-- parameters: lo (offset, inclusive); limit
+-- columns: offset, seq, size, settled_at, is_passed (never)
+-- index: history_deleted
+SELECT "offset", seq, size, settled_at, 0 FROM history
+WHERE outcome = 5 AND "offset" >= :lo ORDER BY "offset" LIMIT :limit;
+
+-- name: remove_events
+-- At most so many events of what leaves: a message may have any number of them.
+-- parameters: seqs (JSON list); limit
+-- index: event_seq
+DELETE FROM event WHERE event_id IN (
+  SELECT event_id FROM event WHERE seq IN (SELECT value FROM json_each(:seqs))
+    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
+  LIMIT :limit);
+
+-- name: remove_bodies
+-- Bodies of what leaves, but never one that a message alive has.
+-- parameters: seqs (JSON list)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
+
+-- name: remove_settled
+-- parameters: offsets (JSON list)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
+
+-- name: receipt_ends
+-- The oldest and the newest key; no row where there is none.
+-- columns: n of the oldest; n and at_ms (steady) of the newest
+-- index: INTEGER PRIMARY KEY
+SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
+
+-- name: first_kept_receipt
+-- The first key in a range that still counts.
+-- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
+-- columns: n, or NULL
+-- index: INTEGER PRIMARY KEY
+SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms > :cutoff;
+
+-- name: remove_receipts
+-- parameters: end (n, exclusive)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM receipt WHERE n < :end;

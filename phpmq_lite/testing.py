@@ -1,0 +1,158 @@
+"""For tests, ours and those of users: a clock to turn, a broker in this process, one of its own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phpmq_lite.clock import Clock
+from phpmq_lite.model import Now
+from phpmq_lite.service import Service
+from phpmq_lite.settings import Settings
+
+
+class FakeClock(Clock):
+    """Time that passes only when told to."""
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        super().__init__()
+        self.wall_ms = self.steady_ms = start_ms
+
+    def now(self) -> Now:
+        """Return the time that was set."""
+        return Now(self.wall_ms, self.steady_ms)
+
+    def advance(self, seconds: float) -> None:
+        """Let both clocks go on."""
+        self.wall_ms += round(seconds * 1_000)
+        self.steady_ms += round(seconds * 1_000)
+
+
+@dataclass
+class Running:
+    """A broker that runs in this process: where it listens, and the service itself."""
+
+    service: Service
+    host: str
+    port: int
+    legacy_port: int
+    admin_url: str
+    data: Path
+
+
+def settings_for(data: Path, **sections: Any) -> Settings:
+    """Return settings for a broker on free loopback ports; ``sections`` override, by section."""
+    tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
+    admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
+    return Settings(data=data, tcp=tcp, admin=admin, **sections)
+
+
+@asynccontextmanager
+async def running_service(data: Path, **sections: Any) -> AsyncIterator[Running]:
+    """Run a broker in this process on free ports, and drain it at the end."""
+    service = Service(settings_for(data, **sections), lambda _line: None)
+    task = asyncio.create_task(service.run())
+    ready = asyncio.create_task(service.wait_ready())
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        ready.cancel()
+        await task
+    ports = [int(address.rpartition(":")[2]) for address in service.phpmq]
+    try:
+        yield Running(
+            service,
+            "127.0.0.1",
+            ports[0] if ports else 0,
+            ports[1] if len(ports) > 1 else 0,
+            service.admin[0] if service.admin else "",
+            data,
+        )
+    finally:
+        service.stop()
+        await task
+
+
+@dataclass
+class BrokerProcess:
+    """A broker in a process of its own, for what kills it.  Free ports are kept over restarts."""
+
+    data: Path
+    flags: list[str] = field(default_factory=list)
+    phpmq: list[str] = field(default_factory=list)  # addresses, once started
+    admin: list[str] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it and return when it listens.
+
+        Raises:
+            RuntimeError: it ended instead; the message has its exit code and its last words.
+        """
+        listen = self.phpmq[0] if self.phpmq else "127.0.0.1:0"
+        command = [
+            sys.executable, "-m", "phpmq_lite", "serve", "--data", str(self.data),
+            "--listen", listen, "--legacy-listen", "none", *self.flags,
+        ]  # fmt: skip
+        with self.log.open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ
+            )
+        self.phpmq, self.admin = [], []
+        for line in self.process.stdout or ():
+            word, kind, address = line.split()
+            if word == "listening":
+                (self.phpmq if kind == "phpmq" else self.admin).append(address)
+            if self.phpmq:
+                return
+        code = self.process.wait()
+        raise RuntimeError(f"exit code {code}: {self.log.read_text(encoding='utf-8')[-2_000:]}")
+
+    @property
+    def log(self) -> Path:
+        """What it wrote to standard error, over all starts."""
+        return self.data.with_name(self.data.name + ".log")
+
+    @property
+    def port(self) -> int:
+        """Port of its PHPMQ listener."""
+        return int(self.phpmq[0].rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return 0 if self.process is None else self.process.pid
+
+    def kill(self) -> None:
+        """End it as a crash does, with SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """Have it drain, with SIGTERM; return its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.communicate(timeout=30)
+        code = self.process.returncode
+        self.process = None
+        return code
+
+
+@contextmanager
+def broker_process(data: Path, *flags: str) -> Iterator[BrokerProcess]:
+    """Run a broker in a process of its own; it is killed at the end."""
+    broker = BrokerProcess(data, list(flags))
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.kill()

@@ -1,0 +1,109 @@
+"""Listen addresses: every form that is read, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.server.endpoints import Endpoint, is_loopback, parse_address, parse_endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("127.0.0.1:9100", Endpoint("tcp", "127.0.0.1", 9100)),
+        ("localhost:0", Endpoint("tcp", "localhost", 0)),
+        ("broker.example.com:65535", Endpoint("tcp", "broker.example.com", 65_535)),
+        (" 0.0.0.0:9100 ", Endpoint("tcp", "0.0.0.0", 9100)),
+        ("[::1]:9100", Endpoint("tcp", "::1", 9100)),
+        ("[::]:9100", Endpoint("tcp", "::", 9100)),
+        ("[fe80::1%eth0]:9100", Endpoint("tcp", "fe80::1%eth0", 9100)),
+        ("unix:/run/phpmq.sock", Endpoint("unix", path=Path("/run/phpmq.sock"))),
+        ("unix:relative/a b:c", Endpoint("unix", path=Path("relative/a b:c"))),
+        ("none", None),
+    ],
+)
+def test_text_is_read(text: str, endpoint: Endpoint | None) -> None:
+    assert parse_endpoint(text) == endpoint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "9100",
+        "127.0.0.1",
+        "127.0.0.1:",
+        ":9100",
+        "127.0.0.1:65536",
+        pytest.param("127.0.0.1:" + "9" * 5_000, id="many digits"),
+        "127.0.0.1:-1",
+        "127.0.0.1:+1",
+        "127.0.0.1:١٢",  # digits, but not ours
+        "127.0.0.1:9_1",
+        "a b:9100",
+        "::1:9100",
+        "[::1]",
+        "[::1:9100",
+        "[]:9100",
+        "[127.0.0.1]:9100",
+        "[nonsense]:9100",
+        "unix:",
+        "unix:a\0b",
+        pytest.param("unix:/" + "a" * 107, id="long path"),
+    ],
+)
+def test_text_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError):
+        parse_endpoint(text)
+
+
+def test_unix_path_of_the_greatest_length_is_read() -> None:
+    path = "/" + "a" * 106
+    assert parse_endpoint(f"unix:{path}") == Endpoint("unix", path=Path(path))
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9100", "[::1]:0", "unix:/run/a b", "localhost:1"])
+def test_endpoint_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_endpoint(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.9.9:1", True),
+        ("[::1]:1", True),
+        ("[::ffff:127.0.0.1]:1", True),
+        ("localhost:1", True),
+        ("LOCALHOST:1", True),
+        ("unix:/run/x", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("192.168.1.5:1", False),
+        ("[::ffff:10.0.0.1]:1", False),
+        ("localhost.example.com:1", False),  # a name is what a resolver says
+        ("0:1", False),
+    ],
+)
+def test_only_this_machine_is_loopback(text: str, expected: bool) -> None:
+    endpoint = parse_endpoint(text)
+    assert endpoint is not None
+    assert is_loopback(endpoint) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("2001:DB8::0:1", "2001:db8::1"),
+    ],
+)
+def test_address_has_one_name(text: str, name: str) -> None:
+    assert str(parse_address(text)) == name
+
+
+def test_host_name_is_no_address() -> None:
+    assert parse_address("localhost") is None

@@ -1,0 +1,28 @@
+"""A migration's text falls into statements where SQLite says so."""
+
+import pytest
+
+from phpmq_lite.storage.migrate import split_statements
+
+
+@pytest.mark.parametrize(
+    ("text", "statements"),
+    [
+        ("", []),
+        ("SELECT 1;", ["SELECT 1;"]),
+        ("SELECT 1;\nSELECT 2;\n", ["SELECT 1;", "\nSELECT 2;"]),
+        ("SELECT ';'; SELECT \";\";", ["SELECT ';';", ' SELECT ";";']),
+        ("-- a; b\nSELECT 1; -- c;\n", ["-- a; b\nSELECT 1;", " -- c;\n"]),
+        ("/* ; */ SELECT 1;", ["/* ; */ SELECT 1;"]),
+        ("SELECT 1", ["SELECT 1"]),  # SQLite takes it, or says what is missing
+        (
+            "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; DELETE FROM c; END; SELECT 1;",
+            [
+                "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; DELETE FROM c; END;",
+                " SELECT 1;",
+            ],
+        ),
+    ],
+)
+def test_text_falls_into_statements(text: str, statements: list[str]) -> None:
+    assert list(split_statements(text)) == statements

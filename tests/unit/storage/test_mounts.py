@@ -1,0 +1,46 @@
+"""Which mount a path is on, and which kinds are refused."""
+
+import pytest
+
+from phpmq_lite.storage.mounts import NETWORK, Mount, mount_of, parse_mounts
+
+TEXT = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:45 / /home/ann/share rw,nosuid - nfs4 nas:/ann rw,vers=4.2
+31 22 0:46 / /mnt/with\\040blank rw master:2 shared:3 - fuse.sshfs ann@host: rw
+32 22 0:47 / /home/ann/share rw - tmpfs tmpfs rw
+not a mount
+"""
+
+
+def test_mounts_are_read_with_their_escapes() -> None:
+    assert parse_mounts(TEXT) == [
+        Mount("/", "ext4"),
+        Mount("/home/ann/share", "nfs4"),
+        Mount("/mnt/with blank", "fuse.sshfs"),
+        Mount("/home/ann/share", "tmpfs"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/ann", "ext4"),
+        ("/home/ann/shared", "ext4"),  # a name that only begins the same
+        ("/mnt/with blank/data/phpmq.db", "fuse.sshfs"),
+        ("/home/ann/share/data", "tmpfs"),  # mounted over the other
+    ],
+)
+def test_path_is_on_its_deepest_and_latest_mount(path: str, kind: str) -> None:
+    found = mount_of(path, parse_mounts(TEXT))
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_path_is_on_no_mount_when_none_is_known() -> None:
+    assert mount_of("/data", []) is None
+
+
+def test_local_kinds_are_not_of_the_network() -> None:
+    assert not NETWORK & {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs", "fuseblk"}
