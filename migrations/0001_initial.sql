@@ -87,7 +87,7 @@ CREATE TABLE client (                     -- one row a connection
   reason TEXT                             -- why it closed
 );
 INSERT INTO client (client, kind, address, opened_at) VALUES (0, 'admin', 'admin', 0);
-CREATE INDEX client_open ON client (client) WHERE closed_at IS NULL;
+CREATE INDEX client_closed ON client (closed_at);
 
 CREATE TABLE receipt (                    -- keys of confirmed publishes, oldest first
   n INTEGER PRIMARY KEY AUTOINCREMENT,

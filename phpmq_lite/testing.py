@@ -63,7 +63,11 @@ async def running_service(data: Path, **sections: Any) -> AsyncIterator[Running]
     if task.done():
         ready.cancel()
         await task
-    ports = [int(address.rpartition(":")[2]) for address in service.phpmq]
+    ports = [
+        int(address.rpartition(":")[2])
+        for address in service.phpmq
+        if not address.startswith("unix:")
+    ]
     try:
         yield Running(
             service,
@@ -84,12 +88,13 @@ class BrokerProcess:
 
     data: Path
     flags: list[str] = field(default_factory=list)
+    listeners: int = 1  # of PHPMQ that the flags ask for, the first one included
     phpmq: list[str] = field(default_factory=list)  # addresses, once started
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it and return when it listens.
+        """Start it and return when all its listeners are open.
 
         Raises:
             RuntimeError: it ended instead; the message has its exit code and its last words.
@@ -108,9 +113,9 @@ class BrokerProcess:
             word, kind, address = line.split()
             if word == "listening":
                 (self.phpmq if kind == "phpmq" else self.admin).append(address)
-            if self.phpmq:
+            if len(self.phpmq) == self.listeners:
                 return
-        code = self.process.wait()
+        code = self._end(signal.SIGKILL)
         raise RuntimeError(f"exit code {code}: {self.log.read_text(encoding='utf-8')[-2_000:]}")
 
     @property
@@ -148,9 +153,12 @@ class BrokerProcess:
 
 
 @contextmanager
-def broker_process(data: Path, *flags: str) -> Iterator[BrokerProcess]:
-    """Run a broker in a process of its own; it is killed at the end."""
-    broker = BrokerProcess(data, list(flags))
+def broker_process(data: Path, *flags: str, listeners: int = 1) -> Iterator[BrokerProcess]:
+    """Run a broker in a process of its own; it is killed at the end.
+
+    Its first listener is a free port of loopback; ``flags`` may ask for more ``listeners``.
+    """
+    broker = BrokerProcess(data, list(flags), listeners)
     broker.start()
     try:
         yield broker

@@ -193,8 +193,14 @@ class Broker:
             return
         connection.is_open = False
         del self.connections[connection.number]
-        for consumer in list(connection.consumers.values()):
-            self._end_consumer(consumer, "connection ended", is_charged=True)
+        consumers = list(connection.consumers.values())
+        oldest = min(
+            (next(iter(consumer.held.values())) for consumer in consumers if consumer.held),
+            key=lambda message: message.held_since_ms,
+            default=None,
+        )
+        for consumer in consumers:
+            self._end_consumer(consumer, "connection ended", charged=oldest)
         if connection.parked is not None:
             connection.parked.parked.discard(connection)
         self.lives.limited.discard(connection)
@@ -291,7 +297,7 @@ class Broker:
             return Result.CLOSE
         former = connection.consumers.get(queue.queue_id)
         if former is not None:
-            self._end_consumer(former, "credit replaced", is_charged=False, is_leaving=count == 0)
+            self._end_consumer(former, "credit replaced", is_leaving=count == 0)
         if count == 0:
             return Result.DONE
         consumer = Consumer(connection, queue, min(count, self.limits.credit))
@@ -304,7 +310,12 @@ class Broker:
         return Result.DONE
 
     def _end_consumer(
-        self, consumer: Consumer, detail: str, *, is_charged: bool, is_leaving: bool = True
+        self,
+        consumer: Consumer,
+        detail: str,
+        *,
+        charged: Message | None = None,
+        is_leaving: bool = True,
     ) -> None:
         queue, connection = consumer.queue, consumer.connection
         del connection.consumers[queue.queue_id]
@@ -313,8 +324,7 @@ class Broker:
         if is_leaving and not queue.consumers:
             self._close_window(queue)
         for message in list(consumer.held.values()):
-            self.lives.give_back(message, detail, is_charged=is_charged)
-            is_charged = False  # only the oldest
+            self.lives.give_back(message, detail, is_charged=message is charged)
         if consumer.in_turn:
             queue.turns.remove(consumer)
         if queue.window is not None:
@@ -468,7 +478,8 @@ class Broker:
         queue.settings = settings_of(queue.row, self.lives.defaults)
         self.lives.batch.configured.append(queue.row)
         self.lives.hungry[queue.queue_id] = queue
-        self._note_timeouts([m for c in queue.consumers.values() for m in c.held.values()])
+        if "ack_timeout_s" in changes:
+            self._next_timeout_ms = self.lives.now.steady_ms  # look at all that is held anew
         self.lives.unpark(queue)
         self.lives.batch.answers.append((answer, asdict(queue.settings)))
 

@@ -256,6 +256,7 @@ class Lives:
 
     def _is_poison(self, message: Message, queue: Queue) -> bool:
         message.charged += 1
+        self.batch.changed[message.seq] = message  # for its history row, should it die of it
         limit = queue.settings.max_deliveries
         return 0 < limit <= message.charged
 

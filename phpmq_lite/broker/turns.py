@@ -80,7 +80,12 @@ def _ask_for_page(lives: Lives, queue: Queue, window: Window) -> None:
 
 def _ask_for_bodies(lives: Lives, window: Window) -> bool:
     """Ask for the bodies of the next messages, at least one; they come after this batch."""
-    room = lives.limits.window_bytes
+    limits = lives.limits
+    if window.body_bytes > limits.window_bytes // 2:
+        window.drop_bodies()  # they stand behind, and the next ones need the room
+    room = min(
+        limits.window_bytes - window.body_bytes, limits.bodies_bytes - window.bodies.total_bytes
+    )
     for message in window.upcoming(_BODIES_AHEAD):
         if message.body is None:
             lives.batch.body_seqs.add(message.seq)

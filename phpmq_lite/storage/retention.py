@@ -126,6 +126,7 @@ class _Step:
         self._trim("history", "next_settled", bounds.share_of_others(), cutoff_ms)
         self._trim("deleted", "next_deleted", bounds.share_of_deleted(), cutoff_ms)
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
+        self._trim_clients(cutoff_ms)
         return self._removed or int(self._has_moved)
 
     @property
@@ -184,3 +185,9 @@ class _Step:
         end = hi + 1 if kept is None else kept
         if end > oldest:
             self._removed += self._execute(self._sql["remove_receipts"], {"end": end}).rowcount
+
+    def _trim_clients(self, cutoff_ms: int) -> None:
+        """Remove connections that ended before everything that is still in the history."""
+        if room := self._room:
+            given = {"cutoff": cutoff_ms, "limit": min(room, _ROWS_AT_ONCE)}
+            self._removed += self._execute(self._sql["remove_clients"], given).rowcount

@@ -167,4 +167,5 @@ SELECT name, value FROM counter;
 -- name: close_clients
 -- At start: connections that the last stop left open.
 -- parameters: closed_at (Unix ms), reason
-UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL;
+-- index: client_closed
+UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL AND client > 0;

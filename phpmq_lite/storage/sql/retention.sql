@@ -47,7 +47,6 @@ DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
 -- name: receipt_ends
 -- The oldest and the newest key; no row where there is none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
--- index: INTEGER PRIMARY KEY
 SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
 
 -- name: first_kept_receipt
@@ -61,3 +60,11 @@ SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms 
 -- parameters: end (n, exclusive)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM receipt WHERE n < :end;
+
+-- name: remove_clients
+-- Connections that ended so long ago that no history row names them.
+-- parameters: cutoff (closed_at, exclusive); limit
+-- index: client_closed
+DELETE FROM client WHERE client IN (
+  SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
+  AND client > 0;

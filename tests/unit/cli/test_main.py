@@ -57,6 +57,21 @@ def test_refused_publish_exits_4_with_the_reason(monkeypatch: pytest.MonkeyPatch
     assert end_with(error, monkeypatch) == (4, "Error: publish refused: paused\n")
 
 
+def test_group_of_errors_tells_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [SettingsError("x")]), OSError("y")])
+    assert end_with(group, monkeypatch) == (78, "Error: x\n")
+
+
+def test_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def fail() -> None:
+        raise ExceptionGroup("tasks", [SettingsError("x"), KeyError("defect")])
+
+    monkeypatch.setattr(main.Commands, "get_command", lambda *_: fail)
+    result = CliRunner().invoke(main.commands, ["fail"])
+    assert isinstance(result.exception, ExceptionGroup)
+
+
 def test_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     error = FileNotFoundError(2, "No such file or directory", "a.txt")
     assert end_with(error, monkeypatch) == (1, "Error: a.txt: No such file or directory\n")

@@ -2,14 +2,8 @@
 
 import pytest
 
-from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import read_answer, segment
-
-
-@pytest.mark.parametrize("queue", ["orders", "a/b", "..", ".", "~x", 'ü "<script>', "orders.json"])
-def test_segment_is_the_one_of_the_pages(queue: str) -> None:
-    assert segment(queue) == encode_name(queue)
+from phpmq_lite.cli.node import read_answer
 
 
 def test_document_is_given() -> None:

@@ -1,12 +1,14 @@
 """Lists on standard output, in each format."""
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.output import Column, write
+from phpmq_lite.cli.output import Column, counting, write
 
 COLUMNS = [Column("name", "QUEUE"), Column("ready", "READY", is_number=True)]
 ROWS: list[dict[str, Any]] = [
@@ -59,3 +61,33 @@ def test_empty_list_is_empty_for_programs(
     written: Callable[..., tuple[str, str]], style: str, expected: str
 ) -> None:
     assert written([], style) == (expected, "")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("total", [5_000, None])
+def test_progress_is_shown_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, total: int | None
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with counting("publishing", total) as advance:
+        advance(5_000)
+    assert "5000/" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_not_shown_when_there_is_little_or_nobody(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    stream = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with counting("publishing", 10 if is_terminal else 5_000) as advance:
+        advance(10)
+    assert stream.getvalue() == ""

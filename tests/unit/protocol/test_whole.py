@@ -4,7 +4,7 @@ import pytest
 
 from phpmq_lite.protocol import wire
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.protocol.frames import Acknowledge, Frame, Publish
+from phpmq_lite.protocol.frames import Acknowledge, Frame, Publish, ReceiptFrame
 from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient, read_length
 from phpmq_lite.protocol.wire import WireLimits
 
@@ -99,6 +99,26 @@ def test_broker_frames_are_left_when_not_whole() -> None:
         frames: list[Frame] = []
         assert whole.take(dispatch * 2, 0, frames) == 2 * len(dispatch)
         assert len(frames) == 2
+
+
+def test_dispatch_beyond_the_limit_is_left_to_the_steps() -> None:
+    whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits(max_content=10))
+    whole.headers.update(wire.FROM_BROKER)
+    for size, taken in ((10, True), (11, False)):
+        head = b"H0100304P01%029dFooP02%029d" % (3, size)
+        dispatch = head + bytes(size) + b"P03%029d%sP05%029d9" % (32, ID, 1)
+        assert whole.take(dispatch, 0, []) == (len(dispatch) if taken else 0)
+
+
+def test_receipts_without_reason_are_taken() -> None:
+    whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits())
+    whole.headers.update(wire.FROM_BROKER)
+    receipts = b"".join(b"H0100702P01%029dFooP03%029dk%d" % (3, 2, n) for n in range(5))
+    frames: list[Frame] = []
+    for size in range(10):
+        assert whole.take(receipts[: 60 + size], 0, frames) == 0
+    assert whole.take(receipts, 0, frames) == len(receipts)
+    assert frames == [ReceiptFrame("Foo", b"k%d" % n, None) for n in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""The data folder on a real disk: its lock, its modes, and databases that went missing."""
+
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import DataDamagedError, OutcomeUnknownError, StartRefusedError
+from phpmq_lite.storage import data_folder, mounts
+from phpmq_lite.storage.data_folder import DataFolder
+
+HOLDER = """
+import sys
+from pathlib import Path
+from phpmq_lite.storage.data_folder import DataFolder
+folder = DataFolder.open(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def make_database(folder: DataFolder) -> None:
+    with closing(sqlite3.connect(folder.database)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("CREATE TABLE t (n)")
+
+
+# -- lock
+
+
+def test_second_broker_is_refused_with_the_pid_of_the_first(path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "open\n"
+        with pytest.raises(StartRefusedError, match=f"is in use by phpmq-lite, pid {first.pid}$"):
+            DataFolder.open(path)
+        first.kill()
+        first.wait()
+    DataFolder.open(path).close()  # a killed broker holds nothing
+
+
+def test_folder_opens_again_after_close(path: Path) -> None:
+    first = DataFolder.open(path)
+    with pytest.raises(StartRefusedError, match=f"pid {os.getpid()}$"):
+        DataFolder.open(path)
+    first.close()
+    first.close()
+    DataFolder.open(path).close()
+
+
+def test_lock_is_free_when_the_start_was_refused(path: Path) -> None:
+    DataFolder.open(path).close()
+    (path / "phpmq.db-wal").write_bytes(b"frames")
+    for _ in range(2):
+        with pytest.raises(DataDamagedError):
+            DataFolder.open(path)
+
+
+# -- modes
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_nothing_is_open_to_others_under_umask_000(path: Path) -> None:
+    folder = DataFolder.open(path)
+    with closing(sqlite3.connect(folder.database)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("CREATE TABLE t (n)")
+        folder.record(has_messages=True, is_running=True)
+        folder.write_last_error(RuntimeError("x"), 1)
+        found = {file.name: mode(file) for file in path.iterdir()}
+    names = {"lock", "meta.json", "last_error.json", "phpmq.db", "phpmq.db-wal", "phpmq.db-shm"}
+    assert found == dict.fromkeys(names, 0o600)
+    assert mode(path) == 0o700
+    folder.close()
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_what_was_open_to_others_is_closed(path: Path) -> None:
+    path.mkdir()
+    for name in ("lock", "phpmq.db", "last_error.json"):
+        (path / name).touch()
+    DataFolder.open(path).close()
+    assert mode(path) == 0o700
+    assert {mode(file) for file in path.iterdir()} == {0o600}
+
+
+def test_folder_shared_by_all_accounts_is_refused(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o1777)  # as /tmp
+    with pytest.raises(StartRefusedError, match="a folder of its own"):
+        DataFolder.open(path)
+    assert mode(path) == 0o1777
+
+
+def test_folders_above_are_made(tmp_path: Path) -> None:
+    DataFolder.open(tmp_path / "a" / "b" / "c").close()
+    assert mode(tmp_path / "a" / "b" / "c") == 0o700
+
+
+def test_file_in_place_of_the_folder_is_refused(path: Path) -> None:
+    path.touch()
+    with pytest.raises(StartRefusedError, match="is a file"):
+        DataFolder.open(path)
+
+
+def test_folder_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(StartRefusedError, match="cannot use data folder /dev/null/data"):
+        DataFolder.open(Path("/dev/null/data"))
+
+
+# -- file systems
+
+
+def test_network_file_system_is_refused_unless_allowed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = path.with_name("mountinfo")
+    listing.write_text(f"30 22 0:45 / {path.parent} rw - nfs4 nas:/ rw\n", encoding="utf-8")
+    monkeypatch.setattr(mounts, "MOUNTS", listing)
+    with pytest.raises(StartRefusedError, match=r"\(nfs4\).*--allow-network-fs"):
+        DataFolder.open(path)
+    assert not path.exists()
+    DataFolder.open(path, allow_network_fs=True).close()
+
+
+def test_any_file_system_is_taken_when_the_system_does_not_tell(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounts, "MOUNTS", path / "nothing here")
+    DataFolder.open(path).close()
+
+
+# -- a database that should be there
+
+
+def test_new_folder_has_an_empty_database(path: Path) -> None:
+    folder = DataFolder.open(path)
+    assert folder.database == path / "phpmq.db"
+    assert folder.control_socket == path / "control.sock"
+    assert folder.database.stat().st_size == 0
+    make_database(folder)
+    folder.close()
+    DataFolder.open(path).close()
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+def test_lost_database_is_refused_beside_a_wal(path: Path, state: str) -> None:
+    folder = DataFolder.open(path)
+    folder.wal.write_bytes(b"frames")
+    if state == "missing":
+        folder.database.unlink()
+    folder.close()
+    with pytest.raises(DataDamagedError, match=rf"is {state}, but phpmq\.db-wal lies beside it"):
+        DataFolder.open(path)
+    assert folder.database.exists() == (state == "empty")
+    assert folder.wal.read_bytes() == b"frames"
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+def test_lost_database_is_refused_when_there_were_messages(path: Path, state: str) -> None:
+    folder = DataFolder.open(path)
+    make_database(folder)
+    folder.record(has_messages=True)
+    folder.database.unlink()
+    if state == "empty":
+        folder.database.touch()
+    with pytest.raises(DataDamagedError, match=rf"is {state}, but meta\.json tells of messages"):
+        folder.check_database()
+    folder.close()
+    with pytest.raises(DataDamagedError):
+        DataFolder.open(path)
+
+
+def test_lost_database_is_refused_when_meta_json_cannot_be_read(path: Path) -> None:
+    folder = DataFolder.open(path)
+    folder.meta_file.write_bytes(b"{")
+    folder.database.unlink()
+    folder.close()
+    with pytest.raises(DataDamagedError, match="tells of messages"):
+        DataFolder.open(path)
+
+
+def test_lost_meta_json_is_made_again_from_what_is_there(path: Path) -> None:
+    folder = DataFolder.open(path)
+    make_database(folder)
+    folder.meta_file.unlink()
+    folder.close()
+    again = DataFolder.open(path)
+    assert again.meta.has_messages
+    assert again.meta_file.exists()
+    again.close()
+
+
+def test_foreign_file_in_place_of_the_database_is_refused(path: Path) -> None:
+    folder = DataFolder.open(path)
+    folder.database.write_bytes(b"no database at all")
+    folder.close()
+    with pytest.raises(DataDamagedError, match="is not an SQLite database"):
+        DataFolder.open(path)
+
+
+def test_first_write_that_was_cut_off_is_left_to_sqlite(path: Path) -> None:
+    folder = DataFolder.open(path)
+    folder.database.write_bytes(bytes(4_096))
+    (path / "phpmq.db-journal").write_bytes(b"a hot journal")
+    folder.close()
+    DataFolder.open(path).close()
+
+
+# -- meta.json and last_error.json
+
+
+def test_meta_is_kept(path: Path) -> None:
+    folder = DataFolder.open(path)
+    created_at = folder.meta.created_at
+    assert folder.meta == data_folder.Meta(created_at)
+    make_database(folder)
+    folder.record(has_messages=True, is_running=True)
+    folder.close()
+    again = DataFolder.open(path)
+    assert again.meta == data_folder.Meta(created_at, has_messages=True, is_running=True)
+    again.record(is_running=False)
+    assert again.meta == data_folder.Meta(created_at, has_messages=True)
+    again.close()
+
+
+def test_meta_is_written_only_when_it_changed(path: Path) -> None:
+    folder = DataFolder.open(path)
+    folder.record(has_messages=True)
+    before = folder.meta_file.stat().st_ino
+    folder.record(has_messages=True)
+    assert folder.meta_file.stat().st_ino == before
+    folder.close()
+
+
+def test_meta_stays_whole_when_writing_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = DataFolder.open(path)
+    before = folder.meta_file.read_bytes()
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            folder.record(has_messages=True)
+    assert folder.meta_file.read_bytes() == before
+    assert not folder.meta.has_messages
+    folder.record(has_messages=True)  # what was left of the first try is no obstacle
+    assert json.loads(folder.meta_file.read_bytes())["has_messages"] is True
+    folder.close()
+
+
+def test_last_error_tells_the_code_of_sqlite(path: Path) -> None:
+    folder = DataFolder.open(path)
+    assert folder.read_last_error() is None
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute("SELECT nothing")
+        except sqlite3.Error as cause:
+            error = OutcomeUnknownError("the batch may or may not be stored")
+            error.__cause__ = cause
+    assert folder.write_last_error(error, 1_700_000_000_000)
+    assert folder.read_last_error() == {
+        "at_ms": 1_700_000_000_000,
+        "error": "OutcomeUnknownError",
+        "message": "the batch may or may not be stored",
+        "sqlite_errorcode": 1,
+        "sqlite_errorname": "SQLITE_ERROR",
+        "pid": os.getpid(),
+    }
+    folder.close()
+
+
+def test_last_error_raises_nothing_when_the_disk_is_gone(path: Path) -> None:
+    folder = DataFolder.open(path)
+    folder.path = path / "gone"
+    assert not folder.write_last_error(RuntimeError("x"), 1)
+    folder.close()

@@ -1,0 +1,466 @@
+"""Listeners on real sockets: TCP, IPv6, Unix sockets and TLS, on both event loops."""
+
+import asyncio
+import inspect
+import os
+import resource
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from phpmq_lite.errors import SettingsError, StartRefusedError
+from phpmq_lite.server.admission import NOT_ALLOWED, TOO_MANY_OF_ADDRESS, Admission
+from phpmq_lite.server.listeners import KEEPALIVE, Listeners
+from phpmq_lite.settings import Settings, Tcp
+from tests.integration.authority import Authority, Certificate
+
+pytestmark = pytest.mark.timeout(30)
+
+
+AsyncTest = Callable[..., Coroutine[Any, Any, None]]
+
+
+def on_both_loops(test: AsyncTest) -> Callable[..., None]:
+    """Run a test on the loop of the standard library and on uvloop's."""
+
+    @wraps(test)
+    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(test(**fixtures))
+
+    names = [*inspect.signature(test).parameters.values()]
+    new_loop = inspect.Parameter("new_loop", inspect.Parameter.KEYWORD_ONLY)
+    run.__dict__["__signature__"] = inspect.Signature([*names, new_loop])
+    both = pytest.mark.parametrize(
+        "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+    )
+    marked: Callable[..., None] = both(run)
+    return marked
+
+
+class Echo(asyncio.Protocol):
+    """Sends back what comes; remembers what the listener made of it."""
+
+    made: "list[Echo]"
+
+    def __init__(self, kind: str, dispatch: str, gate: Admission | None) -> None:
+        self.kind = kind
+        self.dispatch = dispatch
+        self.gate = gate
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.host = name[0] if isinstance(name, tuple) else None
+        refusal = self.gate.admit(self.host) if self.gate is not None else None
+        assert refusal is None
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.gate is not None:
+            self.gate.leave(self.host)
+        self.ended.set_result(exc)
+
+
+class Opened:
+    """Open listeners and the connections that came."""
+
+    def __init__(self, tcp: Tcp, gate: Admission | None) -> None:
+        self.made: list[Echo] = []
+        self.gate = gate
+        self.listeners = Listeners(tcp, self.make, gate)
+
+    def make(self, kind: str, dispatch: str) -> Echo:
+        echo = Echo(kind, dispatch, self.gate)
+        self.made.append(echo)
+        return echo
+
+    def port(self, number: int = 0) -> int:
+        return int(self.listeners.addresses[number].rpartition(":")[2])
+
+
+@asynccontextmanager
+async def listening(
+    *listen: str, legacy: tuple[str, ...] = (), gate: Admission | None = None, **tcp: Any
+) -> AsyncIterator[Opened]:
+    settings = Tcp(listen=list(listen), legacy_listen=list(legacy), **tcp)
+    opened = Opened(settings, gate)
+    await opened.listeners.open()
+    try:
+        yield opened
+    finally:
+        await opened.listeners.close()
+        for echo in opened.made:
+            if hasattr(echo, "transport"):
+                echo.transport.abort()
+                await echo.ended
+
+
+async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Send a word, return what comes back, and close."""
+    try:
+        writer.write(b"hello")
+        return await reader.readexactly(5)
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+# -- TCP
+
+
+@on_both_loops
+async def test_client_reaches_its_protocol() -> None:
+    async with listening("127.0.0.1:0", legacy=("127.0.0.1:0",)) as opened:
+        first, second = opened.listeners.addresses
+        assert first.startswith("127.0.0.1:")
+        assert opened.port(0) != opened.port(1)
+        assert first != second
+        for number, dispatch in enumerate(("ttl", "legacy")):
+            client = await asyncio.open_connection("127.0.0.1", opened.port(number))
+            assert await echoed(*client) == b"hello"
+            assert (opened.made[-1].kind, opened.made[-1].dispatch) == ("tcp", dispatch)
+            assert opened.made[-1].host == "127.0.0.1"
+
+
+@on_both_loops
+async def test_connection_is_kept_alive_and_not_delayed() -> None:
+    async with listening("127.0.0.1:0") as opened:
+        assert await echoed(*await asyncio.open_connection("127.0.0.1", opened.port())) == b"hello"
+        client = await asyncio.open_connection("127.0.0.1", opened.port())
+        client[1].write(b"x")
+        await client[0].readexactly(1)
+        sock = opened.made[-1].transport.get_extra_info("socket")
+        for level, option, value in KEEPALIVE:
+            assert sock.getsockopt(level, option) == value
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        assert await echoed(*client) == b"hello"
+
+
+@on_both_loops
+async def test_client_comes_over_ipv6() -> None:
+    async with listening("[::1]:0") as opened:
+        assert opened.listeners.addresses == [f"[::1]:{opened.port()}"]
+        assert await echoed(*await asyncio.open_connection("::1", opened.port())) == b"hello"
+        assert opened.made[-1].host == "::1"
+
+
+@on_both_loops
+async def test_all_addresses_of_both_versions_share_a_port() -> None:
+    async with listening("0.0.0.0:0") as opened:
+        port = opened.port()
+        async with listening(f"[::]:{port}") as other:
+            assert other.listeners.addresses == [f"[::]:{port}"]
+            assert await echoed(*await asyncio.open_connection("127.0.0.1", port)) == b"hello"
+            assert await echoed(*await asyncio.open_connection("::1", port)) == b"hello"
+            assert (len(opened.made), len(other.made)) == (1, 1)
+
+
+@on_both_loops
+async def test_name_stands_for_all_its_addresses() -> None:
+    async with listening("localhost:0") as opened:
+        for address in opened.listeners.addresses:
+            host, _, port = address.rpartition(":")
+            client = await asyncio.open_connection(host.strip("[]"), int(port))
+            assert await echoed(*client) == b"hello"
+
+
+@on_both_loops
+async def test_none_opens_nothing() -> None:
+    async with listening("none", legacy=("none",)) as opened:
+        assert opened.listeners.addresses == []
+
+
+@on_both_loops
+async def test_port_in_use_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+    async with listening("127.0.0.1:0") as opened:
+        address = opened.listeners.addresses[0]
+        unix = tmp_path / "a.sock"
+        other = Listeners(Tcp(listen=[f"unix:{unix}", address], legacy_listen=[]), opened.make)
+        with pytest.raises(StartRefusedError, match=rf"^cannot listen on {address}: "):
+            await other.open()
+        assert other.addresses == []
+        assert not unix.exists()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:0", "nowhere.invalid:0"])
+@on_both_loops
+async def test_foreign_address_is_refused(address: str) -> None:
+    listeners = Listeners(Tcp(listen=[address], legacy_listen=[]), lambda *_: asyncio.Protocol())
+    with pytest.raises(StartRefusedError, match=f"^cannot listen on {address}: "):
+        await listeners.open()
+
+
+@on_both_loops
+async def test_port_is_free_again_after_close() -> None:
+    async with listening("127.0.0.1:0") as opened:
+        port = opened.port()
+        client = await asyncio.open_connection("127.0.0.1", port)
+        assert await echoed(*client) == b"hello"  # leaves a port in TIME_WAIT
+    async with listening(f"127.0.0.1:{port}"):
+        pass
+
+
+@on_both_loops
+async def test_connections_outlive_the_listeners() -> None:
+    async with listening("127.0.0.1:0") as opened:
+        port = opened.port()
+        client = await asyncio.open_connection("127.0.0.1", port)
+        client[1].write(b"x")
+        await client[0].readexactly(1)
+        await opened.listeners.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        assert await echoed(*client) == b"hello"
+
+
+@on_both_loops
+async def test_listener_goes_on_when_a_session_cannot_be_made() -> None:
+    async with listening("127.0.0.1:0") as opened:
+        working, opened.listeners._factory = opened.listeners._factory, cast(Any, None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
+        assert await reader.read() == b""
+        writer.close()
+        opened.listeners._factory = working
+        assert await echoed(*await asyncio.open_connection("127.0.0.1", opened.port())) == b"hello"
+
+
+@on_both_loops
+async def test_listener_goes_on_when_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = asyncio.Event()
+
+    def is_quiet(_: str) -> bool:
+        failed.set()
+        return True
+
+    monkeypatch.setattr("phpmq_lite.server.listeners.is_quiet", is_quiet)
+    monkeypatch.setattr("phpmq_lite.server.listeners._RETRY_S", 0.01)
+    async with listening("127.0.0.1:0") as opened:
+        client = socket.socket()
+        client.setblocking(False)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        next_free = os.dup(client.fileno())
+        os.close(next_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
+        try:
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", opened.port()))
+            await failed.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert await echoed(*await asyncio.open_connection(sock=client)) == b"hello"
+
+
+# -- Unix sockets
+
+
+@on_both_loops
+async def test_client_comes_over_a_unix_socket_of_the_owner(tmp_path: Path) -> None:
+    path = tmp_path / "a b.sock"
+    before = os.umask(0)
+    try:
+        async with listening(f"unix:{path}") as opened:
+            assert opened.listeners.addresses == [f"unix:{path}"]
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert await echoed(*await asyncio.open_unix_connection(str(path))) == b"hello"
+            assert (opened.made[0].kind, opened.made[0].host) == ("unix", None)
+        assert not path.exists()
+    finally:
+        os.umask(before)
+
+
+@on_both_loops
+async def test_socket_that_a_killed_broker_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+        left.listen()
+    async with listening(f"unix:{path}"):
+        assert await echoed(*await asyncio.open_unix_connection(str(path))) == b"hello"
+
+
+@on_both_loops
+async def test_socket_that_somebody_answers_on_is_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with listening(f"unix:{path}") as opened:
+        other = Listeners(Tcp(listen=[f"unix:{path}"], legacy_listen=[]), opened.make)
+        with pytest.raises(StartRefusedError, match="Address already in use"):
+            await other.open()
+        assert await echoed(*await asyncio.open_unix_connection(str(path))) == b"hello"
+
+
+@on_both_loops
+async def test_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(StartRefusedError, match="is no socket"):
+        async with listening(f"unix:{path}"):
+            pass
+    assert path.read_text() == "data"
+
+
+@on_both_loops
+async def test_socket_that_another_broker_made_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with listening(f"unix:{path}"):
+        path.unlink()
+        path.write_text("another's")
+    assert path.exists()
+
+
+# -- TLS
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def server(authority: Authority) -> Certificate:
+    return authority.make("server")
+
+
+def client_context(ca: Path, own: Certificate | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca)
+    if own is not None:
+        context.load_cert_chain(*own)
+    return context
+
+
+def tls_settings(server: Certificate, client_ca: Path | None = None) -> dict[str, Any]:
+    return {"tls_cert": server[0], "tls_key": server[1], "tls_client_ca": client_ca}
+
+
+async def connect_tls(
+    opened: Opened, context: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(
+        "127.0.0.1", opened.port(), ssl=context, server_hostname="localhost"
+    )
+
+
+@on_both_loops
+async def test_client_comes_over_tls(server: Certificate) -> None:
+    async with listening("127.0.0.1:0", **tls_settings(server)) as opened:
+        assert await echoed(*await connect_tls(opened, client_context(server[0]))) == b"hello"
+        assert (opened.made[0].kind, opened.made[0].host) == ("tls", "127.0.0.1")
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+@on_both_loops
+async def test_tls_below_1_2_is_refused(server: Certificate) -> None:
+    async with listening("127.0.0.1:0", **tls_settings(server)) as opened:
+        old = client_context(server[0])
+        old.minimum_version = ssl.TLSVersion.TLSv1_1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await connect_tls(opened, old)
+        good = client_context(server[0])
+        good.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert await echoed(*await connect_tls(opened, good)) == b"hello"
+
+
+@on_both_loops
+async def test_plain_text_to_tls_is_closed_and_makes_no_session(server: Certificate) -> None:
+    gate = Admission(10, 10, 10)
+    async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
+        writer.write(b"00100000000000000000000000000000" * 4)
+        await asyncio.gather(reader.read(), return_exceptions=True)
+        writer.close()
+        assert await echoed(*await connect_tls(opened, client_context(server[0]))) == b"hello"
+        assert not hasattr(opened.made[0], "transport")
+
+
+@on_both_loops
+async def test_client_needs_a_certificate_of_the_authority(
+    server: Certificate, authority: Authority
+) -> None:
+    ca, _ = authority.make("clients", "-addext", "basicConstraints=critical,CA:TRUE")
+    own = authority.make("worker", "-addext", "basicConstraints=CA:FALSE", issuer="clients")
+    foreign = authority.make("foreign")
+    async with listening("127.0.0.1:0", **tls_settings(server, ca)) as opened:
+        assert await echoed(*await connect_tls(opened, client_context(server[0], own))) == b"hello"
+        for wrong in (None, foreign):
+            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+                await echoed(*await connect_tls(opened, client_context(server[0], wrong)))
+        assert [hasattr(echo, "transport") for echo in opened.made] == [True, False, False]
+
+
+@on_both_loops
+async def test_place_is_kept_during_a_handshake(server: Certificate) -> None:
+    """Who never finishes a handshake takes a place like others, and only its own."""
+    gate = Admission(10, 10, 2)
+    async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
+        silent = [await asyncio.open_connection("127.0.0.1", opened.port()) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
+        assert await reader.read() == b""  # turned away ahead of any handshake
+        assert gate.refused == {TOO_MANY_OF_ADDRESS: 1}
+        assert gate.connections == 2
+        for stream in (writer, *(pair[1] for pair in silent)):
+            stream.close()
+        await asyncio.gather(*list(opened.listeners._handshakes))
+        assert gate.connections == 0
+        assert await echoed(*await connect_tls(opened, client_context(server[0]))) == b"hello"
+        await opened.made[-1].ended
+        assert gate.connections == 0
+
+
+@on_both_loops
+async def test_foreign_network_is_turned_away_ahead_of_tls(server: Certificate) -> None:
+    gate = Admission(10, 10, 10, [ip_network("10.0.0.0/8")])
+    async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await connect_tls(opened, client_context(server[0]))
+        assert gate.refused == {NOT_ALLOWED: 1}
+        assert opened.made == []
+
+
+@on_both_loops
+async def test_handshake_that_never_ends_is_ended(
+    server: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phpmq_lite.server.listeners.HANDSHAKE_S", 0.05)
+    gate = Admission(10, 10, 10)
+    async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
+        await asyncio.gather(reader.read(), return_exceptions=True)  # until it is closed
+        writer.close()
+        await asyncio.gather(*list(opened.listeners._handshakes))
+        assert gate.connections == 0
+
+
+@on_both_loops
+async def test_close_ends_unfinished_handshakes(server: Certificate) -> None:
+    gate = Admission(10, 10, 1)
+    async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
+        turned_away = await asyncio.open_connection("127.0.0.1", opened.port())
+        assert await turned_away[0].read() == b""  # so the first one is being served
+        turned_away[1].close()
+        await opened.listeners.close()
+        await asyncio.gather(reader.read(), return_exceptions=True)
+        writer.close()
+        assert gate.connections == 0
+
+
+@on_both_loops
+async def test_listeners_stay_closed_when_tls_cannot_be_used(tmp_path: Path) -> None:
+    tcp = Settings(tcp=Tcp(tls_cert=tmp_path / "c", tls_key=tmp_path / "k")).tcp
+    listeners = Listeners(tcp, lambda *_: asyncio.Protocol())
+    with pytest.raises(SettingsError, match=r"tcp\.tls_cert"):
+        await listeners.open()
+    assert listeners.addresses == []

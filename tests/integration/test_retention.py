@@ -1,0 +1,420 @@
+"""Retention on a real SQLite file: what goes, what stays, and a naive list that agrees."""
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.retention import ROWS_PER_STEP, RetentionBounds, step
+from phpmq_lite.storage.statements import load
+
+ACKED, DELETED = 2, 5
+NOW = 1_000_000
+FOREVER = RetentionBounds(age_ms=NOW * 2)
+
+
+class Store:
+    """A migrated database, filled as the writer does it."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.execute = self.connection.execute
+        self.execute("PRAGMA journal_mode=WAL").fetchall()
+        migrate(self.connection, migrations_folder())
+        self._seq = 0
+
+    def publish(self, size: int = 10) -> int:
+        self._seq += 1
+        self.execute(
+            "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc)"
+            " VALUES (?, 1, 1, ?, 0, 0, ?, 0)",
+            (self._seq, self._seq, size),
+        )
+        self.execute("INSERT INTO body VALUES (?, zeroblob(?))", (self._seq, size))
+        return self._seq
+
+    def tell(self, seq: int, events: int = 1) -> None:
+        self.execute(
+            "INSERT INTO event (seq, at_ms, kind) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL"
+            " SELECT i + 1 FROM n WHERE i < ?) SELECT ?, 0, 'requeue' FROM n",
+            (events, seq),
+        )
+
+    def settle(self, *seqs: int, outcome: int = ACKED, at: int = NOW) -> None:
+        for seq in seqs:
+            (size,) = self.execute("SELECT size FROM message WHERE seq = ?", (seq,)).fetchone()
+            self.execute(
+                "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at,"
+                " published_at, deliveries, charged, size, crc)"
+                " SELECT seq, token, queue_id, position, ?, ?, published_at, deliveries, charged,"
+                " size, crc FROM message WHERE seq = ?",
+                (outcome, at, seq),
+            )
+            self.execute("DELETE FROM message WHERE seq = ?", (seq,))
+            name = "deleted" if outcome == DELETED else "history"
+            self.execute(load("live")["add_counter"], (f"{name}_rows", 1))
+            self.execute(load("live")["add_counter"], (f"{name}_bytes", size))
+
+    def fill(self, number: int, *, size: int = 10, outcome: int = ACKED, at: int = NOW) -> None:
+        self.execute("BEGIN")
+        for _ in range(number):
+            self.settle(self.publish(size), outcome=outcome, at=at)
+        self.execute("COMMIT")
+
+    def offsets(self) -> list[int]:
+        return [row[0] for row in self.execute('SELECT "offset" FROM history ORDER BY "offset"')]
+
+    def number(self, sql: str) -> int:
+        value: int = self.execute(sql).fetchone()[0]
+        return value
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.execute("SELECT name, value FROM counter").fetchall())
+
+    def keep(self, bounds: RetentionBounds, now: int = NOW) -> int:
+        """Take steps until there is nothing to do; return how many were taken."""
+        for steps in count():
+            if not step(self.connection, bounds, now):
+                return steps
+            self.check()
+        raise AssertionError
+
+    def check(self) -> None:
+        """Compare the counters with the tables, and bodies with whom they belong to."""
+        counters = self.counters()
+        for name, test in (("history", "<>"), ("deleted", "=")):
+            found = self.execute(
+                f"SELECT count(*), coalesce(sum(size), 0) FROM history WHERE outcome {test} 5"
+            ).fetchone()
+            assert (counters.get(f"{name}_rows", 0), counters.get(f"{name}_bytes", 0)) == found
+        owners = "SELECT seq FROM message UNION ALL SELECT seq FROM history ORDER BY seq"
+        bodies = "SELECT seq FROM body ORDER BY seq"
+        assert self.execute(bodies).fetchall() == self.execute(owners).fetchall()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "phpmq.db")
+    yield made
+    made.connection.close()
+
+
+# -- bounds
+
+
+def test_nothing_goes_within_the_bounds(store: Store) -> None:
+    store.fill(5)
+    assert step(store.connection, RetentionBounds(), NOW) == 0
+    assert store.offsets() == [1, 2, 3, 4, 5]
+
+
+def test_empty_history_has_nothing_to_give(store: Store) -> None:
+    assert step(store.connection, RetentionBounds(), NOW) == 0
+
+
+def test_oldest_go_when_there_are_too_many(store: Store) -> None:
+    store.fill(8)
+    assert step(store.connection, RetentionBounds(rows=5, deleted_share=0), NOW) == 3
+    assert store.offsets() == [4, 5, 6, 7, 8]
+    store.check()
+
+
+def test_oldest_go_when_their_bodies_are_too_large(store: Store) -> None:
+    store.fill(8, size=100)
+    bounds = RetentionBounds(bytes=550, deleted_share=0)
+    assert step(store.connection, bounds, NOW) == 3
+    assert store.offsets() == [4, 5, 6, 7, 8]
+    store.check()
+
+
+def test_rows_go_when_they_are_older_than_the_age(store: Store) -> None:
+    for at in (10, 20, 30, 40):
+        store.fill(1, at=at)
+    assert step(store.connection, RetentionBounds(age_ms=70), now_wall_ms=100) == 2
+    assert store.offsets() == [3, 4]  # 30 is exactly as old as allowed
+
+
+def test_numbers_go_on_without_a_gap_when_all_rows_have_gone(store: Store) -> None:
+    store.fill(3)
+    store.keep(RetentionBounds(rows=1, deleted_share=1))
+    assert store.offsets() == []
+    store.fill(2)
+    assert store.offsets() == [4, 5]
+
+
+def test_numbers_have_no_gap_after_a_rollback(store: Store) -> None:
+    store.fill(2)
+    store.execute("BEGIN")
+    store.settle(store.publish())
+    store.execute("ROLLBACK")
+    store.fill(1)
+    assert store.offsets() == [1, 2, 3]
+
+
+# -- two fronts
+
+
+def test_large_purge_pushes_no_other_history_out(store: Store) -> None:
+    store.fill(9)
+    store.fill(50, outcome=DELETED)
+    store.fill(9)
+    store.keep(RetentionBounds(rows=20, deleted_share=0.1))
+    assert store.offsets() == [*range(1, 10), 58, 59, *range(60, 69)]
+
+
+def test_deleted_rows_stay_while_others_go_past_them(store: Store) -> None:
+    for outcome in (ACKED, DELETED, ACKED, DELETED, ACKED, ACKED):
+        store.fill(1, outcome=outcome)
+    bounds = RetentionBounds(rows=10, deleted_share=0.8)
+    store.keep(bounds)
+    assert store.offsets() == [2, 4, 5, 6]
+    assert store.counters()["history_lo"] == 5
+
+
+def test_front_is_found_again_behind_a_long_run_of_deleted_rows(store: Store) -> None:
+    store.fill(1)
+    store.fill(2_500, outcome=DELETED)
+    store.fill(2)
+    bounds = RetentionBounds(rows=5_000, deleted_share=0.9998)
+    assert bounds.share_of_others()[0] == 1
+    store.keep(bounds)
+    assert store.offsets() == [*range(2, 2_502), 2_503]
+    assert store.counters()["history_lo"] == 2_503
+
+
+# -- slices
+
+
+def test_step_takes_at_most_a_slice(store: Store) -> None:
+    store.fill(ROWS_PER_STEP + 200)
+    store.fill(200, outcome=DELETED)
+    bounds = RetentionBounds(rows=1, deleted_share=0)
+    patient = iter(lambda: 0.0, None)
+    assert step(store.connection, bounds, NOW, timer=lambda: next(patient)) == ROWS_PER_STEP
+    store.check()
+    assert step(store.connection, bounds, NOW, timer=lambda: next(patient)) == 399
+    assert step(store.connection, bounds, NOW, timer=lambda: next(patient)) == 0
+
+
+def test_step_ends_when_its_time_is_over(store: Store) -> None:
+    store.fill(500)
+    ticks = count(0.0, 0.008)  # each look at the clock takes 8 ms
+    removed = step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks))
+    assert removed == 300
+    store.check()
+
+
+def test_step_does_a_piece_however_slow_the_machine(store: Store) -> None:
+    store.fill(500)
+    ticks = count(0.0, 60.0)
+    assert step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks)) == 100
+
+
+def test_large_bodies_go_one_by_one(store: Store) -> None:
+    store.fill(3, size=3 << 20)
+    ticks = count(0.0, 60.0)
+    assert step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks)) == 1
+
+
+def test_events_of_one_message_go_in_slices(store: Store) -> None:
+    seq = store.publish()
+    store.tell(seq, events=ROWS_PER_STEP + 5)
+    store.settle(seq)
+    store.fill(1)
+    bounds = RetentionBounds(rows=1, deleted_share=0)
+    ticks = count(0.0, 60.0)
+    assert step(store.connection, bounds, NOW, timer=lambda: next(ticks)) == 1
+    assert store.number("SELECT count(*) FROM event") == 5
+    assert store.offsets() == [1, 2]
+    assert step(store.connection, bounds, NOW) == 1
+    assert store.number("SELECT count(*) FROM event") == 0
+    assert store.offsets() == [2]
+
+
+# -- what is alive
+
+
+def test_alive_messages_keep_body_and_events(store: Store) -> None:
+    alive, settled = store.publish(), store.publish()
+    store.tell(alive, 3)
+    store.tell(settled, 2)
+    store.settle(settled)
+    store.keep(RetentionBounds(rows=1, deleted_share=1))
+    assert store.execute("SELECT seq FROM body").fetchall() == [(alive,)]
+    assert store.execute("SELECT DISTINCT seq FROM event").fetchall() == [(alive,)]
+
+
+def test_body_stays_even_when_history_has_a_row_for_an_alive_message(store: Store) -> None:
+    """It never should; if it does, the message matters more."""
+    seq = store.publish()
+    store.tell(seq)
+    store.settle(seq)
+    store.execute(
+        "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc)"
+        " VALUES (?, 1, 1, 1, 0, 0, 10, 0)",
+        (seq,),
+    )
+    step(store.connection, RetentionBounds(rows=1, deleted_share=1), NOW)
+    assert store.offsets() == []
+    assert store.number("SELECT count(*) FROM body") == 1
+    assert store.number("SELECT count(*) FROM event") == 1
+
+
+# -- receipt keys
+
+
+def receipts(store: Store, *at_ms: int) -> None:
+    sql = "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (1, x'00', 1, ?)"
+    for at in at_ms:
+        store.execute(sql, (at,))
+
+
+def kept_receipts(store: Store) -> list[int]:
+    return [row[0] for row in store.execute("SELECT at_ms FROM receipt ORDER BY n")]
+
+
+def test_oldest_keys_go_when_there_are_too_many(store: Store) -> None:
+    receipts(store, 1, 2, 3, 4, 5)
+    assert step(store.connection, RetentionBounds(receipts=2), NOW) == 3
+    assert kept_receipts(store) == [4, 5]
+    assert step(store.connection, RetentionBounds(receipts=2), NOW) == 0
+
+
+def test_keys_go_when_a_newer_one_is_a_window_later(store: Store) -> None:
+    receipts(store, 100, 199, 200, 201, 700)
+    assert step(store.connection, RetentionBounds(receipt_window_ms=500), NOW) == 3
+    assert kept_receipts(store) == [201, 700]
+
+
+def test_keys_stay_whatever_the_clock_says(store: Store) -> None:
+    receipts(store, 100, 200)
+    assert step(store.connection, FOREVER, 10**15) == 0
+    assert kept_receipts(store) == [100, 200]
+
+
+def test_keys_go_in_slices(store: Store) -> None:
+    store.execute("BEGIN")
+    receipts(store, *range(ROWS_PER_STEP * 2 + 10))
+    store.execute("COMMIT")
+    assert step(store.connection, RetentionBounds(receipts=1), NOW) == ROWS_PER_STEP
+    assert store.keep(RetentionBounds(receipts=1)) == 2
+    assert kept_receipts(store) == [ROWS_PER_STEP * 2 + 9]
+
+
+# -- errors
+
+
+def test_connections_go_once_no_history_can_name_them(store: Store) -> None:
+    """The open ones stay, and number 0, which stands for the admin."""
+    store.execute(
+        "INSERT INTO client (client, kind, address, opened_at, closed_at)"
+        " VALUES (1, 'tcp', '', 0, 10), (2, 'tcp', '', 0, NULL), (3, 'tcp', '', 0, 900)"
+    )
+    step(store.connection, RetentionBounds(age_ms=500), 1_000)
+    assert store.execute("SELECT client FROM client").fetchall() == [(0,), (2,), (3,)]
+
+
+def test_full_disk_is_known_and_nothing_is_removed(store: Store) -> None:
+    store.fill(300, size=2_000)
+    pages = store.number("PRAGMA page_count")
+    store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN"
+                  " INSERT INTO body VALUES (-old.seq, zeroblob(100000)); END")  # fmt: skip
+    store.execute(f"PRAGMA max_page_count={pages + 5}").fetchall()
+    with pytest.raises(StorageFullError):
+        step(store.connection, RetentionBounds(rows=1, deleted_share=0), NOW)
+    assert not store.connection.in_transaction
+    assert len(store.offsets()) == 300
+    store.check()
+
+
+def test_any_other_error_leaves_the_outcome_open(store: Store) -> None:
+    store.fill(3)
+    store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN SELECT raise(ABORT, 'no'); END")
+    with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
+        step(store.connection, RetentionBounds(rows=1, deleted_share=0), NOW)
+
+
+# -- statements
+
+
+@pytest.mark.parametrize("file", ["retention", "migrate"])
+def test_statements_prepare_on_the_schema_and_use_their_index(store: Store, file: str) -> None:
+    text = (Path(__file__).parents[2] / f"phpmq_lite/storage/sql/{file}.sql").read_text("utf-8")
+    for piece in text.split("-- name: ")[1:]:
+        name = piece.split("\n", 1)[0]
+        sql = load(file)[name]
+        numbers: dict[str, object] = dict.fromkeys(
+            ["lo", "hi", "limit", "floor", "cutoff", "end"], 1
+        )
+        named = numbers | {"seqs": "[1]", "offsets": "[1]"}
+        given: object = named if ":" in sql else (1,) * sql.count("?")
+        plan = store.execute(f"EXPLAIN QUERY PLAN {sql}", given).fetchall()  # type: ignore[arg-type]
+        for line in piece.splitlines():
+            if line.startswith("-- index: "):
+                assert any(line.removeprefix("-- index: ") in row[3] for row in plan), (name, plan)
+
+
+# -- a naive list
+
+
+rows = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 30)),  # deleted, size, time passed
+    max_size=40,
+)
+
+
+@given(
+    st.lists(st.tuples(rows, st.integers(0, 100)), max_size=5),
+    st.builds(
+        RetentionBounds,
+        age_ms=st.integers(1, 300),
+        rows=st.integers(1, 60),
+        bytes=st.integers(1, 800),
+        deleted_share=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    ),
+)
+def test_retention_keeps_what_a_naive_list_keeps(
+    turns: list[tuple[list[tuple[bool, int, int]], int]], bounds: RetentionBounds
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "phpmq.db")
+        with closing(store.connection):
+            store.execute("PRAGMA synchronous=OFF")  # the disk is not what this tests
+            kept: list[tuple[int, bool, int, int]] = []  # offset, deleted, size, settled at
+            now = offset = 0
+            for settled, pause in turns:
+                for deleted, size, passed in settled:
+                    now, offset = now + passed, offset + 1
+                    alive = store.publish(size)
+                    store.settle(alive, outcome=DELETED if deleted else ACKED, at=now)
+                    kept.append((offset, deleted, size, now))
+                now += pause
+                store.keep(bounds, now)
+                kept = [*kept_of(kept, False, bounds, now), *kept_of(kept, True, bounds, now)]
+                kept.sort()
+                assert store.offsets() == [row[0] for row in kept]
+
+
+def kept_of(
+    history: list[tuple[int, bool, int, int]], deleted: bool, bounds: RetentionBounds, now: int
+) -> list[tuple[int, bool, int, int]]:
+    """Throw the oldest away until the rest is within the bounds."""
+    share = int(bounds.rows * bounds.deleted_share), int(bounds.bytes * bounds.deleted_share)
+    most = share if deleted else (bounds.rows - share[0], bounds.bytes - share[1])
+    rest = [row for row in history if row[1] == deleted]
+    while rest and (
+        len(rest) > most[0]
+        or sum(row[2] for row in rest) > most[1]
+        or now - rest[0][3] > bounds.age_ms
+    ):
+        rest.pop(0)
+    return rest

@@ -1,0 +1,111 @@
+"""Which certificates and keys a listener takes, and which refuse the start (security.md 8)."""
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.server.tls import server_context
+from tests.integration.authority import Authority, Certificate, openssl
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def server(authority: Authority) -> Certificate:
+    return authority.make("server")
+
+
+def copy_of(key: Path, folder: Path, mode: int) -> Path:
+    copy = folder / "copy.key"
+    copy.write_bytes(key.read_bytes())
+    copy.chmod(mode)
+    return copy
+
+
+def test_good_certificate_is_taken(server: Certificate) -> None:
+    context = server_context(*server)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.verify_mode == ssl.CERT_NONE
+
+
+def test_chain_of_an_authority_is_taken(tmp_path: Path, authority: Authority) -> None:
+    root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE")
+    cert, key = authority.make("leaf", "-addext", "basicConstraints=CA:FALSE", issuer="root")
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(cert.read_bytes() + root.read_bytes())
+    assert server_context(chain, key, root).verify_mode == ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end", "wrong"),
+    [
+        ("past", "20200101000000Z", "20210101000000Z", "has expired"),
+        ("future", "20980101000000Z", "20990101000000Z", "is not valid yet"),
+    ],
+)
+def test_certificate_out_of_its_time_is_refused(
+    authority: Authority, name: str, begin: str, end: str, wrong: str
+) -> None:
+    cert, key = authority.make_dated(name, begin, end)
+    with pytest.raises(SettingsError, match=rf"^tcp\.tls_cert {cert} {wrong}$"):
+        server_context(cert, key)
+
+
+def test_key_of_another_certificate_is_refused(server: Certificate, authority: Authority) -> None:
+    with pytest.raises(SettingsError, match=r"tcp\.tls_cert .* and tcp\.tls_key .* cannot be used"):
+        server_context(server[0], authority.make("foreign")[1])
+
+
+def test_encrypted_key_is_refused_without_a_question(tmp_path: Path, server: Certificate) -> None:
+    locked = tmp_path / "locked.key"
+    openssl("ec", "-in", server[1], "-aes256", "-passout", "pass:secret", "-out", locked)
+    locked.chmod(0o600)
+    with pytest.raises(SettingsError, match="the key is encrypted"):
+        server_context(server[0], locked)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o660, 0o602], ids=oct)
+def test_key_that_others_can_read_is_refused(
+    tmp_path: Path, server: Certificate, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    key = copy_of(server[1], tmp_path, mode)
+    with pytest.raises(SettingsError, match=rf"^tcp\.tls_key .*\(mode {mode:04o}\)"):
+        server_context(server[0], key)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_taken"), [(0o640, True), (0o440, True), (0o644, False), (0o660, False)]
+)
+def test_group_may_read_a_key_that_root_hands_out(
+    tmp_path: Path, server: Certificate, monkeypatch: pytest.MonkeyPatch, mode: int, is_taken: bool
+) -> None:
+    key = copy_of(server[1], tmp_path, mode)
+    if key.stat().st_uid != 0:
+        pytest.skip("only root can make a key of root's")
+    monkeypatch.setattr(os, "geteuid", lambda: 1_000)
+    if is_taken:
+        server_context(server[0], key)
+    else:
+        with pytest.raises(SettingsError, match=r"tcp\.tls_key"):
+            server_context(server[0], key)
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_client_ca"])
+@pytest.mark.parametrize("content", [None, b"", b"nonsense"], ids=["missing", "empty", "nonsense"])
+def test_file_that_cannot_be_used_is_refused_with_its_setting(
+    tmp_path: Path, server: Certificate, name: str, content: bytes | None
+) -> None:
+    bad = tmp_path / "bad.pem"
+    if content is not None:
+        bad.write_bytes(content)
+        bad.chmod(0o600)
+    files = {"tls_cert": server[0], "tls_key": server[1], "tls_client_ca": server[0], name: bad}
+    with pytest.raises(SettingsError, match=rf"admin\.{name} {bad}"):
+        server_context(*files.values(), section="admin")

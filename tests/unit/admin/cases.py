@@ -1,0 +1,210 @@
+"""Made-up brokers for tests of the admin: a status, an engine that records, a filled database."""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import QueueSettings, checksum
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.server.status import ClientStatus, QueueStatus, Status
+
+NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
+HOSTILE = (
+    '../<script>alert(1)</script>"\u00e9',
+    "..",
+    ".",
+    "a/b",
+    "orders.json",
+    "~tilde",
+    "\u202eevil\u200b",
+    " a  b ",
+    "100%&q=1#x?y",
+)
+
+
+def queue_status(name: str = "orders", queue_id: int = 1, **changes: Any) -> QueueStatus:
+    """Make the status of a queue; totals are all 0 unless given."""
+    made = QueueStatus(
+        queue_id=queue_id,
+        name=name,
+        ready=0,
+        dispatched=0,
+        dead=0,
+        bytes=0,
+        published_per_s=0.0,
+        dispatched_per_s=0.0,
+        acked_per_s=0.0,
+        consumers=0,
+        credit=0,
+        delivery_paused=False,
+        publishing_paused=False,
+        settings=QueueSettings(),
+        totals={},
+    )
+    return replace(made, **changes)
+
+
+def client_status(client: int = 7, **changes: Any) -> ClientStatus:
+    """Make the status of a connection."""
+    made = ClientStatus(
+        client=client,
+        kind="tcp",
+        address="127.0.0.1:50000",
+        opened_at=NOW_MS - 60_000,
+        queues={},
+        framing="compact",
+        packet_header=32,
+        revision="ttl",
+        published=0,
+        acked=0,
+        bytes_in=0,
+        bytes_out=0,
+        paused_reason=None,
+    )
+    return replace(made, **changes)
+
+
+def broker_status(*queues: QueueStatus, **changes: Any) -> Status:
+    """Make the status of a broker that runs."""
+    made = Status(
+        started_at=NOW_MS - 11_520_000,
+        is_ready=True,
+        step="ready",
+        queues=queues,
+        protocol_errors={},
+        acks_ignored={},
+        closed={},
+        refused={},
+        listeners=("127.0.0.1:9100", "127.0.0.1:9102"),
+        commit_ms_last=1.2,
+        loop_lag_ms=0.3,
+    )
+    return replace(made, **changes)
+
+
+class RecordingCore:
+    """Stands where the broker's core stands: writes down what is asked, and answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.refusal: RefusedError | None = None
+        self.lives = SimpleNamespace(queues={})
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Take any command; its last argument is the answer."""
+
+        def command(*arguments: Any) -> None:
+            if self.refusal is not None:
+                raise self.refusal
+            self.asked.append((name, *arguments[:-1]))
+            value: Any = 3
+            if name == "publish_local":
+                value = f"{len(self.asked):032x}"
+            arguments[-1](value)
+
+        return command
+
+
+class FakeEngine:
+    """The admin's two ways to the broker, without one."""
+
+    def __init__(self, status: Status | None = None) -> None:
+        self.core = RecordingCore()
+        self.now = status or broker_status()
+
+    def status(self) -> Status:
+        """Give the status that the test set."""
+        return self.now
+
+    async def call(self, command: Callable[[Any, Callable[[Any], None]], None]) -> Any:
+        """Run a command and give its answer."""
+        answers: list[Any] = []
+        command(self.core, answers.append)
+        return answers[0]
+
+
+class Database:
+    """A database as the broker would have left it; the connection stays open, as its writer's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        for script in sorted(migrations_folder().glob("*.sql")):
+            self.connection.executescript(script.read_text(encoding="utf-8"))
+        self._next = 1
+        self.set_counter("next_number", 1)
+
+    def set_counter(self, name: str, value: int) -> None:
+        """Store a counter."""
+        self.connection.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, value))
+
+    def queue(self, name: str, queue_id: int, live: int = 1) -> int:
+        """Store a queue."""
+        self.connection.execute(
+            "INSERT INTO queue (queue_id, name, created_at, live_count) VALUES (?, ?, ?, ?)",
+            (queue_id, name, NOW_MS, live),
+        )
+        return queue_id
+
+    def client(self, number: int, address: str = "127.0.0.1:50000", kind: str = "tcp") -> int:
+        """Store a client."""
+        self.connection.execute(
+            "INSERT INTO client (client, kind, address, opened_at) VALUES (?, ?, ?, ?)",
+            (number, kind, address, NOW_MS - 60_000),
+        )
+        return number
+
+    def message(self, queue_id: int, content: bytes | None = b"{}", **columns: Any) -> str:
+        """Store a message, alive; returns its id.  ``content`` None: without a body."""
+        return self._insert("message", queue_id, content, {"state": 0} | columns)
+
+    def settled(self, queue_id: int, content: bytes | None = b"{}", **columns: Any) -> str:
+        """Store a settled message; returns its id."""
+        given = {"outcome": 2, "settled_at": NOW_MS - 1_000, "deliveries": 1, "charged": 0}
+        return self._insert("history", queue_id, content, given | columns)
+
+    def _insert(
+        self, table: str, queue_id: int, content: bytes | None, columns: dict[str, Any]
+    ) -> str:
+        seq = columns.pop("seq", self._next)
+        self._next = seq + 1
+        self.set_counter("next_number", self._next)
+        row = {
+            "seq": seq,
+            "token": seq * 7919,
+            "queue_id": queue_id,
+            "position": seq,
+            "published_at": NOW_MS - 60_000,
+            "size": len(content or b""),
+            "crc": checksum(seq, content or b""),
+        } | columns
+        names = ", ".join(row)
+        marks = ", ".join("?" * len(row))
+        self.connection.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values())
+        )
+        if content is not None:
+            self.connection.execute("INSERT INTO body VALUES (?, ?)", (seq, content))
+        return f"{seq:016x}{row['token']:016x}"
+
+    def event(self, message_id: str, kind: str, detail: str | None = None, at_ms: int = 0) -> None:
+        """Store an event of a message."""
+        self.connection.execute(
+            "INSERT INTO event (seq, at_ms, kind, detail) VALUES (?, ?, ?, ?)",
+            (int(message_id[:16], 16), at_ms or NOW_MS - 30_000, kind, detail),
+        )
+
+    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Give every row of every table."""
+        tables = self.connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        ).fetchall()
+        return {
+            name: self.connection.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall()
+            for (name,) in tables
+        }

@@ -1,0 +1,114 @@
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.admin.lists import QueuePage, as_data, csv_cell, is_named, page_of_queues
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.schemas import QueueOut, QueueQuery, QueueSort
+from tests.unit.admin.cases import NOW_MS, queue_status
+
+
+def names(page: QueuePage) -> list[str]:
+    return [queue.status.name for queue in page.queues]
+
+
+def query(**values: object) -> QueueQuery:
+    return QueueQuery.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("mail", True), ("MAIL", True), ("mail*", True), ("*.retry", True), ("m?il*", True),
+     ("orders", False), ("[m]ail*", False), ("il.*x", False)],
+)  # fmt: skip
+def test_name_matches_a_part_or_a_glob(pattern: str, expected: bool) -> None:
+    assert is_named("mail.retry", pattern) is expected
+
+
+def test_filter_keeps_queues_that_have_it() -> None:
+    queues = [
+        queue_status("idle", 1, consumers=1),
+        queue_status("full", 2, ready=5, consumers=1),
+        queue_status("lonely", 3),
+        queue_status("stopped", 4, consumers=1, publishing_paused=True),
+        queue_status("sad", 5, dead=1, consumers=1),
+    ]
+    found = {
+        has: names(page_of_queues(queues, {}, query(has=has)))
+        for has in ("backlog", "no-consumer", "paused", "dead")
+    }
+    assert found == {
+        "backlog": ["full"],
+        "no-consumer": ["lonely"],
+        "paused": ["stopped"],
+        "dead": ["sad"],
+    }
+
+
+def test_age_puts_the_longest_waiting_first() -> None:
+    queues = [queue_status(name, at) for at, name in enumerate(("none", "young", "old"))]
+    ages = {1: NOW_MS - 5, 2: NOW_MS - 500}
+    assert names(page_of_queues(queues, ages, query(sort="-age"))) == ["old", "young", "none"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=25),
+    st.sampled_from(get_args(QueueSort)),
+    st.integers(1, 7),
+)
+def test_pages_have_every_queue_once_in_both_directions(
+    values: list[tuple[int, int]], sort: str, limit: int
+) -> None:
+    queues = [
+        queue_status(f"q{at % 5}{at}", at, ready=ready, dead=dead, published_per_s=ready / 2)
+        for at, (ready, dead) in enumerate(values)
+    ]
+    ages = {at: NOW_MS - ready for at, (ready, _) in enumerate(values) if ready}
+    whole = names(page_of_queues(queues, ages, query(sort=sort, limit=200)))
+    page = page_of_queues(queues, ages, query(sort=sort, limit=limit))
+    there = names(page)
+    while page.next:
+        page = page_of_queues(queues, ages, query(sort=sort, limit=limit, cursor=page.next))
+        there += names(page)
+    back = names(page)
+    while page.previous:
+        page = page_of_queues(queues, ages, query(sort=sort, limit=limit, cursor=page.previous))
+        back = names(page) + back
+    assert there == back == whole
+
+
+def test_cursor_goes_on_behind_a_queue_that_has_gone() -> None:
+    queues = [queue_status(name, at) for at, name in enumerate("abcd")]
+    cursor = page_of_queues(queues, {}, query(limit=2)).next
+    assert names(page_of_queues(queues[2:], {}, query(limit=2, cursor=cursor))) == ["c", "d"]
+
+
+def test_cursor_of_another_order_is_refused() -> None:
+    queues = [queue_status(name, at) for at, name in enumerate("abcd")]
+    cursor = page_of_queues(queues, {}, query(limit=2)).next
+    with pytest.raises(Problem):
+        page_of_queues(queues, {}, query(limit=2, cursor=cursor, sort="-ready"))
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [("=1+1", "'=1+1"), ("@x", "'@x"), ("\tx", "'\tx"), ("plain", "plain"), (-5, "-5"),
+     (None, ""), (True, "true"), ({"a": 1}, '{"a": 1}')],
+)  # fmt: skip
+def test_cell_is_never_a_formula(value: object, cell: str) -> None:
+    assert csv_cell(value) == cell
+
+
+def test_lines_end_with_complete() -> None:
+    items = [QueueOut.of(queue_status("=a"), None, NOW_MS)]
+    text = as_data("jsonl", QueueOut, items, "next").text
+    assert text is not None
+    assert text.splitlines()[-1] == '{"complete": true, "count": 1, "next": "next"}'
+
+
+def test_empty_csv_has_its_head() -> None:
+    text = as_data("csv", QueueOut, []).text
+    assert text is not None
+    assert text.startswith("queue_id,name,ready")

@@ -1,0 +1,42 @@
+"""The table of routes and the templates, held to what security.md asks of them."""
+
+import re
+
+import pytest
+
+from phpmq_lite.admin.routes import ROUTES, Role, Route
+from phpmq_lite.resources import templates_folder
+
+TEMPLATES = sorted(templates_folder().rglob("*.html"))
+STATIC = templates_folder() / "static"
+
+
+def test_routes_have_names_of_their_own() -> None:
+    names = [route.name for route in ROUTES]
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_route_that_writes_is_audited_and_not_for_viewers(route: Route) -> None:
+    assert route.is_writing == (route.audit is not None)
+    assert not (route.is_writing and route.role in (Role.PUBLIC, Role.VIEWER))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_template_has_nothing_inline_and_nothing_unescaped(path: object) -> None:
+    text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    found = re.findall(r"\|\s*safe\b|Markup|autoescape|\bstyle=|<style|\son\w+=|javascript:", text)
+    assert found == []
+    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+
+
+def test_script_writes_text_only() -> None:
+    script = (STATIC / "app.js").read_text(encoding="utf-8")
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script) == []
+    assert len(script.encode()) < 20 * 1024
+
+
+def test_static_files_ask_nobody_else() -> None:
+    for path in STATIC.iterdir():
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert re.findall(r"https?://|@import|url\(", text) == [], path.name

@@ -1,0 +1,478 @@
+"""Commands of connections: publish, consume, acknowledge, requeue; who may do what to which."""
+
+from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.model import Limits, Loaded, Message, State
+from tests.unit.broker.rig import (
+    STEADY_MS,
+    Rig,
+    bodies,
+    kinds,
+    message,
+    outcomes,
+    receipts,
+    sent,
+)
+
+ABC = (b"a", b"b", b"c")
+
+
+def held_by(rig: Rig, worker: Connection, *contents: bytes) -> list[Message]:
+    """Publish and return what the consumer got."""
+    got = sent(rig.publish(*contents), worker)
+    assert bodies(got) == list(contents)
+    return got
+
+
+# -- connections
+
+
+def test_connection_gets_the_next_client_number_and_a_row() -> None:
+    rig = Rig()
+    one, two = rig.connect(), rig.connect()
+    assert (one.number, two.number) == (1, 2)
+    assert rig.batch.opened_clients[:3] == [2, "tcp", "127.0.0.1:1"]
+    assert rig.batch.counters == {"next_client": 3}
+
+
+def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
+    rig = Rig()
+    one = rig.connect()
+    batch = rig.turn(
+        lambda: rig.core.disconnect(one, "line", "ttl", "closed by the peer"),
+        lambda: rig.core.disconnect(one, "line", "ttl", "again"),
+    )
+    [row] = batch.closed_clients
+    assert row[1:] == ("line", "ttl", "closed by the peer", 1)
+    assert rig.core.connections == {}
+
+
+# -- credit
+
+
+def test_credit_that_is_replaced_gives_back_and_dispatches_again_under_the_same_ids() -> None:
+    """wire.md, Queue semantics: a second 002 for the same queue replaces the window."""
+    rig = Rig()
+    worker = rig.consumer(credit=2)
+    held = held_by(rig, worker, b"a", b"b")
+    rig.publish(b"c")
+    batch = rig.turn(lambda: rig.core.consume(worker, "orders", 3))
+    again = sent(batch, worker)
+    assert [m.message_id for m in again[:2]] == [m.message_id for m in held]
+    assert bodies(again) == [b"a", b"b", b"c"]
+    assert [m.deliveries for m in again] == [2, 2, 1]
+    assert [m.charged for m in again] == [0, 0, 0]
+    assert [kind for _, kind in kinds(batch)] == ["return", "return"]
+
+
+def test_credit_of_zero_gives_back_and_pauses() -> None:
+    rig = Rig()
+    one, two = rig.consumer(credit=2), rig.consumer(credit=10)
+    batch = rig.publish(b"a", b"b", b"c", b"d")
+    assert bodies(sent(batch, one)) == [b"a", b"c"]
+    batch = rig.turn(lambda: rig.core.consume(one, "orders", 0))
+    assert bodies(sent(batch, two)) == [b"a", b"c"]
+    assert sent(rig.publish(b"e"), one) == []
+
+
+def test_credit_of_zero_without_a_consumer_changes_nothing() -> None:
+    rig = Rig()
+    one = rig.connect()
+    assert rig.begin() is not None
+    assert rig.core.consume(one, "orders", 0) is Result.DONE
+    assert rig.finish().sends == {}
+
+
+def test_consumer_of_one_queue_too_many_is_closed() -> None:
+    rig = Rig(Limits(queues=1))
+    worker = rig.consumer("orders")
+    rig.begin()
+    assert rig.core.consume(worker, "mails", 1) is Result.CLOSE
+
+
+# -- redelivery
+
+
+def test_messages_of_an_ended_connection_come_before_newer_ones() -> None:
+    rig = Rig()
+    one = rig.consumer(credit=2)
+    held = held_by(rig, one, b"a", b"b")
+    rig.publish(b"c", b"d")
+    two = rig.connect()
+    batch = rig.turn(
+        lambda: rig.core.consume(two, "orders", 10),
+        lambda: rig.core.disconnect(one, None, None, "gone"),
+    )
+    assert bodies(sent(batch, two)) == [b"a", b"b", b"c", b"d"]
+    assert sent(batch, two)[:2] == held
+
+
+def test_returned_message_keeps_its_position() -> None:
+    rig = Rig()
+    one, two = rig.consumer(credit=1), rig.consumer(credit=1)
+    batch = rig.publish(b"a", b"b", b"c")
+    [first] = sent(batch, one)
+    rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
+    second = sent(batch, two)[0]
+    batch = rig.turn(lambda: rig.core.acknowledge(two, "orders", second.message_id))
+    assert sent(batch, two) == [first]
+    assert (first.position, first.deliveries) == (1, 2)
+
+
+def test_connection_that_ends_charges_only_the_oldest_message_it_held() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    held = held_by(rig, worker, b"a", b"b", b"c")
+    rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    assert [m.charged for m in held] == [1, 0, 0]
+
+
+def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
+    """README, Poison: one delivery against the oldest message it held, not against all."""
+    rig = Rig()
+    worker = rig.consumer("orders")
+    rig.consume(worker, 10, "mails")
+    young = sent(rig.publish(b"first", queue="mails"), worker)
+    rig.advance(1)
+    old = held_by(rig, worker, b"a", b"b")
+    rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    assert [m.charged for m in young + old] == [1, 0, 0]
+
+
+def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first() -> None:
+    rig = Rig()
+    one, two = rig.consumer(credit=1), rig.consumer(credit=2)
+    batch = rig.publish(b"a", b"b", b"c")
+    [first], [second, third] = sent(batch, one), sent(batch, two)
+    rig.turn(lambda: rig.core.acknowledge(two, "orders", second.message_id))
+    rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
+    assert list(two.consumers[1].held.values()) == [third, first]
+    rig.turn(lambda: rig.core.disconnect(two, None, None, "gone"))
+    assert (first.charged, third.charged) == (1, 1)
+
+
+# -- acknowledge
+
+
+def test_consumer_acknowledges_what_it_holds_and_gets_more() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    [held] = sent(rig.publish(b"a", b"b"), worker)
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert outcomes(batch) == {(State.ACKED, None): [1]}
+    assert bodies(sent(batch, worker)) == [b"b"]
+    assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (1, 1)
+    assert worker.acked == 1
+
+
+def test_stranger_does_not_acknowledge_what_another_live_connection_holds() -> None:
+    rig = Rig()
+    worker, stranger = rig.consumer(), rig.connect()
+    [held] = held_by(rig, worker, b"a")
+    batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", held.message_id))
+    assert outcomes(batch) == {}
+    assert rig.core.ignored == {"foreign": 1}
+    assert stranger.acked == 0
+    batch = rig.turn(
+        lambda: rig.core.requeue(stranger, "orders", held.message_id, 0),
+        lambda: rig.core.dead_letter(stranger, "orders", held.message_id),
+    )
+    assert (outcomes(batch), batch.changed) == ({}, {})
+    assert rig.core.ignored == {"foreign": 3}
+
+
+def test_anybody_acknowledges_what_no_live_connection_holds() -> None:
+    rig = Rig()
+    worker, stranger = rig.consumer(credit=1), rig.connect()
+    [held] = sent(rig.publish(b"a", b"b"), worker)
+    ready = list(rig.queue().window or ())[0]
+    batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", ready.message_id))
+    assert outcomes(batch) == {(State.ACKED, None): [ready.seq]}
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert sent(batch, worker) == []
+
+
+def test_message_is_acknowledged_once() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    [held] = held_by(rig, worker, b"a")
+    rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    rig.begin()
+    assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.LOAD
+    assert rig.finish().named == {1}
+    rig.begin(Loaded(named={1: None}))
+    assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.DONE
+    assert outcomes(rig.finish()) == {}
+    assert rig.core.ignored == {"settled": 1}
+    assert rig.queue().row.live_count == 0
+
+
+def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    rig.publish(b"x", queue="mails")
+    [held] = sent(rig.publish(b"a", b"b"), worker)
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
+    assert (outcomes(batch), batch.sends) == ({}, {})
+    assert rig.core.ignored == {"wrong_queue": 1}
+
+
+def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    [held] = held_by(rig, worker, b"a")
+    wrong_token = held.message_id[:16] + b"f" * 16
+    strange = [
+        b"", b"1", b"x" * 32, b"\xff" * 32, b"0" * 32, b"f" * 32, b"-000000000000001" + b"0" * 16,
+        b"+000000000000001" + held.message_id[16:], b"0000_0000_00_001" + held.message_id[16:],
+        held.message_id + b"0", held.message_id[:31], held.message_id.upper() + b" ", wrong_token,
+    ]  # fmt: skip
+    rig.begin()
+    for message_id in strange:
+        assert rig.core.acknowledge(worker, "orders", message_id) is Result.DONE
+        assert rig.core.requeue(worker, "orders", message_id, 0) is Result.DONE
+        assert rig.core.dead_letter(worker, "orders", message_id) is Result.DONE
+    batch = rig.finish()
+    assert (outcomes(batch), batch.changed, batch.loads) == ({}, {}, False)
+    assert rig.core.ignored == {"unknown": 3 * len(strange)}
+
+
+def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a", by=one)
+    row = message(1)
+    rig.begin()
+    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD
+    rig.core.look_ahead([row.message_id, b"x" * 32, b"f" * 32])
+    assert rig.finish().named == {1}
+    rig.begin(Loaded(named={1: row}))
+    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.DONE
+    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD  # it has gone since
+    assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
+    assert rig.queue().row.live_count == 0
+
+
+# -- what was loaded may have had its turn since
+
+
+def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
+    """It was loaded twice, by name and with the window: two objects, one message."""
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a", by=one)
+    page, named = message(1, body=b"a"), message(1)
+    rig.begin(Loaded(named={1: named}))
+    rig.core.consume(one, "orders", 5)
+    rig.finish()
+    rig.begin(Loaded(windows=[(1, [page], True)], named={1: named}))
+    assert rig.core.acknowledge(one, "orders", page.message_id) is Result.DONE
+    assert rig.core.acknowledge(one, "orders", page.message_id) is Result.LOAD
+    assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
+    assert rig.queue().row.live_count == 0
+
+
+def test_named_message_that_is_due_expires_and_is_not_acknowledged_too() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a", by=one, ttl_s=1)
+    rig.advance(1)
+    due, named = (message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12")
+    rig.begin(Loaded(named={1: named}, due=[due], asked_due=True))
+    assert rig.core.acknowledge(one, "orders", due.message_id) is Result.LOAD
+    assert outcomes(rig.finish()) == {(State.EXPIRED, None): [1]}
+    assert rig.queue().row.live_count == 0
+
+
+def test_named_message_that_was_requeued_can_be_acknowledged_in_the_same_batch() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a", by=one)
+    row = message(1)
+    rig.begin(Loaded(named={1: row}))
+    assert rig.core.requeue(one, "orders", row.message_id, 0) is Result.DONE
+    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD
+    rig.finish()
+    rig.begin(Loaded(named={1: message(1, position=2)}))
+    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.DONE
+    assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
+
+
+# -- requeue
+
+
+def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    [held] = sent(rig.publish(b"a", b"b"), worker)
+    batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    assert bodies(sent(batch, worker)) == [b"b"]
+    assert [m.body for m in rig.queue().window or ()] == [b"a"]
+    assert (held.seq, held.position, held.charged) == (1, 3, 1)
+    assert (held.ttl_s, held.deadline_ms) == (60, STEADY_MS + 60_000)
+    assert batch.changed == {1: held}
+    assert kinds(batch) == [(1, "requeue")]
+    assert rig.core.next_wake_ms == STEADY_MS + 60_000
+
+
+def test_requeue_with_ttl_zero_takes_the_deadline_away() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    [held] = sent(rig.publish(b"a", ttl_s=5), worker)
+    rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+    assert (held.ttl_s, held.deadline_ms) == (None, None)
+
+
+def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
+    rig = Rig()
+    worker, stranger = rig.consumer(credit=1), rig.connect()
+    rig.publish(b"a", b"b", b"c")
+    ready = list(rig.queue().window or ())[0]
+    rig.turn(lambda: rig.core.requeue(stranger, "orders", ready.message_id, 0))
+    assert ready.charged == 0
+    assert [m.body for m in rig.queue().window or ()] == [b"c", b"b"]
+    assert worker.consumers[1].held != {}
+
+
+# -- confirmed publishing
+
+
+def publish(rig: Rig, by: Connection, body: bytes, key: bytes | None) -> Result:
+    return rig.core.publish(by, "orders", body, None, key)
+
+
+def test_publisher_gets_a_receipt_for_its_key_but_none_without() -> None:
+    rig = Rig()
+    one = rig.connect()
+    batch = rig.turn(lambda: publish(rig, one, b"a", b"k1"), lambda: publish(rig, one, b"b", None))
+    assert receipts(batch, one) == [(b"k1", None)]
+    assert batch.keys == [1, b"k1", 1, STEADY_MS]
+
+
+def test_key_that_is_known_is_stored_once_and_receipted_again() -> None:
+    rig = Rig()
+    one, two = rig.connect(), rig.connect()
+    batch = rig.turn(
+        lambda: publish(rig, one, b"a", b"k"),
+        lambda: publish(rig, one, b"a", b"k"),
+        lambda: publish(rig, two, b"a", b"k"),
+    )
+    assert receipts(batch, one) == [(b"k", None), (b"k", None)]
+    assert receipts(batch, two) == [(b"k", None)]
+    assert [m.seq for m in batch.born] == [1]
+    assert rig.queue().row.live_count == 1
+
+
+def test_key_is_known_per_queue_and_for_its_time() -> None:
+    rig = Rig(Limits(receipt_window_ms=1_000))
+    one = rig.connect()
+    rig.turn(lambda: publish(rig, one, b"a", b"k"))
+    batch = rig.turn(lambda: rig.core.publish(one, "mails", b"a", None, b"k"))
+    assert len(batch.born) == 1
+    rig.steady_ms += 999
+    assert rig.turn(lambda: publish(rig, one, b"a", b"k")).born == []
+    rig.steady_ms += 1
+    assert len(rig.turn(lambda: publish(rig, one, b"a", b"k")).born) == 1
+
+
+def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.turn(lambda: publish(rig, one, b"a", b"k1"))
+    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    batch = rig.turn(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
+    assert receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
+    assert (batch.born, batch.keys) == ([], [])
+    assert rig.core.refused == {"paused": 1}
+    rig.turn(lambda: rig.core.pause("orders", "publishing", False, rig.answers.append))
+    assert receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
+
+
+def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
+    rig = Rig(Limits(queues=1))
+    one = rig.connect()
+    rig.begin()
+    assert publish(rig, one, b"a", None) is Result.DONE
+    assert rig.core.publish(one, "mails", b"a", None, None) is Result.CLOSE
+    assert rig.core.publish(one, "mails", b"a", None, b"k") is Result.DONE
+    assert receipts(rig.finish(), one) == [(b"k", "too many queues")]
+    assert rig.core.refused == {"too many queues": 2}
+
+
+# -- publishers that wait
+
+
+def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() -> None:
+    rig = Rig()
+    worker, one = rig.consumer(credit=1), rig.connect()
+    rig.turn(lambda: rig.core.configure("orders", {"max_messages": 1}, rig.answers.append))
+    [held] = held_by(rig, worker, b"a")
+    rig.begin()
+    assert publish(rig, one, b"b", None) is Result.PARK
+    assert rig.finish().wakes == set()
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert batch.wakes == {one}
+    rig.begin()
+    assert publish(rig, one, b"b", None) is Result.DONE
+    assert bodies(sent(rig.finish(), worker)) == [b"b"]
+
+
+def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a")
+    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: publish(rig, one, b"b", None))
+    batch = rig.turn(lambda: rig.core.configure("orders", {"max_bytes": 9}, rig.answers.append))
+    assert batch.wakes == set()  # still paused
+    batch = rig.turn(lambda: rig.core.pause("orders", "publishing", False, rig.answers.append))
+    assert batch.wakes == {one}
+
+
+def test_publisher_that_leaves_waits_no_more() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a")
+    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: publish(rig, one, b"b", None))
+    rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
+    batch = rig.turn(lambda: rig.core.pause("orders", "publishing", False, rig.answers.append))
+    assert batch.wakes == set()
+
+
+def test_publisher_that_also_consumes_is_let_through() -> None:
+    rig = Rig()
+    one = rig.connect()
+    rig.publish(b"a")
+    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: publish(rig, one, b"b", None))
+    batch = rig.turn(lambda: rig.core.force_publish(one, "orders", b"b", None))
+    assert [m.size for m in batch.born] == [1]
+    assert rig.queue().parked == set()
+
+
+# -- the number line
+
+
+def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    assert "next_number" not in rig.turn().counters
+    batch = rig.publish(b"a", b"b")
+    assert (batch.first_number, batch.counters["next_number"]) == (1, 3)
+    [held] = sent(batch, worker)
+    batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+    assert batch.counters["next_number"] == 4
+
+
+def test_ids_are_the_number_and_63_random_bits() -> None:
+    rig = Rig()
+    born = [m for n in range(3) for m in rig.publish(*[b"x"] * 300).born]
+    assert [int(m.message_id[:16], 16) for m in born] == list(range(1, 901))
+    assert all(0 <= m.token < 1 << 63 for m in born)
+    assert len({m.token for m in born}) == 900
+
+
+def test_ignored_and_refused_start_at_nothing() -> None:
+    rig = Rig()
+    assert (dict(rig.core.ignored), dict(rig.core.refused)) == ({}, {})

@@ -1,0 +1,52 @@
+"""The transition table: every pair of state and event, and nothing beyond it."""
+
+from itertools import product
+
+import pytest
+
+from phpmq_lite.broker.lifecycle import TRANSITIONS, Event, next_state
+from phpmq_lite.errors import TransitionError
+from phpmq_lite.model import ALIVE, State
+
+# state: what leads where.  Whatever is not here is refused.
+EXPECTED = {
+    State.READY: {
+        "dispatch": State.DISPATCHED,
+        "acknowledge": State.ACKED,
+        "requeue": State.READY,
+        "forward": State.READY,
+        "expire": State.EXPIRED,
+        "dead_letter": State.DEAD,
+        "delete": State.DELETED,
+    },
+    State.DISPATCHED: {
+        "acknowledge": State.ACKED,
+        "requeue": State.READY,
+        "return": State.READY,
+        "dead_letter": State.DEAD,
+        "delete": State.DELETED,
+    },
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
+def test_event_leads_where_the_design_says_or_nowhere(state: State, event: Event) -> None:
+    expected = EXPECTED.get(state, {}).get(event.value)
+    if expected is None:
+        with pytest.raises(TransitionError, match=event.value):
+            next_state(state, event)
+    else:
+        assert next_state(state, event) is expected
+
+
+def test_message_that_is_dispatched_does_not_expire() -> None:
+    """README, Expiry: only a ready message expires; a dispatched one is judged on its return."""
+    assert (State.DISPATCHED, Event.EXPIRE) not in TRANSITIONS
+
+
+def test_settled_state_is_left_by_nothing() -> None:
+    assert {state for state, _ in TRANSITIONS} == ALIVE
+
+
+def test_every_state_is_reached() -> None:
+    assert set(TRANSITIONS.values()) | {State.READY} == set(State)

@@ -1,0 +1,468 @@
+"""Expiry, delivery limit, timeouts and dead letters: the turns of one message's life."""
+
+import pytest
+
+from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.lives import LONGEST_TTL_S
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, State
+from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig, bodies, kinds, message, outcomes, sent
+
+EXPIRED = (State.EXPIRED, None)
+
+
+def due(rig: Rig, *messages: Message, next_deadline_ms: int | None = None) -> Loaded:
+    """Answer, by hand, to the core's question for what is due."""
+    assert rig.batch.due_at == rig.steady_ms
+    return Loaded(due=list(messages), next_deadline_ms=next_deadline_ms, asked_due=True)
+
+
+def configure(rig: Rig, queue: str = "orders", **changes: object) -> None:
+    rig.turn(lambda: rig.core.configure(queue, dict(changes), rig.answers.append))
+
+
+def one_held(rig: Rig, worker: Connection) -> Message:
+    [held] = sent(rig.publish(b"a"), worker)
+    return held
+
+
+# -- TTL
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "kept_s"),
+    [(None, None), (0, None), (1, 1), (LONGEST_TTL_S, LONGEST_TTL_S), (10**19 - 1, LONGEST_TTL_S)],
+)
+def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | None) -> None:
+    rig = Rig()
+    [born] = rig.publish(b"a", ttl_s=ttl_s).born
+    deadline_ms = None if kept_s is None else STEADY_MS + kept_s * 1_000
+    assert (born.ttl_s, born.deadline_ms) == (kept_s, deadline_ms)
+    assert rig.core.next_wake_ms == deadline_ms
+
+
+def test_requeue_keeps_a_ttl_up_to_100_years() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    held = one_held(rig, worker)
+    rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
+    assert held.ttl_s == LONGEST_TTL_S
+    assert (held.deadline_ms or 0) < 1 << 63
+
+
+def test_message_without_a_ttl_gets_the_default_of_its_queue() -> None:
+    rig = Rig(defaults=QueueSettings(default_ttl_s=30))
+    [without, never] = [rig.publish(b"a", ttl_s=ttl_s).born[0] for ttl_s in (None, 0)]
+    assert (without.ttl_s, never.ttl_s) == (30, None)
+
+
+def test_times_of_a_message_are_on_the_scales_they_belong_to() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    held = sent(rig.publish(b"a", ttl_s=5), worker)[0]
+    assert (held.published_at, held.first_dispatched_at) == (WALL_MS, WALL_MS)
+    assert (held.deadline_ms, held.held_since_ms) == (STEADY_MS + 5_000, STEADY_MS)
+
+
+def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
+    rig = Rig()
+    [born] = rig.publish(b"a", ttl_s=1).born
+    rig.advance(0.999)
+    assert rig.turn().due_at is None
+    rig.advance(0.001)
+    rig.turn()
+    batch = rig.turn(loaded=due(rig, born))
+    assert outcomes(batch) == {EXPIRED: [1]}
+    assert rig.core.next_wake_ms is None
+    assert (rig.queue().row.live_count, rig.queue().totals.expired) == (0, 1)
+
+
+def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() -> None:
+    rig = Rig()
+    [born] = rig.publish(b"a", ttl_s=1).born
+    rig.advance(1)
+    rig.turn()
+    batch = rig.turn(loaded=due(rig, born, next_deadline_ms=rig.steady_ms))
+    assert batch.due_at == rig.steady_ms
+
+
+def test_message_in_a_window_expires_there_too() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    one_held(rig, worker)
+    rig.publish(b"b", ttl_s=1)
+    rig.advance(1)
+    rig.turn()
+    row = message(2, deadline_ms=STEADY_MS + 1_000)  # the writer makes its own object
+    batch = rig.turn(loaded=due(rig, row))
+    assert outcomes(batch) == {EXPIRED: [2]}
+    assert list(rig.queue().window or ()) == []
+    assert list(rig.core.lives.known) == [1]
+
+
+def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    [held] = sent(rig.publish(b"a", ttl_s=1), worker)
+    rig.advance(5)
+    rig.turn()
+    assert outcomes(rig.turn(loaded=due(rig))) == {}
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert outcomes(batch) == {(State.ACKED, None): [1]}
+
+
+def test_message_that_returns_after_its_deadline_expires() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    [held] = sent(rig.publish(b"a", ttl_s=1), worker)
+    rig.advance(5)
+    batch = rig.turn(lambda: rig.core.consume(worker, "orders", 5))
+    assert sent(batch, worker) == []
+    assert outcomes(batch) == {EXPIRED: [1]}
+    assert held.deliveries == 1
+
+
+def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    [late] = sent(rig.publish(b"a", ttl_s=1), worker)
+    rig.advance(1)
+    batch = rig.turn(lambda: rig.core.take_back([late]))
+    assert outcomes(batch) == {EXPIRED: [1]}
+    assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
+    assert batch.changed == {1: late}
+    assert bodies(sent(rig.publish(b"b"), worker)) == [b"b"]  # its credit is free again
+
+
+def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    sent(rig.publish(b"a", ttl_s=60), worker)
+    [again] = sent(rig.turn(lambda: rig.core.consume(worker, "orders", 5)), worker)
+    rig.turn(lambda: rig.core.take_back([again]))
+    assert again.first_dispatched_at == WALL_MS
+
+
+def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    [late] = sent(rig.publish(b"a", ttl_s=1), worker)
+    rig.turn(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
+    batch = rig.turn(lambda: rig.core.take_back([late]))
+    assert (batch.changed, rig.core.lives.held) == ({}, 0)
+
+
+# -- what expiry does
+
+
+def expire_one(rig: Rig, queue: str = "orders") -> Message:
+    [born] = rig.publish(b"a", queue=queue, ttl_s=1).born
+    born.body = b"a"  # as it is in a window
+    rig.advance(1)
+    rig.turn()
+    rig.turn(loaded=due(rig, born))
+    return born
+
+
+def test_expired_message_is_forwarded_where_its_queue_says_so() -> None:
+    rig = Rig()
+    rig.publish(b"older", queue="late")
+    rig.publish(b"x")
+    configure(rig, on_expire="forward:late")
+    configure(rig, "late", default_ttl_s=9)
+    born = expire_one(rig)
+    late = rig.queue("late")
+    assert (born.queue_id, born.seq, born.position) == (late.queue_id, 3, 4)
+    assert (born.ttl_s, born.deadline_ms) == (9, rig.steady_ms + 9_000)
+    assert rig.batch.changed == {3: born}
+    assert rig.batch.settled == {}
+    assert kinds(rig.batch) == [(3, "forward")]
+    assert (rig.queue().row.live_count, late.row.live_count, late.row.live_bytes) == (1, 2, 6)
+
+
+def test_message_of_a_retry_queue_is_forwarded_to_its_origin_by_itself() -> None:
+    rig = Rig()
+    worker = rig.consumer("orders")
+    born = expire_one(rig, "orders.retry")
+    assert born.queue_id == rig.queue("orders").queue_id
+    assert (born.ttl_s, born.deadline_ms) == (None, None)
+    assert sent(rig.batch, worker) == [born]
+
+
+def test_queue_that_forwards_to_itself_lets_its_messages_expire() -> None:
+    rig = Rig()
+    rig.publish(b"x")
+    configure(rig, on_expire="forward:orders")
+    expire_one(rig)
+    assert outcomes(rig.batch) == {EXPIRED: [2]}
+
+
+def test_message_expires_where_there_is_no_room_for_the_queue_to_forward_to() -> None:
+    rig = Rig(Limits(queues=1), QueueSettings(on_expire="forward:late"))
+    expire_one(rig)
+    assert outcomes(rig.batch) == {EXPIRED: [1]}
+
+
+def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None:
+    rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
+    expire_one(rig)
+    assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
+    [record] = rig.batch.born
+    assert (record.source_seq, record.source_reason) == (1, "expired")
+
+
+# -- dead letters
+
+
+def test_dead_letter_leaves_its_queue_and_a_record_of_it() -> None:
+    rig = Rig()
+    worker, publisher = rig.consumer(), rig.connect()
+    [held] = sent(rig.publish(b"body", ttl_s=60, by=publisher), worker)
+    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    [record] = batch.born
+    assert record.queue_id == rig.queue("orders.dlq").queue_id
+    assert (record.source_seq, record.source_queue_id, record.source_reason) == (1, 1, "client")
+    assert (record.ttl_s, record.deadline_ms) == (None, None)
+    assert (record.size, record.publisher) == (4, publisher.number)
+    assert batch.bodies == [2, b"body"]
+    assert kinds(batch) == [(1, "dead_letter")]
+    assert batch.events[3] == record.message_id.decode()
+    assert (rig.queue().row.live_count, rig.queue("orders.dlq").row.live_count) == (0, 1)
+
+
+def test_record_never_expires_though_its_queue_has_a_default() -> None:
+    rig = Rig(defaults=QueueSettings(default_ttl_s=60))
+    worker = rig.consumer()
+    held = one_held(rig, worker)
+    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    assert batch.born[0].deadline_ms is None
+
+
+def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
+    rig = Rig()
+    worker, stranger = rig.consumer(), rig.connect()
+    held = one_held(rig, worker)
+    held.body = None  # it was sent
+    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    assert (outcomes(batch), batch.body_seqs) == ({}, {1})
+    row = message(1, queue_id=1)
+    loaded = Loaded(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], asked_due=True)
+    batch = rig.turn(
+        lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
+    )
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert [m.source_seq for m in batch.born] == [1]
+    assert rig.queue().row.live_count == 0
+    assert rig.core.lives.dying == {}
+
+
+def test_dying_message_is_out_of_reach_of_everybody() -> None:
+    rig = Rig()
+    worker, stranger = rig.consumer(), rig.connect()
+    held = one_held(rig, worker)
+    held.body = None
+    rig.begin()
+    rig.core.dead_letter(worker, "orders", held.message_id)
+    for connection in (worker, stranger):
+        assert rig.core.acknowledge(connection, "orders", held.message_id) is Result.DONE
+        assert rig.core.requeue(connection, "orders", held.message_id, 0) is Result.DONE
+        assert rig.core.dead_letter(connection, "orders", held.message_id) is Result.DONE
+    batch = rig.finish()
+    assert (outcomes(batch), batch.changed, batch.named) == ({}, {}, set())
+    assert rig.core.ignored == {"settled": 6}
+
+
+def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
+    """The page was read before the record was stored: it must not hide it."""
+    rig = Rig()
+    worker, clerk = rig.consumer(), rig.connect()
+    held = one_held(rig, worker)
+    held.body = None
+    batch = rig.turn(
+        lambda: rig.core.dead_letter(worker, "orders", held.message_id),
+        lambda: rig.core.consume(clerk, "orders.dlq", 5),
+    )
+    [request] = batch.filled
+    loaded = Loaded(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
+    assert bodies(sent(rig.turn(loaded=loaded), clerk)) == [b"a"]
+
+
+def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
+    """storage.md 6: never delivered; settled as dead, reason crc, no record."""
+    rig = Rig()
+    worker = rig.consumer()
+    held = one_held(rig, worker)
+    held.body = None
+    rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.turn(loaded=Loaded(bodies={1: None}))
+    assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
+    assert batch.born == []
+
+
+def test_message_with_a_damaged_body_is_never_delivered() -> None:
+    rig = Rig()
+    worker = rig.connect()
+    rig.turn(lambda: rig.core.consume(worker, "orders", 5))
+    page = [message(1), message(2, body=b"2")]
+    batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
+    assert batch.body_seqs == {1}
+    batch = rig.turn(loaded=Loaded(bodies={1: None}))
+    assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
+    assert bodies(sent(batch, worker)) == [b"2"]
+    assert batch.born == []
+
+
+def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
+    rig = Rig()
+    clerk = rig.consumer("orders.dlq")
+    [record] = sent(rig.publish(b"r", queue="orders.dlq"), clerk)
+    batch = rig.turn(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert batch.born == []
+
+
+def test_due_message_that_is_dying_is_not_buried_twice() -> None:
+    """More than one page was due: the next page still has what waits for its body."""
+    rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
+    rig.publish(b"a", ttl_s=1)
+    rig.advance(1)
+    rig.turn()
+    rows = [message(1, deadline_ms=STEADY_MS + 1_000) for _ in "123"]
+    batch = rig.turn(loaded=due(rig, rows[0], next_deadline_ms=rig.steady_ms))
+    assert (batch.body_seqs, outcomes(batch)) == ({1}, {})
+    loaded = due(rig, rows[1])
+    loaded.bodies = {1: b"a"}
+    batch = rig.turn(loaded=loaded)
+    assert outcomes(batch) == {(State.DEAD, "expired"): [1]}
+    assert (len(batch.born), rig.core.lives.dying) == (1, {})
+    assert rig.queue().row.live_count == 0
+    assert outcomes(rig.turn(loaded=Loaded(bodies={1: b"a"}))) == {}
+
+
+# -- poison
+
+
+def return_charged(rig: Rig, held: Message) -> None:
+    """End the connection that holds it."""
+    rig.turn(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
+
+
+def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> None:
+    rig = Rig(defaults=QueueSettings(max_deliveries=3))
+    worker = rig.consumer()
+    [held] = sent(rig.publish(b"a"), worker)
+    for _ in range(2):
+        again = rig.connect()
+        rig.turn(lambda again=again: rig.core.consume(again, "orders", 1))
+        return_charged(rig, held)
+        assert (held.state, held.holder.connection) == (State.DISPATCHED, again)
+    return_charged(rig, held)
+    assert outcomes(rig.batch) == {(State.DEAD, "max_deliveries"): [1]}
+    assert [m.source_reason for m in rig.batch.born] == ["max_deliveries"]
+    assert (held.charged, held.deliveries) == (3, 3)
+    assert rig.batch.changed == {1: held}  # its history row has the last charge too
+
+
+def test_message_of_a_queue_without_a_limit_comes_back_for_ever() -> None:
+    rig = Rig(defaults=QueueSettings(max_deliveries=0))
+    worker = rig.consumer()
+    held = one_held(rig, worker)
+    for n in range(1, 50):
+        rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+        assert (held.charged, held.holder.connection) == (n, worker)
+
+
+def test_requeue_is_charged_and_kills_at_the_limit() -> None:
+    rig = Rig(defaults=QueueSettings(max_deliveries=2))
+    worker = rig.consumer()
+    held = one_held(rig, worker)
+    rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    assert outcomes(batch) == {(State.DEAD, "max_deliveries"): [1]}
+    assert held.position == 2
+
+
+def test_credit_replaced_charges_nobody() -> None:
+    rig = Rig(defaults=QueueSettings(max_deliveries=1))
+    worker = rig.consumer()
+    held = one_held(rig, worker)
+    for _ in range(5):
+        rig.turn(lambda: rig.core.consume(worker, "orders", 1))
+    assert (held.charged, held.deliveries) == (0, 6)
+
+
+# -- acknowledgement timeout
+
+
+def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
+    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    slow = rig.consumer(credit=1)
+    held = one_held(rig, slow)
+    assert rig.core.next_wake_ms == STEADY_MS + 60_000
+    rig.advance(59.999)
+    assert kinds(rig.turn()) == []
+    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    quick = rig.consumer(credit=1)
+    rig.advance(0.001)
+    batch = rig.turn()
+    assert kinds(batch) == [(1, "return")]
+    assert (held.holder.connection, held.charged) == (quick, 1)
+    assert rig.core.next_wake_ms == rig.steady_ms + 60_000
+
+
+def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it() -> None:
+    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    slow, quick = rig.consumer(credit=1), rig.connect()
+    held = one_held(rig, slow)
+    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.consume(quick, 1)
+    rig.advance(60)
+    rig.turn()
+    assert held.holder.connection is quick
+    rig.turn(lambda: rig.core.acknowledge(slow, "orders", held.message_id))
+    assert rig.core.ignored == {"foreign": 1}
+
+
+def test_each_message_has_a_timeout_of_its_own() -> None:
+    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    slow = rig.consumer(credit=2)
+    first = one_held(rig, slow)
+    rig.advance(30)
+    second = one_held(rig, slow)
+    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.advance(30)
+    rig.turn()
+    assert (first.holder, second.holder is not None) == (None, True)
+    assert rig.core.next_wake_ms == rig.steady_ms + 30_000
+
+
+def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
+    rig = Rig(defaults=QueueSettings(ack_timeout_s=0))
+    held = one_held(rig, rig.consumer())
+    assert rig.core.next_wake_ms is None
+    rig.advance(10**6)
+    rig.turn()
+    assert held.holder is not None
+
+
+def test_shorter_timeout_counts_from_the_dispatch() -> None:
+    rig = Rig()
+    slow = rig.consumer(credit=1)
+    held = one_held(rig, slow)
+    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.advance(30)
+    configure(rig, ack_timeout_s=40)
+    rig.turn()
+    assert rig.core.next_wake_ms == STEADY_MS + 40_000
+    rig.advance(10)
+    rig.turn()
+    assert held.holder is None
+
+
+def test_timeout_that_is_switched_off_wakes_nobody() -> None:
+    rig = Rig()
+    one_held(rig, rig.consumer(credit=1))
+    configure(rig, ack_timeout_s=0)
+    rig.turn()
+    assert rig.core.next_wake_ms is None

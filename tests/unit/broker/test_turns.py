@@ -1,0 +1,278 @@
+"""Who gets the next message, and the bounds of what one batch dispatches."""
+
+from phpmq_lite.model import Limits, Loaded, QueueSettings
+from tests.unit.broker.rig import Rig, bodies, message, outcomes, sent
+
+ABC = (b"a", b"b", b"c")
+
+
+def test_consumers_take_turns_message_by_message() -> None:
+    rig = Rig()
+    one, two, three = rig.consumer(), rig.consumer(), rig.consumer()
+    batch = rig.publish(*(b"%d" % n for n in range(7)))
+    assert bodies(sent(batch, one)) == [b"0", b"3", b"6"]
+    assert bodies(sent(batch, two)) == [b"1", b"4"]
+    assert bodies(sent(batch, three)) == [b"2", b"5"]
+
+
+def test_turn_goes_on_where_the_last_batch_ended() -> None:
+    rig = Rig()
+    one, two = rig.consumer(), rig.consumer()
+    assert bodies(sent(rig.publish(b"a"), one)) == [b"a"]
+    assert bodies(sent(rig.publish(b"b"), two)) == [b"b"]
+    assert bodies(sent(rig.publish(b"c"), one)) == [b"c"]
+
+
+def test_consumer_without_credit_loses_its_turn_until_it_acknowledges() -> None:
+    rig = Rig()
+    one, two = rig.consumer(credit=1), rig.consumer(credit=3)
+    batch = rig.publish(b"a", b"b", b"c", b"d", b"e")
+    assert bodies(sent(batch, one)) == [b"a"]
+    assert bodies(sent(batch, two)) == [b"b", b"c", b"d"]
+    first = sent(batch, one)[0]
+    batch = rig.turn(lambda: rig.core.acknowledge(one, "orders", first.message_id))
+    assert bodies(sent(batch, one)) == [b"e"]
+
+
+def test_credit_is_per_queue_of_a_connection() -> None:
+    rig = Rig()
+    worker = rig.consumer("orders", credit=1)
+    rig.consume(worker, 2, "mails")
+    assert bodies(sent(rig.publish(*ABC), worker)) == [b"a"]
+    assert bodies(sent(rig.publish(*ABC, queue="mails"), worker)) == [b"a", b"b"]
+
+
+def test_credit_is_clamped_to_the_limit() -> None:
+    rig = Rig(Limits(credit=2))
+    worker = rig.consumer(credit=10**18)
+    assert bodies(sent(rig.publish(*ABC), worker)) == [b"a", b"b"]
+
+
+def test_consumer_gets_no_more_bytes_than_its_credit_has_but_always_one_message() -> None:
+    rig = Rig(Limits(credit_bytes=10))
+    worker = rig.consumer()
+    batch = rig.publish(b"x" * 30, b"y")
+    assert bodies(sent(batch, worker)) == [b"x" * 30]
+    big = sent(batch, worker)[0]
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    assert bodies(sent(batch, worker)) == [b"y"]
+    assert bodies(sent(rig.publish(b"z" * 9, b"z" * 10), worker)) == [b"z" * 9]
+
+
+def test_broker_holds_no_more_messages_than_its_limit() -> None:
+    rig = Rig(Limits(held=2))
+    one, two = rig.consumer("orders"), rig.consumer("mails")
+    held = sent(rig.publish(*ABC), one)
+    assert bodies(held) == [b"a", b"b"]
+    assert sent(rig.publish(b"m", queue="mails"), two) == []
+    batch = rig.turn(*(
+        lambda m=m: rig.core.acknowledge(one, "orders", m.message_id) for m in held))  # fmt: skip
+    assert bodies(sent(batch, one) + sent(batch, two)) == [b"c", b"m"]
+
+
+def test_broker_holds_no_more_bytes_than_its_limit_but_always_one_message() -> None:
+    rig = Rig(Limits(held_bytes=10))
+    worker = rig.consumer()
+    batch = rig.publish(b"x" * 30, b"y")
+    assert bodies(sent(batch, worker)) == [b"x" * 30]
+    big = sent(batch, worker)[0]
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    assert bodies(sent(batch, worker)) == [b"y"]
+
+
+def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -> None:
+    rig = Rig(Limits(write_bytes=10))
+    worker = rig.consumer(credit=100)
+    batch = rig.publish(*[b"x" * 4] * 7)
+    assert len(sent(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
+    assert rig.core.wants_batch
+    assert len(sent(rig.turn(), worker)) == 3
+    assert len(sent(rig.turn(), worker)) == 1
+    assert not rig.core.wants_batch
+
+
+def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
+    rig = Rig(Limits(write_bytes=4))
+    worker = rig.consumer("orders")
+    rig.consume(worker, 10, "mails")
+    publisher = rig.connect()
+    batch = rig.turn(
+        lambda: rig.core.publish(publisher, "orders", b"1234", None, None),
+        lambda: rig.core.publish(publisher, "mails", b"5678", None, None),
+    )
+    assert bodies(sent(batch, worker)) == [b"1234"]
+    assert bodies(sent(rig.turn(), worker)) == [b"5678"]
+
+
+def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
+    rig = Rig()
+    one, two = rig.consumer(), rig.consumer()
+    rig.turn(lambda: rig.core.choke(one, is_choked=True))
+    batch = rig.publish(*ABC)
+    assert (sent(batch, one), bodies(sent(batch, two))) == ([], [b"a", b"b", b"c"])
+    rig.turn(lambda: rig.core.choke(two, is_choked=True))
+    assert rig.publish(b"d").sends == {}
+    batch = rig.turn(lambda: rig.core.choke(one, is_choked=False))
+    assert bodies(sent(batch, one)) == [b"d"]
+
+
+def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    rig.turn(lambda: rig.core.pause("orders", "delivery", True, rig.answers.append))
+    assert rig.publish(b"a").sends == {}
+    batch = rig.turn(lambda: rig.core.pause("orders", "delivery", False, rig.answers.append))
+    assert bodies(sent(batch, worker)) == [b"a"]
+    assert [answer["delivery_paused"] for answer in rig.answers] == [True, False]
+
+
+def test_message_is_not_dispatched_at_its_deadline() -> None:
+    """storage.md 7: strict at dispatch, nothing is sent at or after its deadline."""
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    held = sent(rig.publish(b"held"), worker)[0]
+    rig.publish(b"late", ttl_s=1)
+    rig.publish(b"good", ttl_s=2)
+    rig.advance(1)
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert bodies(sent(batch, worker)) == [b"good"]
+    assert list(outcomes(batch)) == [(2, None), (3, None)]
+
+
+def test_message_is_dispatched_a_millisecond_before_its_deadline() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    held = sent(rig.publish(b"held"), worker)[0]
+    rig.publish(b"good", ttl_s=1)
+    rig.steady_ms += 999
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert bodies(sent(batch, worker)) == [b"good"]
+
+
+def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batch() -> None:
+    """The consumer of the target was served already; nothing else would start another batch."""
+    rig = Rig()
+    patient = rig.consumer("orders")
+    worker = rig.consumer("orders.retry", credit=1)
+    held = sent(rig.publish(b"held", queue="orders.retry"), worker)[0]
+    rig.publish(b"again", queue="orders.retry", ttl_s=1)
+    rig.advance(1)
+    batch = rig.turn(
+        lambda: rig.core.wake(patient),  # so that orders is served first
+        lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
+    )
+    assert bodies(sent(batch, patient)) == [b"again"]
+
+
+def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_batch() -> None:
+    rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
+    clerk = rig.consumer("orders.dlq")
+    worker = rig.consumer("orders", credit=1)
+    held = sent(rig.publish(b"held"), worker)[0]
+    rig.publish(b"late", ttl_s=1)
+    rig.advance(1)
+    batch = rig.turn(
+        lambda: rig.core.wake(clerk),
+        lambda: rig.core.acknowledge(worker, "orders", held.message_id),
+    )
+    assert bodies(sent(batch, clerk)) == [b"late"]
+
+
+# -- pages and bodies
+
+
+def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
+    rig = Rig(Limits(window=5, window_bytes=100))
+    worker = rig.connect()
+    request = rig.turn(lambda: rig.core.consume(worker, "orders", 3)).filled[0]
+    assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
+    page = [message(n, body=b"%d" % n) for n in range(1, 6)]
+    batch = rig.turn(loaded=Loaded(windows=[(1, page, False)]))
+    assert bodies(sent(batch, worker)) == [b"1", b"2", b"3"]
+    assert [(r.after, r.limit) for r in batch.filled] == [(5, 3)]
+
+
+def test_queue_asks_for_one_page_at_a_time() -> None:
+    rig = Rig(Limits(window=2))
+    worker = rig.connect()
+    rig.turn(lambda: rig.core.consume(worker, "orders", 3))
+    assert rig.core.lives.hungry == {}
+    assert rig.publish(b"a").filled == []
+
+
+def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -> None:
+    rig = Rig()
+    worker = rig.connect()
+    rig.turn(lambda: rig.core.consume(worker, "orders", 10))
+    page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
+    batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
+    assert bodies(sent(batch, worker)) == [b"1"]
+    assert batch.body_seqs == {2}
+    batch = rig.turn(loaded=Loaded(bodies={2: b"2"}))
+    assert bodies(sent(batch, worker)) == [b"2", b"3"]
+
+
+def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
+    rig = Rig(Limits(window_bytes=25))
+    worker = rig.connect()
+    rig.turn(lambda: rig.core.consume(worker, "orders", 10))
+    page = [message(n, size=10) for n in range(1, 9)]
+    batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
+    assert batch.body_seqs == {1, 2, 3}
+
+
+def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
+    rig = Rig(Limits(window_bytes=5, bodies_bytes=5))
+    worker = rig.connect()
+    rig.turn(lambda: rig.core.consume(worker, "orders", 10))
+    batch = rig.turn(loaded=Loaded(windows=[(1, [message(1, size=50)], True)]))
+    assert batch.body_seqs == {1}
+
+
+def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() -> None:
+    rig = Rig(Limits(window_bytes=10))
+    worker = rig.consumer(credit=1)
+    rig.publish(b"held")
+    rig.publish(b"12345", b"67890", b"x", b"")
+    window = rig.queue().window
+    assert window is not None
+    assert bodies(list(window)) == [b"12345", b"67890", None, b""]
+    assert window.body_bytes == rig.core.lives.bodies.total_bytes == 10
+    assert sent(rig.turn(), worker) == []
+
+
+def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
+    rig = Rig(Limits(window_bytes=10, bodies_bytes=15))
+    for name in ("a", "b"):
+        rig.consumer(name, credit=1)
+        rig.publish(b"held", queue=name)
+        rig.publish(b"123456789", queue=name)
+    assert rig.core.lives.bodies.total_bytes == 9
+    worker = rig.connect()
+    request = rig.turn(lambda: rig.core.consume(worker, "c", 1)).filled[0]
+    assert request.body_bytes == 6
+
+
+def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
+    """What comes back has no body any more; loading it must not go round the bound."""
+    rig = Rig(Limits(window_bytes=100, bodies_bytes=100))
+    full = rig.consumer("full", credit=1)
+    rig.publish(b"held", queue="full")
+    rig.publish(*[b"x" * 9] * 11, queue="full")
+    assert rig.core.lives.bodies.total_bytes == 99
+    worker = rig.connect()
+    rig.turn(lambda: rig.core.consume(worker, "orders", 100))
+    page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
+    batch = rig.turn(loaded=Loaded(windows=[(2, page, True)]))
+    assert batch.body_seqs == {101}
+    assert sent(batch, full) == []
+
+
+def test_window_is_given_up_with_its_last_consumer() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    rig.publish(*ABC)
+    rig.turn(lambda: rig.core.consume(worker, "orders", 0))
+    assert rig.queue().window is None
+    assert rig.core.lives.known == {}
+    assert rig.core.lives.bodies.total_bytes == 0

@@ -1,0 +1,153 @@
+"""The window of one queue, filled by hand."""
+
+from phpmq_lite.broker.window import Bodies, Window
+from phpmq_lite.model import Message
+from tests.unit.broker.rig import message
+
+
+def window_of(*seqs: int, limit: int = 10, reaches_end: bool = True) -> Window:
+    window = Window(limit, Bodies())
+    window.extend([message(seq, body=b"x" * seq) for seq in seqs], reaches_end)
+    return window
+
+
+def seqs(window: Window) -> list[int]:
+    return [m.seq for m in window]
+
+
+def drain(window: Window) -> list[int]:
+    taken = []
+    while window.first() is not None:
+        taken.append(window.take().seq)
+    return taken
+
+
+def by_seq(window: Window, seq: int) -> Message:
+    return next(m for m in window if m.seq == seq)
+
+
+def test_window_gives_its_page_in_order() -> None:
+    assert drain(window_of(1, 2, 3)) == [1, 2, 3]
+
+
+def test_window_takes_nothing_new_before_its_first_page() -> None:
+    window = Window(10, Bodies())
+    assert window.append(message(1)) is False
+    assert window.put_back(message(1)) is False
+    assert window.wants_more
+
+
+def test_window_takes_a_new_message_while_it_reaches_the_end() -> None:
+    window = window_of(1, 2)
+    assert window.append(message(3, body=b"abc"))
+    assert seqs(window) == [1, 2, 3]
+    assert window.covered_to == 3
+
+
+def test_window_stops_reaching_the_end_when_a_message_finds_no_room() -> None:
+    window = window_of(1, 2, limit=2)
+    assert window.append(message(3)) is False
+    assert not window.reaches_end
+    assert window.append(message(4)) is False
+    assert window.covered_to == 2
+
+
+def test_window_takes_nothing_new_while_more_waits_on_disk() -> None:
+    assert window_of(1, 2, reaches_end=False).append(message(9)) is False
+
+
+def test_window_puts_returned_messages_between_the_others() -> None:
+    window = window_of(1, 2, 3, 4, 5)
+    first, second, third = window.take(), window.take(), window.take()
+    for returned in (third, first):
+        assert window.put_back(returned)
+    assert seqs(window) == [1, 3, 4, 5]
+    assert window.put_back(second)
+    assert drain(window) == [1, 2, 3, 4, 5]
+
+
+def test_window_leaves_a_returned_message_on_disk_when_its_place_lies_behind() -> None:
+    window = window_of(1, 2, reaches_end=False)
+    assert window.put_back(message(3)) is False
+    assert window.put_back(message(0, position=0))
+
+
+def test_window_that_reaches_the_end_takes_back_what_stood_behind_its_last() -> None:
+    window = window_of(1)
+    assert window.put_back(message(5))
+    assert window.append(message(6))
+    assert seqs(window) == [1, 5, 6]
+    assert window.covered_to == 6
+
+
+def test_window_counts_returned_messages() -> None:
+    window = window_of(1, 2)
+    window.put_back(window.take())
+    assert len(window) == 2
+
+
+def test_window_discards_wherever_the_message_stands() -> None:
+    window = window_of(1, 2, 3)
+    taken = window.take()
+    window.put_back(taken)
+    window.discard(taken)
+    window.discard(by_seq(window, 3))
+    window.discard(message(99))
+    assert seqs(window) == [2]
+    assert window.body_bytes == 2
+
+
+def test_window_cuts_from_the_end_and_covers_less() -> None:
+    window = window_of(3, 4, 5, limit=3)
+    for seq in (1, 2):
+        window.put_back(message(seq, body=b"x" * seq))
+    assert [m.seq for m in window.cut()] == [5, 4]
+    assert seqs(window) == [1, 2, 3]
+    assert (window.covered_to, window.reaches_end) == (3, False)
+    assert window.put_back(message(4)) is False
+    assert window.body_bytes == 6
+
+
+def test_window_within_its_limit_cuts_nothing() -> None:
+    window = window_of(1, 2, 3, limit=3)
+    assert window.cut() == []
+    assert window.reaches_end
+
+
+def test_window_wants_more_when_half_empty_unless_it_has_all() -> None:
+    window = window_of(1, 2, 3, limit=4, reaches_end=False)
+    assert not window.wants_more
+    window.take()
+    assert window.wants_more
+    window.is_loading = True
+    assert not window.wants_more
+    assert not window_of(limit=4).wants_more
+
+
+def test_window_of_one_wants_more_when_empty() -> None:
+    window = window_of(1, limit=1, reaches_end=False)
+    assert not window.wants_more
+    window.take()
+    assert window.wants_more
+
+
+def test_windows_count_the_bytes_of_their_bodies_together() -> None:
+    bodies = Bodies()
+    one, other = Window(10, bodies), Window(10, bodies)
+    one.extend([message(1, body=b"12345"), message(2, size=100)], reaches_end=True)
+    other.extend([message(3, body=b"123")], reaches_end=True)
+    assert (one.body_bytes, other.body_bytes, bodies.total_bytes) == (5, 3, 8)
+    one.keep_body(by_seq(one, 2), b"y" * 100)
+    assert bodies.total_bytes == 108
+    one.keep_body(by_seq(one, 2), b"y" * 100)  # twice changes nothing
+    one.drop_bodies()
+    assert (one.body_bytes, bodies.total_bytes) == (0, 3)
+    assert [m.body for m in one] == [None, None]
+    other.take()
+    assert bodies.total_bytes == 0
+
+
+def test_window_shows_the_next_without_taking_them() -> None:
+    window = window_of(1, 2, 3)
+    assert [m.seq for m in window.upcoming(2)] == [1, 2]
+    assert len(window) == 3

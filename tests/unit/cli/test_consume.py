@@ -1,0 +1,60 @@
+"""``consume``: what is shown, and when a signal is heard."""
+
+import signal
+
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.cli.consume import Interruption, as_shown
+from phpmq_lite.cli.main import commands
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"a\nb", b"a\nb"),
+        ("größe".encode(), "größe".encode()),
+        (b"\x1b[2J\xff", b"\\x1b[2J\\xff"),
+        ("a\u202eb\x9b".encode(), b"a\\u202eb\\x9b"),
+    ],
+)
+def test_content_cannot_command_the_terminal(body: bytes, expected: bytes) -> None:
+    assert as_shown(body) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_breaks_the_waiting(number: signal.Signals) -> None:
+    is_reached = False
+    with Interruption() as interruption, interruption.allowed():
+        signal.raise_signal(number)
+        is_reached = True
+    assert interruption.is_asked
+    assert not is_reached
+
+
+def test_signal_within_a_message_waits_for_its_end() -> None:
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.is_asked
+
+
+def test_second_signal_is_obeyed_at_once() -> None:
+    with Interruption():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--exec", "true", "--no-ack"], ["--exec", "'"], ["--exec", ""], ["-n", "0"]],
+)
+def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(commands, ["consume", "q", *arguments]).exit_code == 2

@@ -1,0 +1,188 @@
+"""What a client knows across connections, against the broker's end, without sockets."""
+
+import pytest
+
+from phpmq_lite.client.session import Delivery, Session
+from phpmq_lite.errors import ClientError, LocalProtocolError
+from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    ClientFrame,
+    Consume,
+    DeadLetter,
+    Dispatch,
+    Publish,
+    Requeue,
+)
+from phpmq_lite.protocol.wire import WireLimits
+
+ID = b"0123456789abcdef0123456789abcdef"
+Answers = list[ClientError | None]
+
+
+class Wire:
+    """A session with a broker's end that reads what it writes."""
+
+    def __init__(self) -> None:
+        self.session = Session(8 << 20)
+        self.connect()
+
+    def connect(self) -> list[ClientFrame]:
+        self.broker = ServerSide(WireLimits(), http_guard=False)
+        return self.broker.receive(self.session.connected())
+
+    def read(self, data: bytes) -> list[ClientFrame]:
+        return self.broker.receive(data)
+
+    def dispatch(self, queue: str, body: bytes) -> None:
+        parts: list[bytes] = []
+        self.broker.append_dispatch(parts, queue, body, ID, 0)
+        self.session.receive(b"".join(parts))
+
+    def settle(self, frame: bytes, generation: int) -> None:
+        """As a client does."""
+        self.sent = self.read(self.session.end_of_delivery(frame, generation))
+
+    def delivery(self) -> Delivery:
+        return Delivery(self, Dispatch("orders", b"body", ID, 5), self.session.generation)
+
+
+def no_wake() -> None:
+    """Nobody waits."""
+
+
+def test_first_connection_is_sent_nothing() -> None:
+    wire = Wire()
+    wire.session.lost()
+    assert wire.connect() == []
+
+
+def test_next_connection_is_sent_late_ends_then_windows_then_unanswered() -> None:
+    wire = Wire()
+    session = wire.session
+    answers: Answers = []
+    session.open_window("orders", 10, no_wake)
+    session.open_window("mails", 5, no_wake)
+    session.confirm("orders", b"one", 60, b"k1", answers.append)
+    session.confirm("orders", b"two", 0, b"k2", answers.append)
+    delivery = wire.delivery()
+    session.pending.answered("orders", b"k1", None)
+    session.lost()
+    delivery.ack()
+    assert wire.connect() == [
+        Acknowledge("orders", ID),
+        Consume("orders", 10),
+        Consume("mails", 5),
+        Publish("orders", b"two", 0, b"k2"),
+    ]
+    assert session.late_count == 1
+    session.lost()
+    assert wire.connect()[0] == Consume("orders", 10)
+
+
+def test_publish_made_while_disconnected_waits_for_the_connection() -> None:
+    wire = Wire()
+    wire.session.lost()
+    answers: Answers = []
+    wire.session.confirm("orders", b"one", 0, b"k1", answers.append)
+    assert wire.connect() == [Publish("orders", b"one", 0, b"k1")]
+
+
+def test_keys_are_new_each_time_and_for_each_client() -> None:
+    answers: Answers = []
+    keys = {
+        session.confirm("orders", b"", 0, None, answers.append)[0]
+        for session in (Session(100), Session(100))
+        for _ in range(50)
+    }
+    assert len(keys) == 100
+    assert {len(key) for key in keys} == {32}
+
+
+def test_receipts_and_dispatches_find_their_places() -> None:
+    wire = Wire()
+    session = wire.session
+    answers: Answers = []
+    woken: list[str] = []
+    orders = session.open_window("orders", 10, lambda: woken.append("orders"))
+    mails = session.open_window("mails", 10, lambda: woken.append("mails"))
+    session.confirm("orders", b"one", 0, b"k1", answers.append)
+    parts: list[bytes] = []
+    for queue in ("orders", "orders", "mails", "gone"):
+        wire.broker.append_dispatch(parts, queue, b"body", ID, 0)
+    wire.broker.append_receipt(parts, "orders", b"k1", None)
+    session.receive(b"".join(parts))
+    assert (len(orders.dispatches), len(mails.dispatches)) == (2, 1)
+    assert woken == ["orders", "mails"]
+    assert answers == [None]
+
+
+def test_dispatches_not_handed_out_are_dropped_with_the_connection() -> None:
+    """The broker has them back and dispatches them again."""
+    wire = Wire()
+    window = wire.session.open_window("orders", 10, no_wake)
+    wire.dispatch("orders", b"body")
+    wire.session.lost()
+    assert not window.dispatches
+
+
+def test_closed_window_gives_back_and_can_be_opened_again() -> None:
+    wire = Wire()
+    window = wire.session.open_window("orders", 10, no_wake)
+    with pytest.raises(LocalProtocolError):
+        wire.session.open_window("orders", 10, no_wake)
+    assert wire.read(wire.session.close_window(window)) == [Consume("orders", 0)]
+    wire.session.open_window("orders", 10, no_wake)
+
+
+@pytest.mark.parametrize(("queue", "credit"), [("", 1), ("orders", 0), ("orders", -1)])
+def test_window_is_refused_when_it_makes_no_sense(queue: str, credit: int) -> None:
+    session = Session(100)
+    with pytest.raises(LocalProtocolError):
+        session.open_window(queue, credit, no_wake)
+    assert not session.windows
+
+
+def test_delivery_is_ended_once() -> None:
+    wire = Wire()
+    delivery = wire.delivery()
+    delivery.ack()
+    assert wire.sent == [Acknowledge("orders", ID)]
+    wire.sent = []
+    delivery.requeue(5)
+    assert wire.sent == []
+
+
+def test_delivery_can_go_back_or_to_the_dead_letters() -> None:
+    wire = Wire()
+    wire.delivery().requeue(60)
+    assert wire.sent == [Requeue("orders", ID, 60)]
+    wire.delivery().dead_letter()
+    assert wire.sent == [DeadLetter("orders", ID)]
+
+
+def test_delivery_stays_open_when_its_end_is_not_allowed() -> None:
+    wire = Wire()
+    delivery = wire.delivery()
+    with pytest.raises(LocalProtocolError):
+        delivery.requeue(-1)
+    delivery.ack()
+    assert wire.sent == [Acknowledge("orders", ID)]
+
+
+def test_delivery_of_an_earlier_connection_is_ended_on_this_one() -> None:
+    """wire.md: what no live connection holds is still acknowledged."""
+    wire = Wire()
+    delivery = wire.delivery()
+    wire.session.lost()
+    wire.connect()
+    delivery.ack()
+    assert wire.sent == [Acknowledge("orders", ID)]
+    assert wire.session.late_count == 1
+
+
+def test_delivery_says_what_it_is() -> None:
+    delivery = Wire().delivery()
+    assert (delivery.queue, delivery.body, delivery.ttl_s) == ("orders", b"body", 5)
+    assert delivery.message_id == ID.decode()
+    assert "orders" in repr(delivery)
