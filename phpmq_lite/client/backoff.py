@@ -26,7 +26,7 @@ class Backoff:
 
     def next_s(self) -> float:
         """Return the seconds to wait now."""
-        doubled = self._first_s * 2 ** min(self._tries, 30)
+        doubled = self._first_s * float(1 << min(self._tries, 30))
         self._tries += 1
         return min(doubled, self._longest_s) * (1 - self._roll() / 2)
 

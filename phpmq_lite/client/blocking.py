@@ -80,7 +80,7 @@ class BlockingClient:
         self._ssl = ssl
         self._server_hostname = server_hostname
         self._reconnects = reconnects
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s  # of calls that name no other; may be changed
         self._backoff = backoff
         self._stream: Stream | None = None
         self._opened_at = 0.0
@@ -113,7 +113,7 @@ class BlockingClient:
             ConnectionLostError: nobody answers; only later losses are followed by new tries.
         """
         try:
-            self._connect(self._timeout_s)
+            self._connect(self.timeout_s)
         except OSError as error:
             raise ConnectionLostError(f"cannot connect to {self.target}: {error}") from error
         self._ended = None
@@ -226,10 +226,10 @@ class BlockingClient:
             TimeoutError: the broker takes no more; the message may still go out.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self._timeout_s)  # notices that the connection was lost before
+        self.pump(lambda: True, self.timeout_s)  # notices that the connection was lost before
         generation = self.session.generation
         self._put(frame)
-        if not self.pump(self._is_sent, self._timeout_s):
+        if not self.pump(self._is_sent, self.timeout_s):
             raise TimeoutError(f"{self.target} takes no more")
         if self.session.generation != generation:
             raise ConnectionLostError("the connection ended while a message was sent")
@@ -274,13 +274,13 @@ class BlockingClient:
         batch = Batch()
         try:
             for body in bodies:
-                if batch.unanswered >= window:
+                if batch.unanswered >= window or batch.error is not None:
                     self._wait_below(batch, max(1, window // 2))
                 _, frame = self.session.confirm(queue, body, ttl_s, None, batch.answered)
                 batch.unanswered += 1
                 self._put(frame)
                 if self._stream is not None and self._stream.unsent > _PUT_BYTES:
-                    self.pump(lambda: True, self._timeout_s)
+                    self.pump(lambda: True, self.timeout_s)
             self._wait_below(batch, 1)
         finally:
             if batch.unanswered:
@@ -289,10 +289,10 @@ class BlockingClient:
 
     def _wait_below(self, batch: Batch, bound: int) -> None:
         """Wait for answers; raises the first refusal once all are there."""
-        if not self.pump(lambda: batch.unanswered < bound, self._timeout_s):
+        if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
             raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
         if batch.error is not None:
-            self.pump(lambda: not batch.unanswered, self._timeout_s)
+            self.pump(lambda: not batch.unanswered, self.timeout_s)
             raise batch.error
 
     # -- consuming

@@ -86,7 +86,8 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 def read(side: ServerSide, pieces: list[bytes]) -> tuple[list[ClientFrame], tuple[str, int] | None]:
     got = [frame for piece in pieces for frame in side.receive(piece)]
     got += side.release()
-    return got, side.error and (side.error.code, side.error.offset)
+    error = side.error
+    return got, None if error is None else (error.code, error.offset)
 
 
 @given(
