@@ -12,18 +12,21 @@ The way in for readers of the code: ``service.py``, ``server/engine.py``, ``brok
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phpmq_lite.client import BlockingClient, Client, Delivery, connect, connect_blocking
 
 __version__ = "0.1.0"
 
-_PUBLIC: dict[str, str] = {}
+__all__ = ["BlockingClient", "Client", "Delivery", "__version__", "connect", "connect_blocking"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    return getattr(import_module("phpmq_lite.client"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *__all__})

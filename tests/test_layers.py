@@ -51,6 +51,7 @@ OURS: Final[dict[str, set[str]]] = {
         "errors",
     },
     "client": {"protocol", "errors"},
+    "bench": {"protocol", "storage.mounts", "errors", "__init__"},  # what `bench` runs
     "envelopes": {"client", "errors"},
     "envelopes.verdict": {"errors"},
     "envelopes.record": {"errors"},

@@ -4,7 +4,8 @@ from typing import Final
 
 import click
 
-from phpmq_lite.cli.node import Node, node_options, segment
+from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, talk
 from phpmq_lite.cli.output import Column, output_option, write
 
@@ -28,7 +29,7 @@ def dead() -> None:
 @output_option
 def ls(node: Node, output: str | None) -> None:
     """List the dead letters by queue, origin and reason."""
-    write(node.get("/api/v1/dead")["items"], COLUMNS, output, "no dead letters")
+    write(node.list("/api/v1/dead"), COLUMNS, output, "no dead letters")
 
 
 @dead.command()
@@ -47,6 +48,6 @@ def redrive(
     node: Node, queue: str, target: str | None, ttl_s: int | None, limit: int | None
 ) -> None:
     """Publish the dead letters of QUEUE again; QUEUE may be given with or without its .dlq."""
-    path = f"/api/v1/dead/{segment(queue.removesuffix(SUFFIX) + SUFFIX)}/redrive"
+    path = f"/api/v1/dead/{encode_name(queue.removesuffix(SUFFIX) + SUFFIX)}/redrive"
     answer = node.post(path, {"target": target, "ttl_s": ttl_s, "limit": limit})
     talk(f"{answer['redriven']:,} messages published again")

@@ -89,11 +89,22 @@ class Commands(click.Group):
         """Run the command; what is raised on purpose ends it with a line and an exit code."""
         try:
             return super().invoke(ctx)
-        except (CommandError, PhpmqError, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # click ends quietly: the reader of our output has gone
+        except Exception as raised:
+            error = _on_purpose(raised)
+            if error is None:
+                raise
             click.echo(f"Error: {_describe(error)}", err=True)
             ctx.exit(_exit_code(error))
+
+
+def _on_purpose(error: Exception) -> Exception | None:
+    """Find what we or the system raised on purpose, also in the group of a TaskGroup."""
+    if isinstance(error, ExceptionGroup):
+        found = [_on_purpose(inner) for inner in error.exceptions]
+        return found[0] if all(found) else None
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        return None  # click ends quietly: the reader of our output has gone
+    return error if isinstance(error, CommandError | PhpmqError | OSError) else None
 
 
 def _exit_code(error: Exception) -> int:

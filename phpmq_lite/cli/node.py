@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import aiohttp
 import click
@@ -18,6 +18,7 @@ from phpmq_lite.logs import escape
 
 _EXIT_CODES: Final = {404: NOT_FOUND, 410: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 _REFUSALS: Final = {401, 403, 409, 412, 413, 421, 422, 429, 503, 507}
+_PAGE: Final = 200  # the API's limit
 _TIMEOUT_S: Final = 600.0  # a purge of millions goes in slices
 
 
@@ -27,9 +28,16 @@ class Node(NamedTuple):
     socket: Path | None
     url: str = "http://localhost"
 
-    def get(self, path: str) -> Any:
-        """Ask for a document."""
-        return asyncio.run(self._request("GET", path, None))
+    def list(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield the items of a list, page by page."""
+        cursor = None
+        while True:
+            query = {"limit": _PAGE} | ({"cursor": cursor} if cursor else {})
+            page = asyncio.run(self._request("GET", f"{path}?{urlencode(query)}", None))
+            yield from page["items"]
+            cursor = page.get("next")
+            if not cursor:
+                return
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Ask for an action and wait until it is stored."""
@@ -75,13 +83,6 @@ def read_answer(status: int, content: bytes) -> Any:
     text = problem.get("detail") or problem.get("title") or f"the broker answered {status}"
     code = REFUSED if status in _REFUSALS else _EXIT_CODES.get(status, ERROR)
     raise CommandError(escape(str(text)), code)
-
-
-def segment(queue: str) -> str:
-    """Make a path segment of a queue name; one of dots alone or after ``~`` gets ``~`` in front."""
-    if queue.startswith("~") or not queue.strip("."):
-        queue = "~" + queue
-    return quote(queue, safe="")
 
 
 def node_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -58,6 +58,22 @@ def data_option(command: Command) -> Command:
     )(command)
 
 
+def start_options(command: Command) -> Command:
+    """Add the flags by which an operator accepts what would refuse the start."""
+    command = click.option(
+        "--accept-loss",
+        is_flag=True,
+        default=None,
+        help="Start although the write-ahead log is damaged, this once.",
+    )(command)
+    return click.option(
+        "--allow-network-fs",
+        is_flag=True,
+        default=None,
+        help="Start on a network file system, whose locks may lie.",
+    )(command)
+
+
 def load_settings(
     config: Path | None,
     assignments: tuple[tuple[str, str], ...] = (),

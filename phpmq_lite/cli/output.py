@@ -3,7 +3,8 @@
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
@@ -14,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run these
+_WORTH_A_BAR: Final = 1_000
 
 
 class Column(NamedTuple):
@@ -56,16 +57,12 @@ def write(rows: Iterable[Row], columns: Sequence[Column], style: str | None, emp
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    from phpmq_lite.admin.lists import csv_cell
+
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([column.key for column in columns])
     for row in rows:
-        out.writerow([_csv_cell(row.get(column.key)) for column in columns])
-
-
-def _csv_cell(value: object) -> object:
-    if isinstance(value, str) and value.startswith(_FORMULA_SIGNS):
-        return f"'{value}"
-    return value
+        out.writerow([csv_cell(row.get(column.key)) for column in columns])
 
 
 def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
@@ -92,3 +89,22 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     return escape(str(value))
+
+
+@contextmanager
+def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error if that is a terminal; gives what advances it.
+
+    ``total`` is None where it is not known; with less than a thousand there is nothing to see.
+    """
+    if not sys.stderr.isatty() or (total is not None and total < _WORTH_A_BAR):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -4,7 +4,8 @@ from typing import Final
 
 import click
 
-from phpmq_lite.cli.node import Node, node_options, segment
+from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, talk
 from phpmq_lite.cli.output import Column, output_option, write
 
@@ -34,7 +35,7 @@ _side = click.option(
 @output_option
 def queues(node: Node, output: str | None) -> None:
     """List the queues."""
-    write(node.get("/api/v1/queues")["items"], COLUMNS, output, "no queues yet")
+    write(node.list("/api/v1/queues"), COLUMNS, output, "no queues yet")
 
 
 @click.command()
@@ -49,7 +50,7 @@ def purge(node: Node, queue: str, dispatched: bool, yes: bool) -> None:
     """
     kind = "ready and dispatched" if dispatched else "ready"
     confirm(f"Delete all {kind} messages of {queue}?", is_yes=yes)
-    answer = node.post(f"/api/v1/queues/{segment(queue)}/purge", {"dispatched": dispatched})
+    answer = node.post(f"/api/v1/queues/{encode_name(queue)}/purge", {"dispatched": dispatched})
     talk(f"{answer['settled']:,} messages deleted")
 
 
@@ -64,7 +65,7 @@ def queue() -> None:
 @node_options
 def pause(node: Node, name: str, side: str) -> None:
     """Stop delivery or publishing of a queue; it stays so over a restart."""
-    node.post(f"/api/v1/queues/{segment(name)}/pause", {"side": side})
+    node.post(f"/api/v1/queues/{encode_name(name)}/pause", {"side": side})
     talk(f"{side} of {name} is paused")
 
 
@@ -74,7 +75,7 @@ def pause(node: Node, name: str, side: str) -> None:
 @node_options
 def resume(node: Node, name: str, side: str) -> None:
     """Let delivery or publishing of a queue go on."""
-    node.post(f"/api/v1/queues/{segment(name)}/resume", {"side": side})
+    node.post(f"/api/v1/queues/{encode_name(name)}/resume", {"side": side})
     talk(f"{side} of {name} goes on")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from phpmq_lite.cli.options import data_option, load_settings, settings_options
+from phpmq_lite.cli.options import data_option, load_settings, settings_options, start_options
 
 
 @click.command()
@@ -28,6 +28,7 @@ from phpmq_lite.cli.options import data_option, load_settings, settings_options
     metavar="ADDRESS",
     help="Admin pages, health and metrics.  [default: 127.0.0.1:9101]",
 )
+@start_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", type=click.Choice(["auto", "json", "console"]))
 @settings_options
@@ -38,6 +39,8 @@ def serve(
     listen: tuple[str, ...],
     legacy_listen: tuple[str, ...],
     admin: tuple[str, ...],
+    allow_network_fs: bool | None,
+    accept_loss: bool | None,
     log_level: str | None,
     log_format: str | None,
     config: Path | None,
@@ -57,6 +60,8 @@ def serve(
         tcp__listen=listen,
         tcp__legacy_listen=legacy_listen,
         admin__listen=admin,
+        storage__allow_network_fs=allow_network_fs,
+        storage__accept_loss=accept_loss,
         log__level=log_level,
         log__format=log_format,
     ).settings

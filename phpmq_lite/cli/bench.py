@@ -1,0 +1,273 @@
+"""``bench``: measure throughput and latency, and what the machine would give without a broker."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from phpmq_lite.bench.clients import Address
+from phpmq_lite.bench.machine import file_system
+from phpmq_lite.bench.report import Limits, Quantiles, Rate, Report
+from phpmq_lite.bench.session import (
+    FLOW,
+    FLOW_PLAIN,
+    LATENCY,
+    PUBLISH,
+    WORKLOADS,
+    Plan,
+    Watcher,
+    measure,
+)
+from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.output import Column, write
+
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
+_MAX_SIZE: Final = 1 << 20  # 1,000 of them are under way at once
+
+_WHAT: Final = {
+    PUBLISH: "publish, confirmed",
+    FLOW: "publish, dispatch, ack",
+    FLOW_PLAIN: "the same, not confirmed",
+}
+_LIMIT_COLUMNS: Final = (
+    Column("limit", "LIMIT OF THE MACHINE"),
+    Column("per_second", "PER SECOND", is_number=True),
+)
+_RATE_COLUMNS: Final = (
+    Column("what", "WORKLOAD"),
+    Column("messages", "MESSAGES", is_number=True),
+    Column("per_second", "PER SECOND", is_number=True),
+    Column("share", "OF SQLITE'S ROWS", is_number=True),
+    Column("broker", "CPU BROKER", is_number=True),
+    Column("clients", "CLIENTS", is_number=True),
+    Column("others", "OTHERS", is_number=True),
+    Column("limit", "LIMITED BY"),
+)
+_LATENCY_COLUMNS: Final = (
+    Column("what", "LATENCY (ms), ONE IN FLIGHT"),
+    Column("p50", "P50", is_number=True),
+    Column("p95", "P95", is_number=True),
+    Column("p99", "P99", is_number=True),
+    Column("ratio", "P50 TO COMMIT + ROUND TRIP", is_number=True),
+)
+
+
+def workload_list(value: str) -> tuple[str, ...]:
+    """Give the workloads of ``publish,flow``, in the order of ours; a click type."""
+    names = {name.strip() for name in value.split(",")}
+    unknown = sorted(names - set(WORKLOADS))
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(WORKLOADS)}")
+    return tuple(name for name in WORKLOADS if name in names)
+
+
+def host_and_port(value: str) -> Address:
+    """Give host and port of ``127.0.0.1:9100`` or ``[::1]:9100``; a click type."""
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit():
+        raise click.BadParameter(f"{value!r} is no HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@click.command()
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 600),
+    default=5.0,
+    show_default=True,
+    help="How long each workload publishes.",
+)
+@click.option(
+    "--size",
+    type=click.IntRange(1, _MAX_SIZE),
+    default=256,
+    show_default=True,
+    help="Bytes of a message.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    help="Messages the consumer may hold unacknowledged.",
+)
+@click.option(
+    "--workloads",
+    type=workload_list,
+    default=f"{PUBLISH},{FLOW},{LATENCY}",
+    show_default=True,
+    metavar="LIST",
+    help=f"Any of {', '.join(WORKLOADS)}.",
+)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="A folder on the disk to measure; nothing is left in it.  [default: .]",
+)
+@click.option(
+    "--connect",
+    type=host_and_port,
+    metavar="HOST:PORT",
+    help="Measure a broker that runs. Its queues and its history keep the traces.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Format.",
+)
+def bench(
+    seconds: float,
+    size: int,
+    window: int,
+    workloads: tuple[str, ...],
+    data: Path | None,
+    connect: Address | None,
+    output: str,
+) -> None:
+    """Measure throughput and latency.
+
+    Starts a broker of its own on a free port of the loopback, with its data in a temporary folder,
+    and clients in processes of their own. Every rate counts until the last message is proved to be
+    stored. Beside it stand the limits of the machine from the same run: compare the ratios, the
+    figures themselves move with the machine and with what else runs on it.
+    """
+    folder = data or Path.cwd()
+    kind = file_system(folder)
+    if kind in _IN_MEMORY:
+        raise CommandError(f"{folder} is in memory ({kind}); name a folder on a disk with --data")
+    plan = Plan(seconds, size, window, workloads, folder, connect)
+    with _ended_by_signals(), _Bar(plan) as bar:
+        report = measure(plan, bar)
+    if output == "json":
+        click.echo(json.dumps(report.document(), indent=2))
+    else:
+        _write(report)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind, as Ctrl-C does: the broker must not be left behind."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+class _Bar(Watcher):
+    """A bar on standard error, where that is a terminal; it follows the plan's time."""
+
+    def __init__(self, plan: Plan) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description:30}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,  # a thread of its own would disturb what is measured
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=plan.planned_seconds)
+        self._done_s = 0.0  # of the steps that have ended, as planned
+        self._step_s = 0.0
+        self._began_s = 0.0
+
+    def __enter__(self) -> "_Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, step: str, seconds: float) -> None:
+        """See ``Watcher``."""
+        self._step_s, self._began_s = seconds, time.monotonic()
+        self._progress.update(self._task, description=step, refresh=True)
+
+    def tick(self) -> None:
+        """See ``Watcher``."""
+        gone_s = min(time.monotonic() - self._began_s, self._step_s)
+        self._progress.update(self._task, completed=self._done_s + gone_s, refresh=True)
+
+    def end(self) -> None:
+        """See ``Watcher``."""
+        self._done_s += self._step_s
+        self._progress.update(self._task, completed=self._done_s, refresh=True)
+
+
+def _write(report: Report) -> None:
+    machine = report.machine
+    click.echo(f"phpmq-lite {machine.broker}, messages of {report.size:,} bytes")
+    click.echo(
+        f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, Python {machine.python}, "
+        f"SQLite {machine.sqlite}, {machine.file_system}\n"
+    )
+    write(_limit_rows(report.limits), _LIMIT_COLUMNS, "table", "")
+    if report.rates:
+        click.echo()
+        write([_rate_row(report, rate) for rate in report.rates], _RATE_COLUMNS, "table", "")
+    if report.latency is not None:
+        click.echo()
+        rows = [
+            _latency_row(report, "publish to receive", report.latency.receive),
+            _latency_row(report, "publish to receipt", report.latency.receipt),
+        ]
+        write(rows, _LATENCY_COLUMNS, "table", "")
+    if any(rate.load.is_noisy for rate in report.rates):
+        click.echo("other processes were busy meanwhile: the rates are too low", err=True)
+
+
+def _limit_rows(limits: Limits) -> list[dict[str, Any]]:
+    return [
+        {"limit": "4 KiB appended and synced to the disk", "per_second": round(limits.syncs)},
+        {"limit": "SQLite rows of 256 bytes, 1 a commit", "per_second": round(limits.rows_1)},
+        {"limit": "SQLite rows, 1,000 a commit", "per_second": round(limits.rows_1000)},
+        {"limit": "round trips on the loopback", "per_second": round(limits.round_trips)},
+    ]
+
+
+def _rate_row(report: Report, rate: Rate) -> dict[str, Any]:
+    load = rate.load
+    window = "" if rate.workload == PUBLISH else f", window {report.window:,}"
+    return {
+        "what": _WHAT[rate.workload] + window,
+        "messages": rate.messages,
+        "per_second": round(rate.per_second),
+        "share": _percent(report.share_of_rows(rate)),
+        "broker": _percent(load.broker),
+        "clients": " + ".join(_percent(share) or "" for share in load.clients.values()),
+        "others": _percent(load.others),
+        "limit": load.limit,
+    }
+
+
+def _latency_row(report: Report, what: str, quantiles: Quantiles) -> dict[str, Any]:
+    return {
+        "what": what,
+        "p50": f"{quantiles.p50:.3f}",
+        "p95": f"{quantiles.p95:.3f}",
+        "p99": f"{quantiles.p99:.3f}",
+        "ratio": f"{report.latency_ratio(quantiles):.1f} x",
+    }
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share * 100:.0f} %"

@@ -1,0 +1,309 @@
+"""The commands against a real broker in a process of its own."""
+
+import csv
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.testing import BrokerProcess, broker_process
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("cli") / "data", "--admin", "127.0.0.1:0") as it:
+        yield it
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue of this test alone."""
+    return f"cli.{request.node.name}"[:200]
+
+
+@pytest.fixture
+def run(broker: BrokerProcess) -> Run:
+    """Run a command against the broker; the flags that find it are added."""
+
+    def call(*arguments: str, input: str | bytes | None = None) -> Result:
+        where = ["--data", str(broker.data)]
+        if arguments[0] in ("publish", "consume"):
+            where = ["--connect", broker.phpmq[0]]
+        return CliRunner().invoke(
+            commands, [*arguments, *where], input=input, catch_exceptions=False
+        )
+
+    return call
+
+
+def listed(run: Run, queue: str) -> dict[str, object]:
+    """Give the row of a queue."""
+    rows = [json.loads(line) for line in run("queues", "-o", "jsonl").stdout.splitlines()]
+    return next(row for row in rows if row["name"] == queue)
+
+
+def counts(run: Run, queue: str) -> tuple[object, object, object]:
+    row = listed(run, queue)
+    return row["ready"], row["dispatched"], row["dead"]
+
+
+def test_what_was_published_is_consumed(run: Run, queue: str) -> None:
+    published = run("publish", queue, "--data", "hellö")
+    assert (published.exit_code, published.stdout) == (0, "")
+    assert published.stderr == f"1 message stored in {queue}\n"
+    consumed = run("consume", queue, "-n", "1")
+    assert (consumed.exit_code, consumed.stdout) == (0, "hellö\n")
+    assert counts(run, queue) == (0, 0, 0)
+
+
+def test_publish_reads_a_file_byte_by_byte(run: Run, queue: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5_000
+    path = tmp_path / "body"
+    path.write_bytes(content)
+    assert run("publish", queue, str(path)).exit_code == 0
+    assert run("consume", queue, "-n", "1").stdout_bytes == content + b"\n"
+
+
+@pytest.mark.parametrize("source", [[], ["-"]])
+def test_publish_reads_standard_input(run: Run, queue: str, source: list[str]) -> None:
+    assert run("publish", queue, *source, input=b"a\nb\n").exit_code == 0
+    assert run("consume", queue, "-n", "1").stdout_bytes == b"a\nb\n\n"
+
+
+def test_publish_makes_a_message_of_each_line(run: Run, queue: str) -> None:
+    published = run("publish", queue, "--lines", input=b"a\n\nb\r\nlast")
+    assert published.stderr == f"4 messages stored in {queue}\n"
+    assert run("consume", queue, "-n", "4").stdout_bytes == b"a\n\nb\r\nlast\n"
+
+
+def test_publish_repeats(run: Run, queue: str) -> None:
+    assert run("publish", queue, "--data", "x", "--count", "2500").exit_code == 0
+    assert counts(run, queue) == (2500, 0, 0)
+
+
+def test_publish_gives_a_time_to_live(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x", "--ttl", "1h")
+    row = json.loads(run("consume", queue, "-n", "1", "--format", "json").stdout)
+    assert 3_590 <= row["ttl_s"] <= 3_600
+
+
+def test_publish_tells_why_it_was_refused(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    run("queue", "pause", queue, "--side", "publishing")
+    refused = run("publish", queue, "--data", "y")
+    assert refused.exit_code == 4
+    assert refused.stderr.startswith("Error: publish refused: ")
+    run("queue", "resume", queue, "--side", "publishing")
+    assert run("publish", queue, "--data", "y").exit_code == 0
+
+
+def test_publish_refuses_content_above_the_limit(run: Run, queue: str) -> None:
+    refused = run("publish", queue, "--set", "limits.max_content=3", "--data", "four")
+    assert refused.exit_code == 1
+    assert refused.stderr == "Error: content is 4 bytes, the limit is 3\n"
+
+
+def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
+    where = f"unix:{tmp_path}/no.sock"
+    result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", "--connect", where])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: cannot connect to {where}: ")
+
+
+def test_consume_takes_no_more_than_asked_for(run: Run, queue: str) -> None:
+    run("publish", queue, "--lines", input="".join(f"{i}\n" for i in range(250)))
+    taken = run("consume", queue, "-n", "150", "--format", "json").stdout.splitlines()
+    assert [json.loads(line)["content"] for line in taken] == [str(i) for i in range(150)]
+    assert counts(run, queue) == (100, 0, 0)
+    page = run("consume", queue, "-n", "1", "--format", "json")
+    assert json.loads(page.stdout)["content"] == "150"
+
+
+def test_consume_without_ack_gives_back(run: Run, queue: str) -> None:
+    run("publish", queue, "--lines", input="a\nb\n")
+    for _ in range(2):
+        assert run("consume", queue, "-n", "2", "--no-ack").stdout == "a\nb\n"
+    assert counts(run, queue) == (2, 0, 0)
+
+
+def test_consume_exits_with_5_when_too_little_came(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    result = run("consume", queue, "-n", "2", "--timeout", "0.1")
+    assert (result.exit_code, result.stdout) == (5, "x\n")
+    assert counts(run, queue) == (0, 0, 0)
+
+
+def test_consume_ends_well_after_the_timeout_when_no_number_was_asked_for(
+    run: Run, queue: str
+) -> None:
+    run("publish", queue, "--data", "x")
+    result = run("consume", queue, "--timeout", "0.1")
+    assert (result.exit_code, result.stdout) == (0, "x\n")
+
+
+def test_consume_shows_bytes_as_base64_in_json(run: Run, queue: str) -> None:
+    run("publish", queue, input=b"\xff\x00")
+    row = json.loads(run("consume", queue, "-n", "1", "--format", "json").stdout)
+    assert (row["content"], row["encoding"], row["queue"]) == ("/wA=", "base64", queue)
+    assert len(row["id"]) == 32
+
+
+def test_exec_gets_the_content_and_acknowledges(run: Run, queue: str, tmp_path: Path) -> None:
+    script = tmp_path / "keep.py"
+    script.write_text(
+        "import os, sys\n"
+        "name = os.environ['MESSAGE_ID']\n"
+        f"open({str(tmp_path)!r} + '/' + name, 'w').write(\n"
+        "    sys.stdin.read() + os.environ['MESSAGE_QUEUE'] + os.environ['MESSAGE_TTL_S'])\n"
+    )
+    run("publish", queue, "--lines", input="a\nb\n")
+    result = run("consume", queue, "-n", "2", "--exec", f"{sys.executable} {script}")
+    assert result.exit_code == 0
+    kept = sorted(path.read_text() for path in tmp_path.iterdir() if path != script)
+    assert kept == [f"a{queue}0", f"b{queue}0"]
+    assert counts(run, queue) == (0, 0, 0)
+
+
+def test_exec_requeues_what_failed(run: Run, queue: str) -> None:
+    run("publish", queue, "--lines", input="a\nb\n")
+    result = run("consume", queue, "-n", "1", "--exec", "false")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("Error: 1 of them failed and were requeued\n")
+    assert run("consume", queue, "-n", "2").stdout == "b\na\n"
+
+
+def test_exec_that_cannot_run_gives_back(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "a")
+    result = run("consume", queue, "-n", "1", "--exec", "/no/such/program")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: /no/such/program: No such file or directory\n"
+    assert run("consume", queue, "-n", "1").stdout == "a\n"
+
+
+def test_queues_are_listed_in_every_format(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    as_json = {row["name"]: row for row in json.loads(run("queues", "-o", "json").stdout)}
+    as_csv = csv.DictReader(io.StringIO(run("queues", "-o", "csv").stdout))
+    assert {row["name"] for row in as_csv} == as_json.keys()
+    assert as_json[queue]["ready"] == 1
+    table = run("queue", "ls", "-o", "table").stdout
+    assert table.startswith("QUEUE ")
+    assert queue in table
+
+
+def test_list_goes_on_over_pages(run: Run, queue: str) -> None:
+    for i in range(3):
+        run("publish", f"{queue}.{i}", "--data", "x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("phpmq_lite.cli.node._PAGE", 1)
+        names = [json.loads(line)["name"] for line in run("queues").stdout.splitlines()]
+    assert [n for n in names if n.startswith(queue)] == [f"{queue}.{i}" for i in range(3)]
+    assert len(names) == len(set(names))
+
+
+def test_purge_deletes_and_tells_how_many(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x", "--count", "3")
+    result = run("purge", queue, "--yes")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 messages deleted\n")
+    assert counts(run, queue) == (0, 0, 0)
+
+
+def test_purge_of_an_unknown_queue_exits_with_3(run: Run, queue: str) -> None:
+    assert run("purge", queue, "--yes").exit_code == 3
+
+
+def test_purge_asks_first(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    assert run("purge", queue).exit_code == 2
+    assert counts(run, queue) == (1, 0, 0)
+
+
+def test_dead_letters_are_listed_and_redriven(run: Run, broker: BrokerProcess, queue: str) -> None:
+    from phpmq_lite import connect_blocking
+
+    run("publish", queue, "--lines", input="a\nb\n")
+    with connect_blocking(broker.phpmq[0]) as client, client.consume(queue, 2, 10) as deliveries:
+        for _ in range(2):
+            next(deliveries).dead_letter()
+    rows = [json.loads(line) for line in run("dead", "ls").stdout.splitlines()]
+    row = next(row for row in rows if row["origin"] == queue)
+    assert (row["queue"], row["count"]) == (f"{queue}.dlq", 2)
+    result = run("dead", "redrive", queue, "-n", "1")
+    assert (result.exit_code, result.stderr) == (0, "1 messages published again\n")
+    assert counts(run, queue) == (1, 0, 1)
+    assert run("dead", "redrive", f"{queue}.dlq").exit_code == 0
+    assert run("consume", queue, "-n", "2").stdout == "a\nb\n"
+
+
+def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    result = CliRunner().invoke(commands, ["queues", "--node", broker.admin[0]])
+    assert queue in [json.loads(line)["name"] for line in result.stdout.splitlines()]
+
+
+def test_nobody_answers_when_no_broker_runs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(commands, ["queues", "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock ")
+
+
+def test_socket_is_private(broker: BrokerProcess) -> None:
+    assert stat.S_IMODE((broker.data / "control.sock").stat().st_mode) == 0o600
+
+
+def test_migrate_is_refused_while_the_broker_runs(run: Run) -> None:
+    result = run("migrate")
+    assert result.exit_code == 1
+    assert "in use" in result.stderr
+
+
+def test_migrate_of_no_database_exits_with_3(tmp_path: Path) -> None:
+    result = CliRunner().invoke(commands, ["migrate", "--data", str(tmp_path / "no")])
+    assert result.exit_code == 3
+    assert not (tmp_path / "no").exists()
+
+
+def test_serve_refuses_wrong_settings_with_78(tmp_path: Path) -> None:
+    arguments = ["serve", "--data", str(tmp_path / "d"), "--listen", "0.0.0.0:0"]
+    result = CliRunner().invoke(commands, arguments)
+    assert result.exit_code == 78
+    assert result.stderr.startswith("Error: tcp.listen 0.0.0.0:0 ")
+    assert not (tmp_path / "d").exists()
+
+
+def test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with broker_process(data, "--admin", "none") as broker:
+        assert broker.admin == []
+        assert broker.terminate() == 0
+    result = CliRunner().invoke(commands, ["migrate", "--data", str(data)])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "nothing is pending\n"
+    with broker_process(data, "--admin", "none") as broker:
+        assert broker.terminate() == 0
+
+
+def test_consume_without_end_stops_well_when_interrupted(
+    run: Run, broker: BrokerProcess, queue: str
+) -> None:
+    run("publish", queue, "--data", "x")
+    command = [sys.executable, "-m", "phpmq_lite", "consume", queue, "--connect", broker.phpmq[0]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"x\n"
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert err == f"1 message taken from {queue}\n".encode()
+    assert counts(run, queue) == (0, 0, 0)
