@@ -6,7 +6,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from phpmq_lite.admin import actions, pages
-from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import as_data, page_of_queues
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import (
@@ -41,7 +41,7 @@ _MESSAGES: Final = TypeAdapter(list[PublishIn])
 async def queues(request: web.Request) -> web.StreamResponse:
     """List queues with their live figures."""
     context, query = context_of(request), query_of(request, QueueQuery)
-    status = context.engine.status()
+    status = status_of(request)
     ages = await pages.oldest(context, status.queues)
     listed = page_of_queues(status.queues, ages, query)
     now_ms = context.now_ms()
@@ -52,7 +52,7 @@ async def queues(request: web.Request) -> web.StreamResponse:
 async def queue(request: web.Request) -> web.StreamResponse:
     """Give one queue."""
     context = context_of(request)
-    status = queue_of(request, context)
+    status = queue_of(request)
     ages = await pages.oldest(context, [status])
     out = QueueOut.of(status, ages.get(status.queue_id), context.now_ms())
     return _json(out.model_dump(mode="json"))
@@ -61,7 +61,7 @@ async def queue(request: web.Request) -> web.StreamResponse:
 async def messages(request: web.Request) -> web.StreamResponse:
     """List the messages of a queue in order, without their bodies."""
     context, query = context_of(request), query_of(request, MessagesQuery)
-    listed = await pages.messages_page(context, query, queue_of(request, context).queue_id)
+    listed = await pages.messages_page(context, query, queue_of(request).queue_id)
     return as_data(query.format, MessageOut, [MessageOut.of(m) for m in listed.rows], listed.next)
 
 

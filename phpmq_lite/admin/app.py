@@ -10,7 +10,8 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin import render
-from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of
+from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of, status_of
+from phpmq_lite.admin.health import is_started
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
 from phpmq_lite.admin.requests import queue_name_of
@@ -163,12 +164,11 @@ def _guarded(route: Route) -> Handler:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE_NAME] = route.name
-        context = context_of(request)
-        if not route.is_early and not context.is_ready():
+        if not route.is_early and not is_started(request):
             raise Problem(
                 503,
                 "starting",
-                f"The broker is starting: {context.engine.status().step}.",
+                f"The broker is starting: {status_of(request).step}.",
                 headers={"Retry-After": "1"},
             )
         if route.is_writing:

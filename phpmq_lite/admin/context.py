@@ -50,8 +50,16 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
+_STATUS: Final = web.RequestKey("status", Status)
 
 
 def context_of(request: web.Request) -> Context:
     """Give the context of the application that a request came to."""
     return request.app[CONTEXT]
+
+
+def status_of(request: web.Request) -> Status:
+    """Give the live figures: one reading per request, for it costs O(queues)."""
+    if _STATUS not in request:
+        request[_STATUS] = context_of(request).engine.status()
+    return request[_STATUS]

@@ -58,8 +58,11 @@ def size(count: int) -> str:
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
 
-def duration(ms: int) -> str:
-    """Write a length of time with at most two units: ``340 ms``, ``12 s``, ``3 h 12 min``."""
+def duration(ms: int, *, with_seconds: bool = True) -> str:
+    """Write a length of time with at most two units: ``340 ms``, ``12 s``, ``3 h 12 min``.
+
+    ``with_seconds`` gives them beside minutes below ten.
+    """
     if ms < 1_000:
         return f"{max(ms, 0)} ms"
     seconds = ms // 1_000
@@ -67,10 +70,11 @@ def duration(ms: int) -> str:
         return f"{seconds} s"
     minutes, seconds = divmod(seconds, 60)
     if minutes < 60:
-        return f"{minutes} min {seconds} s" if minutes < 10 and seconds else f"{minutes} min"
+        is_fine = with_seconds and seconds and minutes < 10
+        return f"{minutes} min {seconds} s" if is_fine else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     if hours < 24:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+        return f"{hours} h {minutes} min" if minutes and hours < 10 else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours and days < 10 else f"{days:,} d"
 
@@ -80,7 +84,8 @@ def ago(at_ms: int, now_ms: int) -> str:
     gap = now_ms - at_ms
     if abs(gap) < 1_000:
         return "just now"
-    return f"{duration(gap)} ago" if gap > 0 else f"in {duration(-gap)}"
+    text = duration(abs(gap), with_seconds=False)
+    return f"{text} ago" if gap > 0 else f"in {text}"
 
 
 def moment(at_ms: int, now_ms: int) -> Moment:

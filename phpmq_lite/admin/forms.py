@@ -26,7 +26,7 @@ async def resume(request: web.Request) -> web.StreamResponse:
 
 
 async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
-    context, queue = context_of(request), queue_of(request, context_of(request))
+    context, queue = context_of(request), queue_of(request)
     side = await _field(request, "side")
     if side not in _SIDES:
         raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
@@ -38,7 +38,7 @@ async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
 
 async def purge(request: web.Request) -> web.StreamResponse:
     """Delete what is in a queue; its name has to be typed."""
-    context, queue = context_of(request), queue_of(request, context_of(request))
+    context, queue = context_of(request), queue_of(request)
     if await _field(request, "name") not in (queue.name, formats.visible(queue.name)):
         raise Problem(
             422, "invalid", "The name that was typed is not that of the queue. Nothing was "
@@ -53,7 +53,7 @@ async def purge(request: web.Request) -> web.StreamResponse:
 
 async def redrive(request: web.Request) -> web.StreamResponse:
     """Send the dead-letter records of a queue back to it."""
-    context, queue = context_of(request), queue_of(request, context_of(request))
+    context, queue = context_of(request), queue_of(request)
     ttl = await _field(request, "ttl_s")
     if ttl and not (ttl.isascii() and ttl.isdecimal() and len(ttl) <= 10):
         raise Problem(

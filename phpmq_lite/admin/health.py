@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from phpmq_lite.admin import metrics as figures
-from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.pages import oldest
 from phpmq_lite.errors import StorageError
 
@@ -15,31 +15,30 @@ async def live(request: web.Request) -> web.StreamResponse:
 
 async def ready(request: web.Request) -> web.StreamResponse:
     """Answer 200 when the broker takes messages, 503 before and while it drains."""
-    context = context_of(request)
-    if is_ready(context):
+    status = status_of(request)
+    if context_of(request).is_ready() and not status.is_draining:
         return web.Response(text="ready\n")
-    word = "draining" if context.engine.status().is_draining else "starting"
+    word = "draining" if status.is_draining else "starting"
     return web.Response(status=503, text=f"{word}\n", headers={"Retry-After": "1"})
 
 
 async def started(request: web.Request) -> web.StreamResponse:
     """Answer 200 once the start is done; before that, 503 and the step it is at."""
-    context = context_of(request)
-    if context.is_ready():
+    if is_started(request):
         return web.Response(text="started\n")
-    step = context.engine.status().step
+    step = status_of(request).step
     return web.Response(status=503, text=f"starting: {step}\n", headers={"Retry-After": "1"})
 
 
-def is_ready(context: Context) -> bool:
-    """Tell whether the broker takes messages now."""
-    return context.is_ready() and not context.engine.status().is_draining
+def is_started(request: web.Request) -> bool:
+    """Tell whether the start is done: pages can be read, also while the broker drains."""
+    return context_of(request).is_ready() or status_of(request).is_draining
 
 
 async def metrics(request: web.Request) -> web.StreamResponse:
     """Give the metrics in Prometheus's text format; ages are left out if they cannot be read."""
     context = context_of(request)
-    status = context.engine.status()
+    status = status_of(request)
     try:
         ages = await oldest(context, status.queues)
     except StorageError:

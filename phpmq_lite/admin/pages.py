@@ -9,7 +9,7 @@ from aiohttp import web
 
 from phpmq_lite.admin import bodies, cursors, views
 from phpmq_lite.admin.actions import dead_letter_queue
-from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import ListedQueue, QueuePage, as_data, page_of_queues
 from phpmq_lite.admin.render import live, page
 from phpmq_lite.admin.requests import find_queue, message_of, query_of, queue_of
@@ -24,6 +24,7 @@ from phpmq_lite.admin.schemas import (
     QueueQuery,
     SearchQuery,
 )
+from phpmq_lite.admin.security import host_name
 from phpmq_lite.admin.snippets import address, snippets
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.model import State
@@ -58,7 +59,7 @@ async def overview(request: web.Request) -> web.StreamResponse:
         k: v for k, v in request.query.items() if v
     }
     query = QueueQuery.model_validate(raw)
-    status, now_ms = context.engine.status(), context.now_ms()
+    status, now_ms = status_of(request), context.now_ms()
     ages = await oldest(context, status.queues)
     listed = page_of_queues(status.queues, ages, query)
     if query.format != "html":
@@ -82,7 +83,7 @@ async def queues(request: web.Request) -> web.StreamResponse:
     """All queues, with filter and order."""
     context = context_of(request)
     query = query_of(request, QueueQuery)
-    status, now_ms = context.engine.status(), context.now_ms()
+    status, now_ms = status_of(request), context.now_ms()
     ages = await oldest(context, status.queues)
     listed = page_of_queues(status.queues, ages, query)
     if query.format != "html":
@@ -102,8 +103,7 @@ async def queues(request: web.Request) -> web.StreamResponse:
 def _snippets(request: web.Request, status: Status) -> Any:
     if status.queues:
         return []
-    host = request.host.rpartition(":")[0] or request.host
-    return snippets(*address(status.listeners, host))
+    return snippets(*address(status.listeners, host_name(request.host)))
 
 
 def _figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
@@ -148,7 +148,7 @@ def _queues_as(
 async def queue(request: web.Request) -> web.StreamResponse:
     """One queue: its figures, and its messages, dead letters or history."""
     context = context_of(request)
-    status, query = queue_of(request, context), query_of(request, MessagesQuery)
+    status, query = queue_of(request), query_of(request, MessagesQuery)
     now_ms = context.now_ms()
     ages = await oldest(context, [status])
     row = ListedQueue(status, ages.get(status.queue_id))
@@ -159,7 +159,7 @@ async def queue(request: web.Request) -> web.StreamResponse:
         return live(shown, {}, 0, f"Ready {figures['ready']}")
     if query.confirm:
         return _confirm(request, query.confirm, status)
-    listed = await _listed(context, query, status)
+    listed = await _listed(request, query, status)
     if query.format != "html":
         return as_data(
             query.format, MessageOut, [MessageOut.of(m) for m in listed.rows], listed.next
@@ -172,26 +172,26 @@ async def queue(request: web.Request) -> web.StreamResponse:
         listed=listed,
         figures=figures,
         pauses=views.pauses(status),
-        consumers=views.consumers_of(context.engine.status(), status.name),
-        records=find_queue(context, dead_letter_queue(status.name)),
+        consumers=views.consumers_of(status_of(request), status.name),
+        records=find_queue(request, dead_letter_queue(status.name)),
         is_shelf=status.name.endswith(".dlq"),
     )
 
 
 def _confirm(request: web.Request, action: str, queue: QueueStatus) -> web.Response:
-    context = context_of(request)
-    records = find_queue(context, dead_letter_queue(queue.name))
+    records = find_queue(request, dead_letter_queue(queue.name))
     return page(
         request, "confirm.html", action=action, queue=queue,
         count=queue.ready if action == "purge" else (records.ready if records else 0),
     )  # fmt: skip
 
 
-async def _listed(context: Context, query: MessagesQuery, queue: QueueStatus) -> Listed:
+async def _listed(request: web.Request, query: MessagesQuery, queue: QueueStatus) -> Listed:
+    context = context_of(request)
     if query.tab == "history":
         return await history_page(context, query, queue.queue_id)
     if query.tab == "dead":
-        records = find_queue(context, dead_letter_queue(queue.name))
+        records = find_queue(request, dead_letter_queue(queue.name))
         if records is None:
             return Listed(())
         return await messages_page(context, query, records.queue_id)
@@ -283,8 +283,8 @@ async def dead(request: web.Request) -> web.StreamResponse:
 
 async def clients(request: web.Request) -> web.StreamResponse:
     """The connections that are open."""
-    context, query = context_of(request), query_of(request, ClientsQuery)
-    status = context.engine.status()
+    query = query_of(request, ClientsQuery)
+    status = status_of(request)
     found = [c for c in status.clients if not query.queue or query.queue in c.queues]
     if query.format != "html":
         return as_data(query.format, ClientOut, [ClientOut.of(c) for c in found])
@@ -308,6 +308,6 @@ async def search(request: web.Request) -> web.StreamResponse:
     text = query.q.strip()
     if is_message_id(text.lower()):
         raise web.HTTPSeeOther(context.urls.to("message", id=text.lower()))
-    if find_queue(context, text) is not None:
+    if find_queue(request, text) is not None:
         raise web.HTTPSeeOther(context.urls.to("queue", q=text))
     raise web.HTTPSeeOther(context.urls.to("queues", q=text[:255]))

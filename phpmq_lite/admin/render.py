@@ -10,12 +10,12 @@ import jinja2
 from aiohttp import web
 
 from phpmq_lite.admin import bodies, formats, views
-from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.trends import polyline
 
-REQUEST_ID: Final = "phpmq.request_id"  # keys of a request
-ROUTE_NAME: Final = "phpmq.route"
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+ROUTE_NAME: Final = web.RequestKey("route_name", str)
 
 # The rail: route, title, icon.  Only what exists.
 RAIL: Final = (
@@ -99,14 +99,13 @@ def page(
 
 def frame(request: web.Request, context: Context) -> dict[str, Any]:
     """Give what the frame of every page needs."""
-    status = context.engine.status()
     return {
         "url": context.urls.to,
         "static": context.urls.static,
         "here": request.get(ROUTE_NAME, ""),
         "now_ms": context.now_ms(),
         "version": context.version,
-        "broker": status,
+        "broker": status_of(request),
         "note": context.sessions.take_note(request),
         "csrf": lambda: context.sessions.token(request),
         "request_id": request.get(REQUEST_ID, ""),

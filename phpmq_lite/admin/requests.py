@@ -6,7 +6,7 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.server.status import QueueStatus
@@ -75,22 +75,22 @@ def check_queue_name(name: str) -> None:
         )  # fmt: skip
 
 
-def queue_of(request: web.Request, context: Context) -> QueueStatus:
+def queue_of(request: web.Request) -> QueueStatus:
     """Give the status of the queue that the path names.
 
     Raises:
         Problem: 404 where there is none.
     """
     name = queue_name_of(request)
-    found = find_queue(context, name)
+    found = find_queue(request, name)
     if found is None:
         raise not_found("queue", name)
     return found
 
 
-def find_queue(context: Context, name: str) -> QueueStatus | None:
+def find_queue(request: web.Request, name: str) -> QueueStatus | None:
     """Give the status of a queue, None where there is none of that name."""
-    return next((q for q in context.engine.status().queues if q.name == name), None)
+    return next((q for q in status_of(request).queues if q.name == name), None)
 
 
 async def message_of(request: web.Request, context: Context) -> MessageRow:

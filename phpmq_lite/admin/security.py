@@ -29,7 +29,7 @@ HEADERS: Final = {
 _SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
 _SAFE_SITES: Final = frozenset({"same-origin", "none"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
-_SESSION: Final = "phpmq.session"
+_SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # sessions with a note that was not shown yet
 
 
@@ -148,7 +148,7 @@ class Sessions:
         if _SESSION not in request:
             known = request.cookies.get(_cookie_name(request), "")
             request[_SESSION] = known if _is_session(known) else token_hex(32)
-        return str(request[_SESSION])
+        return request[_SESSION]
 
     def token(self, request: web.Request) -> str:
         """Return the token that a form of this session carries."""

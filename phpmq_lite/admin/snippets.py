@@ -30,7 +30,7 @@ def snippets(host: str, port: int) -> list[Snippet]:
     """Give the code for each language."""
     where = f"[{host}]" if ":" in host else host
     return [
-        Snippet("cli", "Command line", f"phpmq-lite publish {QUEUE} --data '{CONTENT}'"),
+        Snippet("cli", "Command line", _cli(where, port)),
         Snippet("python", "Python", _python(where, port)),
         Snippet("php", "PHP", _php(where, port)),
         Snippet("nc", "nc", f"printf '%s' '{frame(QUEUE, CONTENT)}' | nc -w 1 {host} {port}"),
@@ -43,6 +43,10 @@ def frame(queue: str, content: str) -> str:
     return "H0100102" + "".join(
         f"P{type_}{len(text.encode()):029d}{text}" for type_, text in packets
     )
+
+
+def _cli(where: str, port: int) -> str:
+    return f"phpmq-lite publish {QUEUE} --connect {where}:{port} --data '{CONTENT}'"
 
 
 def _python(where: str, port: int) -> str:

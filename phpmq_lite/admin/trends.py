@@ -81,14 +81,14 @@ def totals(status: Status) -> dict[str, float]:
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Give the ``points`` of an SVG polyline, newest at the right edge; empty below two samples.
+    """Give the ``points`` of an SVG polyline, newest at the right edge; the scale starts at 0.
 
-    The scale starts at 0; a flat line of nothing lies on the ground.
+    Empty below two samples, and where there was nothing at all.
     """
     numbers = list(values)
-    if len(numbers) < 2:
+    if len(numbers) < 2 or not any(numbers):
         return ""
-    top = max(numbers) or 1.0
+    top = max(numbers) * 1.1
     step = width / (SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
     room = height - 3  # the line keeps a pixel from the edges

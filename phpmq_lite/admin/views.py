@@ -47,7 +47,7 @@ def tiles(status: Status, ages: Mapping[int, int], now_ms: int) -> dict[str, str
         "total.ready": formats.number(int(sums["ready"])),
         "total.dispatched": formats.number(int(sums["dispatched"])),
         "total.dead": formats.number(int(sums["dead"])),
-        "total.age": formats.DASH if oldest is None else formats.duration(now_ms - oldest),
+        "total.age": _age(oldest, now_ms),
         "total.in": formats.rate(sums["published"]),
         "total.out": formats.rate(sums["acked"]),
         "total.clients": formats.number(len(status.clients)),
@@ -62,18 +62,23 @@ def tiles(status: Status, ages: Mapping[int, int], now_ms: int) -> dict[str, str
 def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
     """Give what the cells of a queue show, by the name of their live field."""
     status = queue.status
-    age = formats.DASH if queue.oldest_at is None else formats.duration(now_ms - queue.oldest_at)
     return {
         "ready": formats.number(status.ready),
         "dispatched": formats.number(status.dispatched),
         "dead": formats.number(status.dead),
-        "age": age,
+        "age": _age(queue.oldest_at, now_ms),
         "in": formats.rate(status.published_per_s),
         "out": formats.rate(status.acked_per_s),
         "consumers": formats.number(status.consumers),
         "credit": formats.number(status.credit),
         "bytes": formats.size(status.bytes),
     }
+
+
+def _age(since_ms: int | None, now_ms: int) -> str:
+    if since_ms is None:
+        return formats.DASH
+    return formats.duration(now_ms - since_ms, with_seconds=False)
 
 
 def charts(trends: Trends) -> dict[str, str]:
@@ -85,7 +90,7 @@ def charts(trends: Trends) -> dict[str, str]:
 
 def pauses(queue: QueueStatus) -> list[str]:
     """Name the sides of a queue that are paused."""
-    sides = {"Delivery paused": queue.delivery_paused, "Publishing paused": queue.publishing_paused}
+    sides = {"delivery paused": queue.delivery_paused, "publishing paused": queue.publishing_paused}
     return [text for text, is_paused in sides.items() if is_paused]
 
 
@@ -93,42 +98,48 @@ def notices(status: Status, expiring: Mapping[int, tuple[int, int]], now_ms: int
     """Say what needs attention, worst first; nothing where all is well."""
     found: list[Notice] = []
     if status.last_error:
-        found.append(Notice("bad", f"Last error: {status.last_error}", "overview", {}, "Reload"))
-    for queue in status.queues:
-        if queue.queue_id in expiring and not queue.consumers:
-            count, soonest_ms = expiring[queue.queue_id]
-            text = (
-                f"{formats.number(count)} {plural(count, 'message expires', 'messages expire')}"
-                f" within 10 minutes with nobody consuming, the first"
-                f" {formats.ago(soonest_ms, now_ms)}"
-            )
-            found.append(_of_queue("bad", queue, text))
-    for queue in status.queues:
-        if queue.ready and not queue.consumers and not _is_shelf(queue):
-            text = f"{formats.number(queue.ready)} ready and no consumer"
-            found.append(_of_queue("warn", queue, text))
-        found += [_of_queue("warn", queue, text) for text in pauses(queue)]
-    found += [
-        Notice("warn", f"Client {client.client} ({client.address}) is not read: "
-               f"{client.paused_reason}", "clients", {}, "Clients")
-        for client in status.clients
-        if client.paused_reason
-    ]  # fmt: skip
+        found.append(Notice("bad", f"Last error: {status.last_error}", "overview", {}, "Broker"))
+    found += [notice for queue in status.queues if (notice := _of_queue(queue, expiring, now_ms))]
+    for client in status.clients:
+        if client.paused_reason:
+            who = client_name(client.client, client.kind, client.address)
+            text = f"{who} is not read: {client.paused_reason}"
+            found.append(Notice("warn", text, "clients", {}, "Clients"))
     refusals = status.refused or {}
     if refused := sum(refusals.values()):
         reasons = ", ".join(f"{reason} {formats.number(n)}" for reason, n in refusals.items())
-        text = f"{formats.number(refused)} publishes refused since the start: {reasons}"
-        found.append(Notice("warn", text, "queues", {"has": "paused"}, "Paused queues"))
-    return found
+        text = f"{formats.number(refused)} refused since the start: {reasons}"
+        found.append(Notice("warn", text, "queues", {}, "Publishes"))
+    return sorted(found, key=lambda notice: notice.level)
+
+
+def _of_queue(
+    queue: QueueStatus, expiring: Mapping[int, tuple[int, int]], now_ms: int
+) -> Notice | None:
+    troubles = []
+    is_bad = queue.queue_id in expiring and not queue.consumers
+    if is_bad:
+        troubles.append(_expiring(*expiring[queue.queue_id], now_ms))
+    elif queue.ready and not queue.consumers and not _is_shelf(queue):
+        troubles.append(f"{formats.number(queue.ready)} ready and no consumer")
+    troubles += pauses(queue)
+    if not troubles:
+        return None
+    level = "bad" if is_bad else "warn"
+    return Notice(level, ", ".join(troubles), "queue", {"q": queue.name}, queue.name)
+
+
+def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
+    messages = plural(count, "message expires", "messages expire")
+    return (
+        f"{formats.number(count)} {messages} within 10 minutes with nobody consuming, "
+        f"the first {formats.ago(soonest_ms, now_ms)}"
+    )
 
 
 def _is_shelf(queue: QueueStatus) -> bool:
     """Tell whether messages are meant to lie here: dead letters, and what waits for a retry."""
     return queue.name.endswith((".dlq", ".retry"))
-
-
-def _of_queue(level: str, queue: QueueStatus, text: str) -> Notice:
-    return Notice(level, text, "queue", {"q": queue.name}, queue.name)
 
 
 def plural(count: int, one: str, many: str) -> str:
@@ -145,8 +156,10 @@ def client_name(number: int | None, kind: str | None, address: str | None) -> st
     """Say who a client was, as far as its row is still there."""
     if number is None:
         return "nobody"
+    if number == 0:  # its row stands for everything published here
+        return "this page or API"
     if address is None:
-        return "this page or API" if number == 0 else f"client {number}"
+        return f"client {number}"
     return f"client {number} · {kind} {address}"
 
 

@@ -367,7 +367,7 @@ class Browser:
     async def _connect(self) -> aiosqlite.Connection:
         try:
             connection = await aiosqlite.connect(
-                f"{self._path.resolve().as_uri()}?mode=ro",
+                self._uri(),
                 uri=True,
                 isolation_level=None,
                 factory=self._reader,
@@ -376,6 +376,11 @@ class Browser:
             raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
         self._open.append(connection)
         return connection
+
+    def _uri(self) -> str:
+        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
+            raise StorageError(f"there is no database {self._path.name}")
+        return f"{self._path.resolve().as_uri()}?mode=ro"
 
     def _reader(self, *args: Any, **kwargs: Any) -> _Reader:
         return _Reader(*args, limit_s=self._limit_s, **kwargs)

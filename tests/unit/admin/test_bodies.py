@@ -1,3 +1,5 @@
+"""Bodies as pages show them: no token changed, nothing hidden, never large."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Cursors: opaque, and good for their own list only."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""How numbers, sizes, times and hostile texts are written."""
+
 import pytest
 
 from phpmq_lite.admin import formats
@@ -55,7 +57,8 @@ def test_moment_survives_a_time_beyond_the_calendar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("per_s", "expected"), [(0.0, "0"), (0.04, "0"), (0.25, "0.2"), (9.94, "9.9"), (1204.4, "1,204")]
+    ("per_s", "expected"),
+    [(0.0, "0"), (0.04, "0"), (0.25, "0.2"), (9.94, "9.9"), (1204.4, "1,204")],
 )
 def test_rate_is_whole_from_ten_on(per_s: float, expected: str) -> None:
     assert formats.rate(per_s) == expected

@@ -1,3 +1,5 @@
+"""Lists of queues: filter, order, pages; and what is not HTML."""
+
 from typing import get_args
 
 import pytest

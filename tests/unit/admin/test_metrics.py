@@ -1,3 +1,5 @@
+"""Metrics as Prometheus reads them."""
+
 from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -57,7 +59,7 @@ def test_metrics_have_the_figures_of_the_process() -> None:
         ("phpmq_ready", ""): 1,
     }
     assert {key: found[key] for key in expected} == expected
-    assert [label for name, label in found if name == "phpmq_build_info"][0].endswith(",0.1.0")
+    assert next(label for name, label in found if name == "phpmq_build_info").endswith(",0.1.0")
 
 
 def test_queues_past_the_limit_share_a_label() -> None:

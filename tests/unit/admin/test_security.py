@@ -1,3 +1,5 @@
+"""Hosts and origins, as security.md 4 and 5 have them."""
+
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request

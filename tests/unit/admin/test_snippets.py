@@ -1,3 +1,5 @@
+"""The first steps of an empty broker work as they stand."""
+
 import pytest
 
 from phpmq_lite.admin.snippets import address, frame, snippets

@@ -1,3 +1,5 @@
+"""The samples behind the small charts."""
+
 from phpmq_lite.admin.trends import QUEUES_MAX, SAMPLES, Series, Trends, polyline
 from tests.unit.admin.cases import broker_status, queue_status
 

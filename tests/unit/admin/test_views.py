@@ -1,3 +1,5 @@
+"""What templates show of rows and figures."""
+
 from dataclasses import replace
 
 from phpmq_lite.admin import views

@@ -1,3 +1,5 @@
+"""Message ids as the admin reads them."""
+
 import pytest
 
 from phpmq_lite.storage.browse import is_message_id, wire_id

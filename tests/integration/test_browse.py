@@ -1,0 +1,332 @@
+"""Reading a real database: every row as stored, in order, within limits, and nothing changed."""
+
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import StorageError
+from phpmq_lite.model import State
+from phpmq_lite.storage import browse
+from phpmq_lite.storage.browse import Browser, MessageRow, ReadTooLongError
+from phpmq_lite.storage.statements import load
+from tests.unit.admin.cases import NOW_MS, Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    made = Database(tmp_path / "phpmq.db")
+    made.queue("orders", 1)
+    made.queue("mail", 2)
+    return made
+
+
+@pytest.fixture
+async def reader(database: Database) -> AsyncIterator[Browser]:
+    made = Browser(database.path)
+    yield made
+    await made.close()
+
+
+def seqs(rows: list[MessageRow]) -> list[int]:
+    return [row.seq for row in rows]
+
+
+# -- queues
+
+
+async def test_reader_finds_the_oldest_ready_by_position(
+    database: Database, reader: Browser
+) -> None:
+    database.message(1, state=1, published_at=10)
+    database.message(1, published_at=30, position=900)  # requeued: behind the next
+    database.message(1, published_at=20)
+    database.message(2, state=1)
+    assert await reader.oldest_ready([1, 2, 3]) == {1: 20}
+
+
+async def test_reader_pages_through_a_queue_in_both_directions(
+    database: Database, reader: Browser
+) -> None:
+    for at in range(7):
+        database.message(1 if at != 3 else 2, position=100 - at)
+    first = await reader.messages(1, limit=4)
+    second = await reader.messages(1, after=first[-1].position, limit=4)
+    assert (seqs(first), seqs(second)) == ([7, 6, 5, 3], [2, 1])
+    assert await reader.messages(1, before=second[0].position, limit=4) == first
+
+
+async def test_reader_gives_one_state_only(database: Database, reader: Browser) -> None:
+    for at in range(6):
+        database.message(1, state=at % 2)
+    assert seqs(await reader.messages(1, state=State.READY)) == [1, 3, 5]
+    assert seqs(await reader.messages(1, state=State.DISPATCHED)) == [2, 4, 6]
+    assert seqs(await reader.messages(1, state=State.DISPATCHED, before=6, limit=1)) == [4]
+
+
+async def test_reader_never_gives_more_than_a_page(database: Database, reader: Browser) -> None:
+    for _ in range(browse.PAGE_ROWS + 5):
+        database.message(1)
+    assert len(await reader.messages(1, limit=1_000_000)) == browse.PAGE_ROWS
+
+
+async def test_row_has_the_names_of_the_clients(database: Database, reader: Browser) -> None:
+    database.client(3, "10.0.0.1:5")
+    database.client(4, "10.0.0.2:6", "unix")
+    database.message(1, state=1, publisher=3, consumer=4, deliveries=2)
+    (row,) = await reader.messages(1)
+    assert (row.publisher_address, row.consumer_kind, row.consumer_address, row.queue) == (
+        "10.0.0.1:5", "unix", "10.0.0.2:6", "orders",
+    )  # fmt: skip
+
+
+async def test_deadline_is_given_in_wall_time(database: Database, reader: Browser) -> None:
+    database.set_counter("clock_step_ms", 3_600_000)
+    database.message(1, deadline_ms=NOW_MS)
+    (row,) = await reader.messages(1)
+    assert row.deadline_at == NOW_MS + 3_600_000
+
+
+async def test_reader_counts_what_expires_soon(database: Database, reader: Browser) -> None:
+    for deadline_ms in (None, NOW_MS + 5, NOW_MS + 3, NOW_MS + 900_000):
+        database.message(1, deadline_ms=deadline_ms)
+    database.message(2, deadline_ms=NOW_MS, state=1)
+    assert await reader.expiring(NOW_MS + 600_000) == {1: (2, NOW_MS + 3)}
+
+
+async def test_preview_is_cut_and_may_be_missing(database: Database, reader: Browser) -> None:
+    for content in (b"x" * 5_000, b"", None):
+        database.message(1, content)
+    found = [row.preview for row in await reader.messages(1)]
+    assert found == [b"x" * 480, None, None]
+
+
+# -- one message
+
+
+async def test_message_is_found_alive_and_settled(database: Database, reader: Browser) -> None:
+    alive = database.message(1)
+    settled = database.settled(1, outcome=4, reason="client")
+    found = [await reader.message(alive), await reader.message(settled)]
+    assert [(row.message_id, row.is_alive) for row in found if row is not None] == [
+        (alive, True),
+        (settled, False),
+    ]
+    assert found[1] is not None
+    assert (found[1].offset, State(found[1].state), found[1].reason) == (1, State.DEAD, "client")
+
+
+async def test_message_is_not_found_by_its_number_alone(
+    database: Database, reader: Browser
+) -> None:
+    known = database.message(1)
+    assert await reader.message(known[:16] + "0" * 16) is None
+    assert await reader.message("f" * 32) is None
+    assert await reader.message("not an id") is None
+    assert await reader.was_given(known[:16] + "0" * 16)
+    assert not await reader.was_given("f" * 32)
+
+
+async def test_record_names_the_message_it_is_about(database: Database, reader: Browser) -> None:
+    origin = database.settled(1, outcome=4)
+    record = database.message(
+        2, source_seq=int(origin[:16], 16), source_queue_id=1, source_reason="client"
+    )
+    row = await reader.message(record)
+    assert row is not None
+    assert (row.source_id, row.source_queue, row.source_reason) == (origin, "orders", "client")
+
+
+async def test_large_body_is_cut_and_downloaded_whole(database: Database, reader: Browser) -> None:
+    content = bytes(range(256)) * 2_000
+    row = await reader.message(database.message(1, content))
+    assert row is not None
+    head, whole = await reader.body(row), await reader.whole_body(row)
+    assert head is not None
+    assert whole is not None
+    assert (head.size, head.content, head.is_whole, head.is_damaged) == (
+        len(content), content[: browse.BODY_HEAD_BYTES], False, None,
+    )  # fmt: skip
+    assert (whole.content, whole.is_whole, whole.is_damaged) == (content, True, False)
+
+
+async def test_body_up_to_the_limit_is_whole(database: Database, reader: Browser) -> None:
+    for size in (0, browse.BODY_WHOLE_BYTES):
+        row = await reader.message(database.message(1, b"x" * size))
+        assert row is not None
+        body = await reader.body(row)
+        assert body is not None
+        assert (len(body.content), body.is_whole) == (size, True)
+
+
+async def test_damaged_body_is_noticed(database: Database, reader: Browser) -> None:
+    row = await reader.message(database.message(1, b"good"))
+    database.connection.execute("UPDATE body SET content = x'00'")
+    assert row is not None
+    body = await reader.body(row)
+    assert body is not None
+    assert body.is_damaged
+
+
+async def test_body_that_has_left_is_none(database: Database, reader: Browser) -> None:
+    row = await reader.message(database.settled(1, None))
+    assert row is not None
+    assert await reader.body(row) is None
+    assert await reader.whole_body(row) is None
+
+
+async def test_events_come_in_order(database: Database, reader: Browser) -> None:
+    known = database.message(1)
+    database.event(known, "return", "connection ended", 5)
+    database.event(known, "requeue", None, 9)
+    found = await reader.events(int(known[:16], 16))
+    assert [(event.kind, event.detail, event.at_ms) for event in found] == [
+        ("return", "connection ended", 5),
+        ("requeue", None, 9),
+    ]
+
+
+# -- dead letters and history
+
+
+async def test_dead_letters_are_grouped_by_origin_and_reason(
+    database: Database, reader: Browser
+) -> None:
+    database.queue("orders.dlq", 3)
+    database.queue("empty.dlq", 4, live=0)
+    database.message(1)  # no record
+    for reason in ("client", "max_deliveries", "client"):
+        last = database.message(
+            3, b"abc", source_seq=9, source_queue_id=1, source_reason=reason, published_at=7
+        )
+    database.message(3, b"by hand", published_at=8)
+    found = await reader.dead_groups()
+    assert [(g.queue, g.origin, g.reason, g.records, g.size) for g in found] == [
+        ("orders.dlq", None, None, 1, 7),
+        ("orders.dlq", "orders", "client", 2, 6),
+        ("orders.dlq", "orders", "max_deliveries", 1, 3),
+    ]
+    assert (found[1].sample_id, found[1].first_at, found[1].last_at) == (last, 7, 7)
+
+
+async def test_history_pages_in_both_directions(database: Database, reader: Browser) -> None:
+    for _ in range(7):
+        database.settled(1)
+    newest = await reader.history(limit=3)
+    older = await reader.history(before=5, limit=3)
+    last = await reader.history(before=2, limit=3)
+    assert ([r.offset for r in newest.rows], newest.has_more) == ([7, 6, 5], True)
+    assert ([r.offset for r in older.rows], older.has_more) == ([4, 3, 2], True)
+    assert ([r.offset for r in last.rows], last.has_more) == ([1], False)
+    back = await reader.history(after=4, limit=2)
+    assert ([r.offset for r in back.rows], back.has_more) == ([6, 5], True)
+
+
+async def test_history_filters_over_its_slices(
+    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browse, "_HISTORY_SLICE", 2)
+    for at in range(9):
+        database.settled(2 if at == 1 else 1, outcome=3 if at in (0, 5) else 2)
+    page = await reader.history(queue_id=2)
+    assert ([row.offset for row in page.rows], page.searched_to) == ([2], None)
+    page = await reader.history(outcome=State.EXPIRED)
+    assert [row.offset for row in page.rows] == [6, 1]
+    page = await reader.history(outcome=State.EXPIRED, after=1)
+    assert [row.offset for row in page.rows] == [6]
+
+
+async def test_history_says_how_far_it_looked_when_time_runs_out(
+    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browse, "_HISTORY_SLICE", 2)
+    monkeypatch.setattr(browse, "_HISTORY_LIMIT_S", -1.0)
+    for _ in range(9):
+        database.settled(1)
+    page = await reader.history(queue_id=2)
+    assert (page.rows, page.searched_to) == ([], 8)
+    found = await reader.history(queue_id=2, before=page.searched_to)
+    assert found.searched_to == 6
+
+
+async def test_empty_history_is_an_empty_page(reader: Browser) -> None:
+    page = await reader.history()
+    assert (page.rows, page.has_more, page.lowest, page.highest) == ([], False, None, None)
+
+
+# -- the connections
+
+
+async def test_reader_cannot_write(database: Database, reader: Browser) -> None:
+    database.message(1)
+    await reader.messages(1)
+    for connection in reader._open:
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            await connection.execute("DELETE FROM message")
+
+
+async def test_read_is_stopped_when_it_takes_too_long(database: Database) -> None:
+    database.connection.execute(
+        "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc) "
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 50000) "
+        "SELECT x, x, 1, x, 0, 0, 0, 0 FROM n"
+    )
+    reader = Browser(database.path, limit_s=-1.0)
+    with pytest.raises(ReadTooLongError, match="messages_after"):
+        await reader.messages(1, state=State.DEAD)
+    await reader.close()
+
+
+async def test_reader_says_so_when_there_is_no_database(tmp_path: Path) -> None:
+    reader = Browser(tmp_path / "missing.db")
+    with pytest.raises(StorageError, match=r"missing\.db"):
+        await reader.history()
+    assert not (tmp_path / "missing.db").exists()
+    await reader.close()
+
+
+async def test_reader_opens_again_after_a_close(database: Database) -> None:
+    reader = Browser(database.path)
+    for _ in range(2):
+        assert await reader.messages(1) == []
+        await reader.close()
+
+
+STATEMENTS = load("browse")
+WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: (\w+)")
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    WITH_INDEX.findall((Path(browse.__file__).parent / "sql" / "browse.sql").read_text()),
+)
+def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
+    names = re.findall(r":(\w+)", STATEMENTS[name])
+    parameters: dict[str, object] = dict.fromkeys(names, 1) | {"queue_ids": "[1]"}
+    plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
+    assert any(index in row[3] for row in plan)
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_statement_does_not_scan_a_table_of_messages(database: Database, name: str) -> None:
+    names = re.findall(r":(\w+)", STATEMENTS[name])
+    parameters: dict[str, object] = dict.fromkeys(names, 1) | {"queue_ids": "[1]"}
+    plan = [
+        row[3]
+        for row in database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
+    ]
+    scans = [step for step in plan if re.match(r"SCAN (m|h|b|message|body|event)\b", step)]
+    assert [step for step in scans if "INDEX" not in step] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["by_seq", *(f"{kind}_{way}" for kind in ("messages", "held") for way in
+             ("after", "before")), "history_older", "history_newer"],
+)  # fmt: skip
+def test_statement_has_the_columns_of_a_row(database: Database, name: str) -> None:
+    names = re.findall(r":(\w+)", STATEMENTS[name])
+    cursor = database.connection.execute(STATEMENTS[name], dict.fromkeys(names, 1))
+    assert len(cursor.description) == len(fields(MessageRow))

@@ -1,0 +1,82 @@
+"""Named statements, and rows repeated in fixed sizes."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.storage.statements import SIZES, MultiRow, load, many
+
+
+class Recorder:
+    """Takes statements as a connection does; remembers how many parameters each had."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def execute(self, sql: str, parameters: Sequence[Any]) -> "Recorder":
+        assert sql.count("?") == len(parameters)
+        self.calls.append((sql, len(parameters)))
+        return self
+
+    def fetchall(self) -> list[Any]:
+        return []
+
+
+def test_load_gives_statements_without_comments_and_semicolons() -> None:
+    statements = load("live")
+    assert statements["remove"] == "DELETE FROM message WHERE seq IN ({rows:?})"
+    assert all("--" not in text and ";" not in text for text in statements.values())
+
+
+def test_many_refuses_a_statement_that_repeats_nothing() -> None:
+    with pytest.raises(ValueError, match="no rows to repeat"):
+        many("live", "queues")
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [
+        (0, []),
+        (1, [1]),
+        (5, [5]),
+        (20, [20]),
+        (100, [100]),
+        (500, [500]),
+        (1_000, [500, 500]),
+        (499, [100] * 4 + [20] * 4 + [5] * 3 + [1] * 4),
+        (626, [500, 100, 20, 5, 1]),
+    ],
+)
+def test_rows_are_run_in_few_fixed_sizes(count: int, sizes: list[int]) -> None:
+    recorder = Recorder()
+    MultiRow("INSERT INTO t VALUES {rows:(?,?)}").run(recorder.execute, list(range(2 * count)))
+    assert [parameters // 2 for _, parameters in recorder.calls] == sizes
+
+
+@given(count=st.integers(0, 3_000))
+def test_number_of_texts_stays_small(count: int) -> None:
+    """So that the statement cache hits."""
+    recorder = Recorder()
+    MultiRow("DELETE FROM t WHERE a IN ({rows:?})").run(recorder.execute, list(range(count)))
+    assert {parameters for _, parameters in recorder.calls} <= set(SIZES)
+    assert sum(parameters for _, parameters in recorder.calls) == count
+    assert len(recorder.calls) <= count // 500 + 4 + 4 + 3 + 4
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=5)), max_size=130))
+def test_all_rows_arrive_once_and_in_order(rows: list[tuple[int, bytes]]) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, tag, a, b)")
+    statement = MultiRow(
+        "INSERT INTO t (tag, a, b) SELECT ?, column1, column2 FROM (VALUES {rows:(?,?)})"
+        " RETURNING tag, a, b"
+    )
+    flat = [value for row in rows for value in row]
+    given_back = statement.run(connection.execute, flat, before=("x",))
+    assert given_back == [("x", *row) for row in rows]
+    assert connection.execute("SELECT a, b FROM t ORDER BY n").fetchall() == rows
+    connection.close()
