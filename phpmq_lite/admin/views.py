@@ -117,7 +117,10 @@ def _of_queue(
     queue: QueueStatus, expiring: Mapping[int, tuple[int, int]], now_ms: int
 ) -> Notice | None:
     troubles = []
-    is_bad = queue.queue_id in expiring and not queue.consumers
+    # What is forwarded or made a dead letter when it expires is not lost.
+    is_bad = (
+        queue.queue_id in expiring and not queue.consumers and queue.settings.on_expire == "history"
+    )
     if is_bad:
         troubles.append(_expiring(*expiring[queue.queue_id], now_ms))
     elif queue.ready and not queue.consumers and not _is_shelf(queue):

@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Queue
+from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Queue, Totals
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings
@@ -17,6 +18,8 @@ from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.tcp import Session
 
 RATE_WINDOW_S: Final = 10.0
+_TOTALS: Final = tuple(field.name for field in fields(Totals))
+_totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long, for each queue
 
 
 @dataclass(slots=True, frozen=True)
@@ -191,8 +194,8 @@ class Front:
             credit=credit,
             delivery_paused=queue.settings.delivery_paused,
             publishing_paused=queue.settings.publishing_paused,
-            settings=replace(queue.settings),
-            totals=asdict(queue.totals),
+            settings=queue.settings,  # replaced as a whole when it changes
+            totals=dict(zip(_TOTALS, _totals(queue.totals), strict=True)),
         )
 
 

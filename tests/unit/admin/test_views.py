@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from phpmq_lite.admin import views
 from phpmq_lite.admin.lists import ListedQueue
+from phpmq_lite.model import QueueSettings
 from phpmq_lite.storage.browse import EventRow, MessageRow
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
@@ -39,6 +40,12 @@ def test_nothing_needs_attention_when_all_is_well() -> None:
         queue_status("mail.retry", 3, ready=3),
     )
     assert views.notices(status, {}, NOW_MS) == []
+
+
+def test_what_waits_for_its_retry_needs_no_attention() -> None:
+    """It is forwarded when it expires, so nothing is lost."""
+    retry = queue_status("mail.retry", 3, ready=3, settings=QueueSettings(on_expire="forward:mail"))
+    assert views.notices(broker_status(retry), {3: (3, NOW_MS + 60_000)}, NOW_MS) == []
 
 
 def test_what_expires_unread_comes_first() -> None:
