@@ -165,7 +165,12 @@ class Service:
         watch = Watch(
             shared.sessions,
             self.front,
-            TimeLimits(limits.frame_timeout_s, limits.frame_rate_bytes, limits.write_timeout_s),
+            TimeLimits(
+                limits.frame_timeout_s,
+                limits.frame_rate_bytes,
+                limits.write_timeout_s,
+                places=gate.places,
+            ),
         )
         try:
             await self._work(stack, engine, listeners, shared, watch)

@@ -92,6 +92,7 @@ class BrokerProcess:
     phpmq: list[str] = field(default_factory=list)  # addresses, once started
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
+    program: tuple[str, ...] = ("-m", "phpmq_lite")  # what Python runs
 
     def start(self) -> None:
         """Start it and return when all its listeners are open.
@@ -99,11 +100,7 @@ class BrokerProcess:
         Raises:
             RuntimeError: it ended instead; the message has its exit code and its last words.
         """
-        listen = self.phpmq[0] if self.phpmq else "127.0.0.1:0"
-        command = [
-            sys.executable, "-m", "phpmq_lite", "serve", "--data", str(self.data),
-            "--listen", listen, "--legacy-listen", "none", *self.flags,
-        ]  # fmt: skip
+        command = self.command
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ
@@ -117,6 +114,15 @@ class BrokerProcess:
                 return
         code = self._end(signal.SIGKILL)
         raise RuntimeError(f"exit code {code}: {self.log.read_text(encoding='utf-8')[-2_000:]}")
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it, on the address that it had before."""
+        listen = self.phpmq[0] if self.phpmq else "127.0.0.1:0"
+        return [
+            sys.executable, *self.program, "serve", "--data", str(self.data),
+            "--listen", listen, "--legacy-listen", "none", *self.flags,
+        ]  # fmt: skip
 
     @property
     def log(self) -> Path:

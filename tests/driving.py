@@ -380,6 +380,22 @@ class Driver:
         for connection in batch.wakes:
             connection.peer.resume()
 
+    # -- whole stories
+
+    def publish(self, *bodies: bytes, queue: str = "orders", ttl_s: int = 0) -> None:
+        """Have a client of its own publish, and come to rest."""
+        client = self.connect()
+        for body in bodies:
+            client.publish(queue, body, ttl_s)
+        self.step()
+
+    def consume(self, credit: int = 10, queue: str = "orders") -> Client:
+        """Return a client of its own with credit, and what it got by now."""
+        client = self.connect()
+        client.consume(queue, credit)
+        self.step()
+        return client
+
     # -- the end of a process
 
     def kill_and_restart(self) -> None:
@@ -400,3 +416,16 @@ class Driver:
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Read from the file."""
         return self.store.execute(sql, parameters).fetchall()
+
+    def states(self) -> list[tuple[Any, ...]]:
+        """Return seq, state and deliveries of what is alive, by seq."""
+        return self.rows("SELECT seq, state, deliveries FROM message ORDER BY seq")
+
+    def outcomes(self) -> list[tuple[Any, ...]]:
+        """Return offset, seq, outcome and reason of what is settled, by offset."""
+        return self.rows('SELECT "offset", seq, outcome, reason FROM history ORDER BY "offset"')
+
+    def live(self, queue: str = "orders") -> tuple[Any, ...]:
+        """Return the stored count and bytes of what is alive in a queue."""
+        [row] = self.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue)
+        return row

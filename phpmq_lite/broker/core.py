@@ -45,6 +45,7 @@ class Result(IntEnum):
     LOAD = 1  # not done: its message is being loaded; give it again in the next batch, first
     PARK = 2  # not done: the queue takes nothing now; give it again when the peer is resumed
     CLOSE = 3  # not done and never will be: close the connection
+    WAIT = 4  # done, but stored with the next batch: only then give what follows it
 
 
 class Broker:
@@ -365,7 +366,7 @@ class Broker:
         if isinstance(found, Result):
             return found
         self.lives.requeue(found, ttl_s)
-        return Result.DONE
+        return Result.WAIT if found.seq in self.lives.dying else Result.DONE
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> Result:
         """Make a dead letter of what this connection holds, or nobody does."""
@@ -373,7 +374,7 @@ class Broker:
         if isinstance(found, Result):
             return found
         self.lives.kill(found, "client")
-        return Result.DONE
+        return Result.WAIT if found.seq in self.lives.dying else Result.DONE
 
     def _find(self, connection: Connection, name: str, message_id: bytes) -> Message | Result:
         """Return the message a command names, or what to do: wait for it, or ignore it."""

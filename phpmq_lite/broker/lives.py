@@ -192,6 +192,7 @@ class Lives:
             self.hungry[queue.queue_id] = queue
         elif queue.window is not None:
             queue.window.discard(message)
+            self.hungry[queue.queue_id] = queue  # another one is first now
 
     def _put_in_place(self, message: Message, queue: Queue) -> None:
         """A message is ready again: at its position, in the window or on disk."""
@@ -294,6 +295,7 @@ class Lives:
             self.hungry[queue.queue_id] = queue
         elif queue.window is not None:
             queue.window.discard(message)
+            self.hungry[queue.queue_id] = queue
         batch, row = self.batch, queue.row
         seqs = batch.settled.get(ACKED_KEY)
         if seqs is None:

@@ -30,12 +30,14 @@ def serve(lives: Lives, batch_number: int) -> None:
 def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:
     """Dispatch until messages, credit or bodies run out; True where it must be tried again."""
     turns, now_ms = queue.turns, lives.now.steady_ms
-    while turns:
+    passed_over = 0  # consumers, by the message that is first
+    while passed_over < len(turns):
         message = window.first()
         if message is None:
             return False
         if message.deadline_ms is not None and message.deadline_ms <= now_ms:
             lives.expire(message)
+            passed_over = 0
             continue
         if message.body is None:
             return _ask_for_bodies(lives, window)
@@ -47,6 +49,10 @@ def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) 
         if _has_room(lives, consumer, message.size, batch_number):
             lives.dispatch(window.take(), consumer)
             turns.append(consumer)
+            passed_over = 0
+        elif _is_short_of_bytes(lives, consumer, message.size):
+            turns.append(consumer)  # a smaller one may fit
+            passed_over += 1
         else:
             consumer.in_turn = False  # an acknowledgement or a drained socket brings it back
     return False
@@ -58,7 +64,7 @@ def _has_room(lives: Lives, consumer: Consumer, size: int, batch_number: int) ->
     if len(consumer.held) >= consumer.credit or connection.is_choked:
         return False
     if consumer.held and consumer.held_bytes + size > limits.credit_bytes:
-        return False
+        return False  # see _is_short_of_bytes
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
     if connection.batch_bytes >= limits.write_bytes:
@@ -66,6 +72,15 @@ def _has_room(lives: Lives, consumer: Consumer, size: int, batch_number: int) ->
         return False
     connection.batch_bytes += size
     return True
+
+
+def _is_short_of_bytes(lives: Lives, consumer: Consumer, size: int) -> bool:
+    """Tell whether only the size of this message is in the way of a consumer without room."""
+    return (
+        len(consumer.held) < consumer.credit
+        and not consumer.connection.is_choked
+        and consumer.held_bytes + size > lives.limits.credit_bytes
+    )
 
 
 def _ask_for_page(lives: Lives, queue: Queue, window: Window) -> None:

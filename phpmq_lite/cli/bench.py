@@ -28,6 +28,7 @@ from phpmq_lite.bench.session import (
     measure,
 )
 from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, write
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
@@ -172,10 +173,10 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class _Bar(Watcher):
-    """A bar on standard error, where that is a terminal; it follows the plan's time."""
+    """A bar on standard error that follows the plan's time; not on a terminal, a line a step."""
 
     def __init__(self, plan: Plan) -> None:
-        console = Console(stderr=True)
+        self._console = console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description:30}"),
             BarColumn(),
@@ -200,6 +201,8 @@ class _Bar(Watcher):
     def begin(self, step: str, seconds: float) -> None:
         """See ``Watcher``."""
         self._step_s, self._began_s = seconds, time.monotonic()
+        if not self._console.is_terminal:
+            talk(step)
         self._progress.update(self._task, description=step, refresh=True)
 
     def tick(self) -> None:
@@ -232,7 +235,7 @@ def _write(report: Report) -> None:
         ]
         write(rows, _LATENCY_COLUMNS, "table", "")
     if any(rate.load.is_noisy for rate in report.rates):
-        click.echo("other processes were busy meanwhile: the rates are too low", err=True)
+        talk("other processes were busy meanwhile: the rates are too low")
 
 
 def _limit_rows(limits: Limits) -> list[dict[str, Any]]:

@@ -59,6 +59,11 @@ class Admission:
         )
 
     @property
+    def places(self) -> int:
+        """Connections that fit at once."""
+        return self._total
+
+    @property
     def connections(self) -> int:
         """Connections now, handshakes included."""
         return self._counts.total()

@@ -1,10 +1,16 @@
 """How much was read and is not yet stored, over all connections: past the limit they wait."""
 
-from typing import Protocol
+from typing import Final, Protocol
+
+FREE_BYTES: Final = 64 << 10  # who holds less is always read: to stop it would gain nothing
 
 
 class Reader(Protocol):
     """What can be told to stop and go on reading."""
+
+    @property
+    def is_parked(self) -> bool:
+        """Tell whether it waits for something else, and keeps its bytes meanwhile."""
 
     def hold(self, reason: str) -> None:
         """Read nothing more."""
@@ -16,8 +22,10 @@ class Reader(Protocol):
 class Pressure:
     """Bounds the bytes that wait in memory (``security.md`` 9).
 
-    Past the limit only the connection that has waited longest is read, so one message can always
-    be finished.  O(1) a report, O(connections) when the limit is crossed.
+    Past the limit, of those that hold ``FREE_BYTES`` or more only the one that has waited longest
+    is read, so one message can always be finished; acknowledgements and small messages pass.
+    So the bound is the limit, and per connection ``FREE_BYTES`` and one read.
+    O(1) a report, O(readers that wait) past the limit.
     """
 
     REASON = "memory"
@@ -36,20 +44,31 @@ class Pressure:
         else:
             self._waiting.pop(reader, None)
         if self.total_bytes > self.limit_bytes:
-            self._hold()
+            self._judge(reader, held_bytes)
         elif self._held:
             self._release()
 
-    def _hold(self) -> None:
-        oldest = next(iter(self._waiting), None)
-        for reader in self._waiting:
-            if reader is oldest:
-                if reader in self._held:
-                    self._held.discard(reader)
-                    reader.go_on(self.REASON)
-            elif reader not in self._held:
-                self._held.add(reader)
-                reader.hold(self.REASON)
+    def _judge(self, reader: Reader, held_bytes: int) -> None:
+        oldest = self._oldest()
+        if oldest is not None:
+            self._let_go_on(oldest)
+        if held_bytes < FREE_BYTES:
+            self._let_go_on(reader)
+        elif reader is not oldest and reader not in self._held:
+            self._held.add(reader)
+            reader.hold(self.REASON)
+
+    def _oldest(self) -> Reader | None:
+        """Return who may finish its message; who is parked cannot."""
+        for reader, size in self._waiting.items():
+            if size >= FREE_BYTES and not reader.is_parked:
+                return reader
+        return None
+
+    def _let_go_on(self, reader: Reader) -> None:
+        if reader in self._held:
+            self._held.discard(reader)
+            reader.go_on(self.REASON)
 
     def _release(self) -> None:
         held, self._held = self._held, set()

@@ -7,7 +7,8 @@ frames of its reads and has them walked in the engine's batches, strictly in ord
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from itertools import islice
+from typing import Any, Final, cast
 
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
@@ -23,6 +24,7 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
+from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.pressure import Pressure
@@ -32,16 +34,6 @@ PARKED_RATE_S: Final = 0.1  # a parked publisher that also consumes gets through
 HALF_CLOSED_S: Final = 1.0  # a consumer that has closed its side sees what it asked for
 _LOOK_AHEAD: Final = 500
 _log = get_logger(__name__)
-
-
-class Gate(Protocol):
-    """Decides who may come in; ``server/admission.py``."""
-
-    def admit(self, address: str | None) -> str | None:
-        """Return why a connection from this address is refused, or None and count it."""
-
-    def leave(self, address: str | None) -> None:
-        """Count a connection that was admitted out."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,7 +50,7 @@ class Shared:
     """What all sessions of a broker share."""
 
     engine: Engine
-    gate: Gate
+    gate: Admission
     pressure: Pressure
     figures: Figures
     limits: SessionLimits
@@ -92,6 +84,7 @@ class Session(asyncio.Protocol):
         self.frame_bytes = 0  # of the frame that has begun
         self.last_read_at = 0.0
         self.choked_at: float | None = None  # loop time of the last progress while choked
+        self.closing_at: float | None = None  # loop time; what was written may still leave
         self._unsent_bytes = 0  # in the write buffer at the last look while choked
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons not to read
@@ -165,7 +158,6 @@ class Session(asyncio.Protocol):
             return  # it was never let in
         self._shared.remove(self)
         self._shared.gate.leave(self._host)
-        self._release()
         self._finish("closed by the peer" if exc is None else "connection reset")
 
     def pause_writing(self) -> None:
@@ -177,6 +169,7 @@ class Session(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer reads again."""
         self.choked_at = None
+        self.go_on("receipts")
         self._engine.submit(lambda core: self._choke(core, is_choked=False))
 
     # -- the engine calls
@@ -211,6 +204,10 @@ class Session(asyncio.Protocol):
             if dispatches and self.first_dispatch_at is None:
                 self.first_dispatch_at = self._loop.time()
             self.transport.write(data)
+            if receipts and self.choked_at is not None:
+                self.hold("receipts")  # it does not read the answers to what it sends
+            if self._has_eof and dispatches:
+                self._finish("closed by the peer")
         self._figures.late += len(late)
         return late
 
@@ -230,6 +227,17 @@ class Session(asyncio.Protocol):
             if unsent < self._unsent_bytes:
                 self.choked_at = now_s
             self._unsent_bytes = unsent
+
+    @property
+    def is_parked(self) -> bool:
+        """Tell whether a publish waits until its queue takes messages, and all behind it too."""
+        return "queue" in self.paused
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether it neither consumes nor has a frame begun or waiting."""
+        has_frames = bool(self._frames) or self.frame_began_at is not None
+        return self.connection is not None and not self.connection.consumers and not has_frames
 
     def abort(self, reason: str) -> None:
         """Close at once; a frame that is not whole is dropped, what is not read is lost."""
@@ -268,7 +276,11 @@ class Session(asyncio.Protocol):
         if len(self._frames) > limits.unstored_frames or self._frame_bytes > limits.unstored_bytes:
             self.hold("unstored")
         if partial or self._frame_bytes:
-            self._pressure.report(self, partial + self._frame_bytes)
+            self._report()
+
+    def _report(self) -> None:
+        held_bytes = 0 if self._is_ended else self._frame_bytes + self.side.partial_bytes
+        self._pressure.report(self, held_bytes)
 
     def _submit(self) -> None:
         if not self._is_queued and self._frames:
@@ -283,10 +295,9 @@ class Session(asyncio.Protocol):
             self._guard_timer = self._loop.call_later(GUARD_SILENCE_S, self._release)
 
     def _release(self) -> None:
-        if self._guard_timer is not None:
-            self._guard_timer.cancel()
-            self._guard_timer = None
-        self._take(self.side.release())
+        frames = self.side.release()
+        self._set_guard_timer()  # none: nothing waits any more
+        self._take(frames)
         if self.side.error is not None:
             self._refuse_bytes(self.side.error)
 
@@ -317,7 +328,8 @@ class Session(asyncio.Protocol):
         """Give the core the frames in order, until one must wait or the batch is full."""
         self._is_queued = False
         frames, batch, connection = self._frames, core.lives.batch, self.connection
-        if connection is None:
+        if connection is None or not connection.is_open:
+            self._drop_frames()
             return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
@@ -337,6 +349,7 @@ class Session(asyncio.Protocol):
             if type(frame) is Publish:
                 self._frame_bytes -= len(frame.content)
         batch.commands += done
+        self._is_forced = False
         self._note_progress()
 
     def _must_stop(
@@ -344,12 +357,18 @@ class Session(asyncio.Protocol):
     ) -> bool:
         """Decide what follows on a frame that was not done; False: the walk may go on."""
         if result is Result.LOAD:
-            ids = [
-                frame.message_id
-                for frame, _ in zip(self._frames, range(_LOOK_AHEAD), strict=False)
-                if isinstance(frame, Acknowledge | Requeue | DeadLetter)
-            ]
-            core.look_ahead(ids)
+            ahead = islice(self._frames, _LOOK_AHEAD)
+            ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
+            core.look_ahead([end.message_id for end in ends])
+            self._is_queued = True
+            self._engine.submit_first(self._walk)
+            return True
+        if result is Result.WAIT:  # other dead letters may wait together with it
+            self._frames.popleft()
+            while self._frames and isinstance(other := self._frames[0], DeadLetter):
+                if _apply(core, connection, other) is Result.LOAD:
+                    break
+                self._frames.popleft()
             self._is_queued = True
             self._engine.submit_first(self._walk)
             return True
@@ -363,22 +382,20 @@ class Session(asyncio.Protocol):
         """Wait until the queue takes messages; who also consumes gets through slowly."""
         if self._end_reason is not None:  # nobody is there to wait
             core.refused["connection ended"] += 1
-            self._frames.popleft()
-            self._frame_bytes -= len(frame.content)
-            return False
-        if self._is_forced:
+        elif self._is_forced:
             self._is_forced = False
             core.force_publish(connection, frame.queue, frame.content, frame.ttl_s)
-            self._frames.popleft()
-            self._frame_bytes -= len(frame.content)
-            return False
-        self.hold("queue")
-        if connection.consumers:
-            self._loop.call_later(PARKED_RATE_S, self._force)
-        return True
+        else:
+            self.hold("queue")
+            if connection.consumers:
+                self._loop.call_later(PARKED_RATE_S, self._force)
+            return True
+        self._frames.popleft()
+        self._frame_bytes -= len(frame.content)
+        return False
 
     def _force(self) -> None:
-        if not self._is_ended:
+        if self.is_parked and not self._is_ended:
             self._is_forced = True
             self.go_on("queue")
             self._submit()
@@ -391,7 +408,7 @@ class Session(asyncio.Protocol):
             and self._frame_bytes <= limits.unstored_bytes // 2
         ):
             self.go_on("unstored")
-        self._pressure.report(self, self._frame_bytes + self.side.partial_bytes)
+        self._report()
         if self._frames:
             return
         if self._end_reason is not None:
@@ -406,17 +423,22 @@ class Session(asyncio.Protocol):
         if self._end_reason is not None:
             return
         self._end_reason = reason
+        self._release()  # the http guard: the end lets it go
         if not self.transport.is_closing():
             self.hold("ending")
-        if "queue" in self.paused:
+        if self.is_parked:
             self._submit()
         if not self._frames:
             self._engine.submit(self._close)
 
     def _end_half_closed(self) -> None:
-        """Close, but let a consumer that can only listen see what it asked for (``nc -N``)."""
+        """Close, but let a consumer that can only listen see what it asked for (``nc -N``).
+
+        It holds nothing yet, so nobody waits for what it will give back.
+        """
         reason = "closed by the peer"
-        if self.connection is not None and self.connection.consumers:
+        connection = self.connection
+        if connection is not None and connection.consumers and self.first_dispatch_at is None:
             self._loop.call_later(HALF_CLOSED_S, self._finish, reason)
         else:
             self._finish(reason)
@@ -431,7 +453,7 @@ class Session(asyncio.Protocol):
         self._is_ended = True
         reason = self._end_reason or "closed"
         self._figures.closed[reason] += 1
-        self._pressure.report(self, 0)
+        self._report()
         connection = self.connection
         if connection is not None:
             self._hint_at_revision(connection)
@@ -441,6 +463,7 @@ class Session(asyncio.Protocol):
     def _close_transport(self, _: Any) -> None:
         """After the batch: its receipts have been written, so closing loses none of them."""
         if not self.transport.is_closing():
+            self.closing_at = self._loop.time()
             self.transport.close()
 
     def _hint_at_revision(self, connection: Connection) -> None:
@@ -448,6 +471,7 @@ class Session(asyncio.Protocol):
         if (
             self.first_dispatch_at is None
             or connection.acked
+            or self.side.revision is not None  # it showed what it speaks
             or self._loop.time() - self.first_dispatch_at > 1
             or is_quiet("revision_hint")
         ):

@@ -1,7 +1,7 @@
 """Once a second: ends sessions that are too slow, measures the loop's lag, samples the rates."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,9 @@ class TimeLimits:
 
     frame_s: int = 60  # for a frame that has begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
-    write_s: int = 30  # without progress, with a full write buffer
+    write_s: int = 30  # without progress, with a full write buffer; to take the rest at the end
+    silent_s: int = 10  # with nothing to wait for, once places are short
+    places: int = 500  # connections that fit; short from four fifths on
 
 
 def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
@@ -29,13 +31,25 @@ def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
             return "a message took too long to arrive"
     if session.choked_at is not None and now_s - session.choked_at > limits.write_s:
         return "it does not read what is sent"
+    if session.closing_at is not None and now_s - session.closing_at > limits.write_s:
+        return "it does not take the rest"
     return None
+
+
+def longest_silent(sessions: Iterable[Session], now_s: float, limits: TimeLimits) -> list[Session]:
+    """Return whom nothing holds here, the longest silent first: no credit, no frame begun."""
+    silent = [
+        session
+        for session in sessions
+        if session.is_idle and now_s - session.last_read_at > limits.silent_s
+    ]
+    return sorted(silent, key=lambda session: session.last_read_at)
 
 
 class Watch:
     """Looks after all sessions.  ``run`` ends when it is cancelled."""
 
-    def __init__(self, sessions: Iterable[Session], front: Front, limits: TimeLimits) -> None:
+    def __init__(self, sessions: Collection[Session], front: Front, limits: TimeLimits) -> None:
         self._sessions = sessions
         self._front = front
         self._limits = limits
@@ -53,8 +67,14 @@ class Watch:
         """End what is overdue and take a sample."""
         for session in list(self._sessions):
             session.note_writing(now_s)
+            if session.paused and session.frame_began_at is not None:
+                session.frame_began_at += _EACH_S  # its time stands still while it is not read
             reason = overdue(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
+        crowd = len(self._sessions) - self._limits.places * 4 // 5
+        if crowd > 0:
+            for session in longest_silent(self._sessions, now_s, self._limits)[:crowd]:
+                session.end("silent, and places are short")
         if self._front.engine is not None:
             self._front.rates.sample(self._front.engine.core.lives.by_id, now_s)

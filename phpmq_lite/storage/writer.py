@@ -115,7 +115,7 @@ class Store:
                 changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
                 self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
             return self._load(batch) if batch.loads else None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:  # the last two: not bindable
             code = getattr(error, "sqlite_errorname", "") or type(error).__name__
             raise OutcomeUnknownError(f"{code}: {error}") from error
 

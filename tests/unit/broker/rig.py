@@ -51,7 +51,9 @@ class FakePeer:
 
     resumed: int = 0
 
-    def send(self, dispatches: list[Message], receipts: list[Receipt], now_ms: int) -> list[Message]:
+    def send(
+        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
+    ) -> list[Message]:
         raise AssertionError("the engine's part, not the core's")
 
     def resume(self) -> None:

@@ -185,7 +185,7 @@ def test_anybody_acknowledges_what_no_live_connection_holds() -> None:
     rig = Rig()
     worker, stranger = rig.consumer(credit=1), rig.connect()
     [held] = sent(rig.publish(b"a", b"b"), worker)
-    ready = list(rig.queue().window or ())[0]
+    ready = next(iter(rig.queue().window or ()))
     batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", ready.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [ready.seq]}
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -327,7 +327,7 @@ def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
     rig = Rig()
     worker, stranger = rig.consumer(credit=1), rig.connect()
     rig.publish(b"a", b"b", b"c")
-    ready = list(rig.queue().window or ())[0]
+    ready = next(iter(rig.queue().window or ()))
     rig.turn(lambda: rig.core.requeue(stranger, "orders", ready.message_id, 0))
     assert ready.charged == 0
     assert [m.body for m in rig.queue().window or ()] == [b"c", b"b"]

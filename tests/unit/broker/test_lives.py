@@ -354,7 +354,9 @@ def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> Non
     [held] = sent(rig.publish(b"a"), worker)
     for _ in range(2):
         again = rig.connect()
-        rig.turn(lambda again=again: rig.core.consume(again, "orders", 1))
+        rig.begin()
+        rig.core.consume(again, "orders", 1)
+        rig.finish()
         return_charged(rig, held)
         assert (held.state, held.holder.connection) == (State.DISPATCHED, again)
     return_charged(rig, held)

@@ -1,5 +1,7 @@
 """Purge and redrive, page by page; the pages are given by hand."""
 
+from collections.abc import Callable
+
 import pytest
 
 from phpmq_lite.errors import RefusedError
@@ -234,13 +236,14 @@ def test_operator_is_refused_what_does_not_exist() -> None:
     rig.publish(b"a")
     rig.begin()
     core, answer = rig.core, rig.answers.append
-    for ask in (
+    asked: list[Callable[[], None]] = [
         lambda: core.purge("none", False, answer),
         lambda: core.redrive("none", None, None, None, answer),
         lambda: core.redrive("orders", "none", None, None, answer),
         lambda: core.pause("none", "delivery", True, answer),
         lambda: core.configure("none", {}, answer),
-    ):
+    ]
+    for ask in asked:
         with pytest.raises(RefusedError, match="none") as caught:
             ask()
         assert caught.value.code == "unknown_queue"
@@ -279,7 +282,8 @@ def test_setting_goes_back_to_the_default() -> None:
     rig.publish(b"a")
     rig.turn(lambda: rig.core.configure("orders", {"max_deliveries": 3}, rig.answers.append))
     batch = rig.turn(
-        lambda: rig.core.configure("orders", {"max_deliveries": None}, rig.answers.append))
+        lambda: rig.core.configure("orders", {"max_deliveries": None}, rig.answers.append)
+    )
     assert [answer["max_deliveries"] for answer in rig.answers] == [3, 20]
     assert batch.configured == [rig.queue().row]
     assert rig.queue().row.own == {}

@@ -1,5 +1,6 @@
 """Who gets the next message, and the bounds of what one batch dispatches."""
 
+from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, Loaded, QueueSettings
 from tests.unit.broker.rig import Rig, bodies, message, outcomes, sent
 
@@ -276,3 +277,42 @@ def test_window_is_given_up_with_its_last_consumer() -> None:
     assert rig.queue().window is None
     assert rig.core.lives.known == {}
     assert rig.core.lives.bodies.total_bytes == 0
+
+
+def short_of_bytes(rig: Rig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
+    """Return a consumer with room for 4 of 10 bytes, and one with none; a message of 5 is next."""
+    one, two = rig.consumer(credit=5), rig.consumer(credit=1)
+    batch = rig.publish(b"123456", b"x")
+    assert (len(sent(batch, one)), len(sent(batch, two))) == (1, 1)
+    assert rig.publish(b"12345", ttl_s=ttl_s).sends == {}
+    return one, two
+
+
+def test_smaller_message_goes_to_who_had_no_room_for_the_one_before_it() -> None:
+    rig = Rig(Limits(credit_bytes=10))
+    one, two = short_of_bytes(rig)
+    rig.publish(b"1234")
+    [held] = two.consumers[1].held.values()
+    batch = rig.turn(lambda: rig.core.acknowledge(two, "orders", held.message_id))
+    assert bodies(sent(batch, two)) == [b"12345"]
+    assert bodies(sent(batch, one)) == [b"1234"]
+
+
+def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
+    rig = Rig(Limits(credit_bytes=10))
+    one, _ = short_of_bytes(rig, ttl_s=1)
+    rig.publish(b"1234")
+    rig.advance(1)
+    assert bodies(sent(rig.turn(), one)) == []
+    row = message(3, deadline_ms=rig.steady_ms)
+    assert bodies(sent(rig.turn(loaded=Loaded(due=[row], asked_due=True)), one)) == [b"1234"]
+
+
+def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
+    rig = Rig(Limits(credit_bytes=10))
+    one, _ = short_of_bytes(rig)
+    rig.publish(b"1234")
+    first = next(iter(rig.queue().window or ()))
+    stranger = rig.connect()
+    batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
+    assert bodies(sent(batch, one)) == [b"1234"]

@@ -114,13 +114,20 @@ def test_window_within_its_limit_cuts_nothing() -> None:
     assert window.reaches_end
 
 
-def test_window_wants_more_when_half_empty_unless_it_has_all() -> None:
+def test_window_wants_more_when_half_empty() -> None:
     window = window_of(1, 2, 3, limit=4, reaches_end=False)
     assert not window.wants_more
     window.take()
     assert window.wants_more
+
+
+def test_window_wants_nothing_while_a_page_is_on_its_way() -> None:
+    window = window_of(limit=4, reaches_end=False)
     window.is_loading = True
     assert not window.wants_more
+
+
+def test_window_wants_nothing_when_it_has_all() -> None:
     assert not window_of(limit=4).wants_more
 
 

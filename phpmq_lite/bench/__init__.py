@@ -1,0 +1,1 @@
+"""Measures a broker from outside, and the limits of the machine beside it; shown by ``cli``."""

@@ -1,0 +1,89 @@
+"""What the machine gives without a broker: syncs of the disk, rows of SQLite, round trips.
+
+Each function is a piece for ``processes.run`` and returns a rate per second.
+"""
+
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.bench.clients import Address, connect
+
+ROW_BYTES: Final = 256
+ECHO_BYTES: Final = 256
+_BLOCK: Final = b"x" * 4096
+_ROWS_A_STATEMENT: Final = 500
+
+
+def syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
+    """Append 4 KiB and wait until they are on the disk."""
+    file = os.open(folder / "sync.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    sync = getattr(os, "fdatasync", os.fsync)
+    done = 0
+    yield
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        os.write(file, _BLOCK)
+        sync(file)
+        done += 1
+    rate = done / (time.perf_counter() - began_s)
+    os.close(file)
+    return rate
+
+
+def rows(folder: Path, seconds: float, rows_a_commit: int) -> Generator[None, None, float]:
+    """Insert rows of 256 bytes, durably: WAL, ``synchronous=FULL``, one connection."""
+    database = sqlite3.connect(folder / f"rows-{rows_a_commit}.db", isolation_level=None)
+    execute = database.execute
+    execute("PRAGMA journal_mode=WAL")
+    execute("PRAGMA synchronous=FULL")
+    execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+    size = min(rows_a_commit, _ROWS_A_STATEMENT)
+    insert = f"INSERT INTO body (content) VALUES {', '.join(['(?)'] * size)}"  # noqa: S608 - constant
+    contents = [b"x" * ROW_BYTES] * size
+    done = 0
+    yield
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        execute("BEGIN IMMEDIATE")
+        for _ in range(rows_a_commit // size):
+            execute(insert, contents)
+        execute("COMMIT")
+        done += rows_a_commit
+    rate = done / (time.perf_counter() - began_s)
+    database.close()
+    return rate
+
+
+def echo(listener: socket.socket) -> Generator[None, None, None]:
+    """Send back what one connection sends, until it ends; the other side of ``round_trips``."""
+    with listener:
+        yield
+        link, _ = listener.accept()
+    with link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := link.recv(_RECEIVE_BYTES):
+            link.sendall(data)
+
+
+def round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
+    """Send 256 bytes over the loopback and wait for them to come back, one at a time."""
+    message = b"x" * ECHO_BYTES
+    done = 0
+    with connect(address) as link:
+        yield
+        began_s = time.perf_counter()
+        while time.perf_counter() - began_s < seconds:
+            link.sendall(message)
+            left = ECHO_BYTES
+            while left:
+                left -= len(link.recv(_RECEIVE_BYTES)) or left
+            done += 1
+        return done / (time.perf_counter() - began_s)
+
+
+_RECEIVE_BYTES: Final = 1 << 16

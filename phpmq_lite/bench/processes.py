@@ -1,0 +1,150 @@
+"""Runs pieces of a benchmark in processes of their own, all released at once, none left behind.
+
+A piece is a generator function at the top of a module: what it does before its one ``yield`` is
+preparation, what it does after it is measured, and what it returns is its result.
+"""
+
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Final
+
+from phpmq_lite.errors import ClientError, PhpmqError
+
+Piece = Callable[..., Generator[None, None, Any]]
+
+_START_S: Final = 60.0  # for a process to import and prepare
+_TICK_S: Final = 0.25
+_spawn = multiprocessing.get_context("spawn")  # no copy of the parent's threads and memory
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """A piece and its arguments, which are pickled."""
+
+    piece: Piece
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """What one job did; the times are on the monotonic clock, which all processes share."""
+
+    value: Any
+    began_s: float
+    ended_s: float
+    cpu_s: float  # of its process, while it was measured
+
+
+@contextmanager
+def without(*signals: signal.Signals) -> Iterator[None]:
+    """Put these signals off; a process that is started meanwhile never gets them."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def run(
+    jobs: dict[str, Job],
+    limit_s: float,
+    on_start: Callable[[], None] = lambda: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> dict[str, Outcome]:
+    """Prepare all jobs, release them at once, and return what each of them did.
+
+    Args:
+        jobs: by name; the names appear in errors.
+        limit_s: they must be done by then, counted from the release.
+        on_start: called when all are prepared, right before the release.
+        on_tick: called a few times a second while they work.
+
+    Raises:
+        ClientError: a job failed or was too slow; all of them have ended.
+    """
+    running: list[tuple[str, SpawnProcess, Connection]] = []
+    try:
+        for name, job in jobs.items():
+            with without(signal.SIGINT):  # of Ctrl-C: it is for us to end them
+                running.append((name, *_start(job)))
+        pipes = {pipe: name for name, _, pipe in running}
+        _gather(pipes, _START_S, on_tick)
+        on_start()
+        for pipe in pipes:
+            pipe.send(None)
+        return _gather(pipes, limit_s, on_tick)
+    finally:
+        with without(signal.SIGINT, signal.SIGTERM):
+            for _, process, pipe in running:
+                process.kill()  # does nothing where it has ended
+                process.join()
+                pipe.close()
+
+
+def _start(job: Job) -> tuple[SpawnProcess, Connection]:
+    here, there = _spawn.Pipe()
+    process = _spawn.Process(target=_work, args=(there, job), daemon=True)
+    process.start()
+    there.close()
+    return process, here
+
+
+def _gather(
+    pipes: dict[Connection, str], limit_s: float, on_tick: Callable[[], None]
+) -> dict[str, Any]:
+    """Return one answer per pipe, in the order of the pipes."""
+    answers: dict[str, Any] = {}
+    end_s = time.monotonic() + limit_s
+    while len(answers) < len(pipes):
+        silent = [pipe for pipe, name in pipes.items() if name not in answers]
+        spoken = wait(silent, _TICK_S)
+        for pipe in silent:
+            if pipe in spoken:
+                answers[pipes[pipe]] = _receive(pipe, pipes[pipe])
+        on_tick()
+        if time.monotonic() > end_s and len(answers) < len(pipes):
+            late = ", ".join(pipes[pipe] for pipe in silent)
+            raise ClientError(f"{late}: not done within {limit_s:.0f} s")
+    return {name: answers[name] for name in pipes.values()}
+
+
+def _receive(pipe: Connection, name: str) -> Any:
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        raise ClientError(f"{name}: its process ended without a word") from None
+    if isinstance(answer, str):
+        raise ClientError(f"{name}: {answer}")
+    return answer
+
+
+def _work(pipe: Connection, job: Job) -> None:
+    """Run one job, in its process: an answer when prepared, an answer when done."""
+    try:
+        piece = job.piece(*job.arguments)
+        next(piece)
+        pipe.send(None)
+        pipe.recv()
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        value = _finish(piece)
+        ended_s = time.monotonic()
+        pipe.send(Outcome(value, began_s, ended_s, time.process_time() - cpu_s))
+    except (PhpmqError, OSError) as error:
+        pipe.send(str(error) or type(error).__name__)
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+def _finish(piece: Generator[None, None, Any]) -> Any:
+    try:
+        next(piece)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("a piece yields once")

@@ -1,0 +1,128 @@
+"""``bench`` on a broker of its own and on one that runs; what it leaves behind: nothing."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.bench.broker import BrokerProcess
+from phpmq_lite.bench.processes import Job, run
+from phpmq_lite.cli.main import commands
+from phpmq_lite.errors import ClientError, StartRefusedError
+
+ROOT = Path(__file__).parent.parent.parent
+SHORT = ("bench", "--seconds", "0.1", "--size", "32")
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(commands, [*SHORT, *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_bench_measures_limits_and_workloads_and_leaves_nothing(tmp_path: Path) -> None:
+    code, stdout, stderr = invoke("--data", str(tmp_path), "-o", "json")
+    assert (code, stderr.splitlines()[-2:]) == (0, ["flow", "latency"])
+    document = json.loads(stdout)
+    assert [rate["workload"] for rate in document["rates"]] == ["publish", "flow"]
+    assert all(rate["messages"] > 0 for rate in document["rates"])
+    assert all(value > 0 for value in document["limits"].values())
+    assert document["latency"]["rounds"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_writes_a_table_to_paste(tmp_path: Path) -> None:
+    code, stdout, _ = invoke("--data", str(tmp_path), "--workloads", "flow-plain,latency")
+    assert code == 0
+    lines = stdout.splitlines()
+    assert lines[0].startswith("phpmq-lite ")
+    assert any(line.startswith("the same, not confirmed, window 100 ") for line in lines)
+    assert any(line.startswith("publish to receipt ") for line in lines)
+
+
+def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        address = "{}:{}".format(*broker.address)
+        arguments = ("--connect", address, "--workloads", "publish", "--data", str(tmp_path))
+        code, stdout, _ = invoke(*arguments, "-o", "json")
+        listed = CliRunner().invoke(commands, ["queues", "--data", str(broker.data), "-o", "json"])
+    assert code == 0
+    [rate] = json.loads(stdout)["rates"]
+    assert rate["load"]["broker"] is None
+    queues = {row["name"]: row["ready"] for row in json.loads(listed.stdout)}
+    assert [ready for name, ready in queues.items() if name.startswith("bench.publish.")] == [0]
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "phpmq_lite", "bench", "--seconds", "10", "--data", "."]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_bench_ends_its_processes_when_it_is_interrupted(
+    tmp_path: Path, long_run: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    assert long_run.stderr is not None
+    assert "publish\n" in iter(long_run.stderr.readline, "")  # then its broker is there
+    [lock] = tmp_path.glob(".bench-*/data/lock")
+    broker = Path("/proc") / lock.read_text().strip()
+    assert broker.exists()
+    os.killpg(long_run.pid, number)  # as a terminal does: to all of them
+    assert long_run.wait(60) != 0
+    assert not broker.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_broker_process_tells_why_it_did_not_start(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as first:
+        second = BrokerProcess(first.data)
+        with (
+            pytest.raises(StartRefusedError, match=r"the broker did not start: .* is in use"),
+            second,
+        ):
+            pass
+
+
+def test_broker_process_serves_again_after_a_kill(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data")
+    with broker:
+        broker.kill()
+    with broker:
+        assert broker.address[1] > 0
+
+
+def test_run_tells_which_job_failed() -> None:
+    with pytest.raises(ClientError, match=r"producer: .*refused"):
+        run({"producer": Job(_connect_to_nobody)}, 10)
+
+
+def test_run_ends_jobs_that_take_too_long() -> None:
+    with pytest.raises(ClientError, match="waiter: not done within 0 s"):
+        run({"waiter": Job(_wait_for_ever)}, 0.3)
+
+
+def _connect_to_nobody() -> Generator[None, None, None]:
+    yield
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+
+def _wait_for_ever() -> Generator[None, None, None]:
+    yield
+    signal.pause()

@@ -1,0 +1,321 @@
+"""A broker on a real file: what a restart brings back, pages, damage, and dead letters as rows."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.storage import writer
+from tests.driving import Driver
+
+MakeDriver = Callable[..., Driver]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[MakeDriver]:
+    drivers: list[Driver] = []
+
+    def make(limits: Limits | None = None, defaults: QueueSettings | None = None) -> Driver:
+        drivers.append(Driver(tmp_path, limits, defaults))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.close()
+
+
+# -- restart
+
+
+def test_held_messages_are_ready_again_in_their_place_after_a_restart(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume(3)
+    driver.publish(b"a", b"b", b"c", b"d", b"e")
+    assert driver.states()[:3] == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
+    driver.kill_and_restart()
+    assert driver.returned == 3
+    assert len(worker.got) == 3
+    again = driver.consume()
+    assert [d.body for d in again.take()] == [b"a", b"b", b"c", b"d", b"e"]
+    assert driver.states()[:3] == [(1, 1, 2), (2, 1, 2), (3, 1, 2)]
+    assert driver.rows("SELECT sum(charged) FROM message") == [(0,)]  # a restart charges nobody
+
+
+def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) -> None:
+    """README, Wire: 004 acts on a message held by no live connection."""
+    driver = make()
+    worker = driver.consume()
+    driver.publish(b"a")
+    [held] = worker.take()
+    driver.kill_and_restart()
+    driver.connect().acknowledge("orders", held.message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, 2, None)]
+    assert driver.live() == (0, 0)
+
+
+def test_number_is_never_given_twice(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume()
+    for seq in range(1, 4):
+        driver.publish(b"a")
+        [got] = worker.take()
+        assert got.seq == seq
+        worker.acknowledge("orders", got.message_id)
+        driver.step()
+        driver.kill_and_restart()
+        worker = driver.consume()
+
+
+def test_deadline_survives_a_restart_and_the_scale_it_is_on(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"a", ttl_s=10)
+    driver.publish(b"b")
+    driver.kill_and_restart()
+    assert driver.core.next_wake_ms == driver.clock.steady_ms + 10_000
+    driver.clock.advance(9.999)
+    driver.step()
+    assert driver.outcomes() == []
+    driver.kill_and_restart()
+    driver.clock.advance(0.001)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, 3, None)]
+    assert [d.body for d in driver.consume().take()] == [b"b"]
+
+
+def test_deadline_that_passed_while_nobody_ran_is_kept(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"a", ttl_s=10)
+    driver.clock.advance(3_600)
+    driver.kill_and_restart()
+    assert driver.consume().take() == []
+    assert driver.outcomes() == [(1, 1, 3, None)]
+
+
+def test_key_is_known_after_a_restart_for_the_rest_of_its_time(make: MakeDriver) -> None:
+    driver = make(Limits(receipt_window_ms=10_000))
+    first = driver.connect()
+    first.publish("orders", b"a", None, b"k")
+    driver.step()
+    for seconds, count in ((9.999, 1), (0.001, 2)):
+        driver.clock.advance(seconds)
+        driver.kill_and_restart()
+        again = driver.connect()
+        again.publish("orders", b"a", None, b"k")
+        driver.step()
+        assert [(r.key, r.reason) for r in again.receipts] == [(b"k", None)]
+        assert driver.live() == (count, count)
+
+
+def test_youngest_keys_are_known_after_a_restart(make: MakeDriver) -> None:
+    driver = make(Limits(receipts=2))
+    client = driver.connect()
+    for key in (b"a", b"b", b"c"):
+        client.publish("orders", key, None, key)
+    driver.step()
+    driver.kill_and_restart()
+    client = driver.connect()
+    for key in (b"b", b"c", b"a"):
+        client.publish("orders", key, None, key)
+    driver.step()
+    assert driver.live() == (4, 4)
+
+
+def test_settings_of_a_queue_survive_a_restart(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"a")
+    changes = {
+        "on_expire": "dead_letter", "max_deliveries": 7, "ack_timeout_s": 5, "default_ttl_s": 9,
+        "max_messages": 3, "max_bytes": 1 << 40, "payload_policy": "strict",
+    }  # fmt: skip
+    driver.ask("configure", "orders", changes)
+    driver.ask("pause", "orders", "delivery", True)
+    driver.step()
+    own = driver.core.lives.queues["orders"].row.own
+    assert own == changes | {"delivery_paused": True}
+    driver.kill_and_restart()
+    queue = driver.core.lives.queues["orders"]
+    assert queue.row.own == own
+    assert (queue.settings.max_deliveries, queue.settings.delivery_paused) == (7, True)
+    driver.ask("configure", "orders", dict.fromkeys(own))
+    driver.step()
+    driver.kill_and_restart()
+    assert driver.core.lives.queues["orders"].settings == QueueSettings()
+
+
+def test_connections_are_closed_in_their_rows_at_the_next_start(make: MakeDriver) -> None:
+    driver = make()
+    driver.connect().disconnect()
+    driver.connect()
+    driver.step()
+    rows = "SELECT client, address, closed_at IS NULL, reason FROM client WHERE client > 0"
+    assert driver.rows(rows)[1] == (2, "client 2", 1, None)
+    driver.kill_and_restart()
+    driver.connect()
+    driver.step()
+    assert driver.rows(rows) == [
+        (1, "client 1", 0, "closed by the peer"),
+        (2, "client 2", 0, "the broker stopped"),
+        (3, "client 1", 1, None),
+    ]
+
+
+# -- pages
+
+
+def test_backlog_comes_in_order_through_a_small_window(make: MakeDriver) -> None:
+    driver = make(Limits(window=4, window_bytes=100))
+    contents = [b"%03d" % n * (1 + n % 20) for n in range(60)]
+    driver.publish(*contents)
+    worker = driver.consume(3)
+    got: list[bytes] = []
+    while worker.got:
+        for delivery in worker.take():
+            got.append(delivery.body)
+            worker.acknowledge("orders", delivery.message_id)
+        driver.step()
+    assert got == contents
+
+
+def test_body_larger_than_every_bound_is_delivered(make: MakeDriver) -> None:
+    driver = make(Limits(window=2, window_bytes=10, bodies_bytes=10, credit_bytes=10,
+                         write_bytes=10, held_bytes=10))  # fmt: skip
+    driver.publish(b"x" * 1_000, b"y" * 2_000)
+    worker = driver.consume()
+    [first] = worker.take()
+    worker.acknowledge("orders", first.message_id)
+    driver.step()
+    assert [len(d.body) for d in worker.take()] == [2_000]
+
+
+@pytest.mark.parametrize("on_expire", ["history", "dead_letter", "forward:late"])
+def test_all_expire_however_many_are_due_at_once(make: MakeDriver, on_expire: str) -> None:
+    driver = make(defaults=QueueSettings(on_expire=on_expire))
+    count = 2 * writer.DUE_AT_ONCE + 3
+    driver.publish(*[b"x"] * count, ttl_s=1)
+    driver.clock.advance(1)
+    driver.step()
+    target = {"history": None, "dead_letter": "orders.dlq", "forward:late": "late"}[on_expire]
+    assert driver.live() == (0, 0)
+    settled = driver.rows('SELECT count(*), count(DISTINCT seq), max("offset") FROM history')
+    assert settled == ([(count,) * 3] if target != "late" else [(0, 0, None)])
+    if target is not None:
+        assert driver.live(target) == (count, count)
+        assert driver.rows("SELECT count(*) FROM message") == [(count,)]
+
+
+# -- damage
+
+
+def damage(driver: Driver, seq: int) -> None:
+    driver.store.execute("UPDATE body SET content = CAST('zz' AS BLOB) WHERE seq = ?", (seq,))
+
+
+def test_damaged_message_is_settled_and_never_delivered(make: MakeDriver) -> None:
+    """storage.md 6: settled as dead, reason crc, no record, body kept."""
+    driver = make()
+    driver.publish(b"aa", b"bb", b"cc")
+    damage(driver, 2)
+    worker = driver.consume()
+    assert [d.body for d in worker.take()] == [b"aa", b"cc"]
+    assert driver.outcomes() == [(1, 2, 4, "crc")]
+    assert driver.rows("SELECT name FROM queue") == [("orders",)]
+    assert driver.rows("SELECT content FROM body WHERE seq = 2") == [(b"zz",)]
+    assert driver.live() == (2, 4)
+
+
+def test_body_in_the_wrong_row_is_damage(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"aa", b"bb")
+    driver.store.execute("UPDATE body SET content = iif(seq = 1, x'6262', x'6161')")
+    assert driver.consume().take() == []
+    assert [row[2:] for row in driver.outcomes()] == [(4, "crc"), (4, "crc")]
+
+
+def test_message_whose_body_is_missing_is_settled(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"aa", b"bb")
+    driver.store.execute("DELETE FROM body WHERE seq = 1")
+    assert [d.body for d in driver.consume().take()] == [b"bb"]
+    assert driver.outcomes() == [(1, 1, 4, "crc")]
+
+
+def test_damage_is_found_when_a_message_comes_again(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume()
+    driver.publish(b"aa")
+    assert len(worker.take()) == 1
+    damage(driver, 1)
+    worker.consume("orders", 10)
+    driver.step()
+    assert worker.take() == []
+    assert driver.outcomes() == [(1, 1, 4, "crc")]
+
+
+def test_damaged_dead_letter_leaves_no_record(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume()
+    driver.publish(b"aa")
+    damage(driver, 1)
+    worker.dead_letter("orders", worker.got[0].message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, 4, "crc")]
+    assert driver.rows("SELECT count(*) FROM message") == [(0,)]
+
+
+def test_damaged_record_is_not_redriven(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume()
+    driver.publish(b"aa")
+    worker.dead_letter("orders", worker.got[0].message_id)
+    driver.step()
+    damage(driver, 2)
+    question = driver.ask("redrive", "orders.dlq", None, None, None)
+    driver.step()
+    assert question.answer == 0
+    assert driver.live("orders.dlq") == (1, 2)
+
+
+# -- dead letters on disk
+
+
+def test_dead_letter_and_its_record_are_rows_that_tell_of_each_other(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume()
+    driver.publish(b"body", ttl_s=60)
+    worker.dead_letter("orders", worker.got[0].message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, 4, "client")]
+    assert driver.rows(
+        "SELECT name, source_seq, source_reason, deadline_ms, content FROM message"
+        " JOIN queue USING (queue_id) JOIN body USING (seq)"
+    ) == [("orders.dlq", 1, "client", None, b"body")]
+    [(kind, detail)] = driver.rows("SELECT kind, detail FROM event WHERE seq = 1")
+    [record] = driver.consume(queue="orders.dlq").take()
+    assert (kind, detail) == ("dead_letter", record.message_id.decode())
+    assert record.body == b"body"
+
+
+def test_history_tells_all_charged_deliveries_of_a_poison_message(make: MakeDriver) -> None:
+    driver = make(defaults=QueueSettings(max_deliveries=2))
+    driver.publish(b"a")
+    for _ in range(2):
+        worker = driver.consume()
+        assert len(worker.got) == 1
+        worker.disconnect()
+        driver.step()
+    rows = driver.rows("SELECT outcome, reason, deliveries, charged FROM history")
+    assert rows == [(4, "max_deliveries", 2, 2)]
+
+
+def test_message_that_came_too_late_was_never_delivered(make: MakeDriver) -> None:
+    """The clock is looked at once more before sending."""
+    driver = make()
+    worker = driver.consume()
+    driver.commit_takes_s = 1.0
+    driver.publish(b"late", ttl_s=1)
+    assert worker.take() == []
+    assert driver.rows(
+        "SELECT outcome, deliveries, consumer, first_dispatched_at FROM history"
+    ) == [(3, 0, None, None)]

@@ -1,0 +1,327 @@
+"""The documents' examples, as a person would try them: through ``nc``, through ``php``, pasted."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.acceptance.peers import Admin, Peer
+
+pytestmark = pytest.mark.acceptance
+
+ROOT = Path(__file__).parent.parent.parent
+needs_nc = pytest.mark.skipif(shutil.which("nc") is None, reason="nc (netcat-openbsd) is missing")
+needs_php = pytest.mark.skipif(shutil.which("php") is None, reason="php (php-cli) is missing")
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with both listeners: the newer revision first."""
+    data = tmp_path_factory.mktemp("examples") / "data"
+    flags = ("--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0")
+    with broker_process(data, *flags, listeners=2) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(broker: BrokerProcess) -> Admin:
+    return Admin(broker.admin[0])
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"Foo-{next(_numbers)}"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the examples are written down."""
+
+    name: str
+    digits: int
+    line: str
+
+    def write(self, header: str, *packets: tuple[str, str]) -> bytes:
+        """Write a message; no line break after its last content."""
+        parts = [header]
+        for kind, content in packets:
+            parts += [f"P{kind}{len(content.encode()):0{self.digits}}", content]
+        return self.line.join(parts).encode()
+
+
+STYLES = [
+    Style("line LF", 29, "\n"),
+    Style("line CRLF", 29, "\r\n"),
+    Style("line LF 36", 33, "\n"),
+    Style("compact 32", 29, ""),
+    Style("compact 36", 33, ""),
+]
+all_styles = pytest.mark.parametrize("style", STYLES, ids=lambda style: str(style.name))
+
+
+class Netcat:
+    """The real ``nc`` with somebody at its keyboard."""
+
+    def __init__(self, port: int) -> None:
+        self._process = subprocess.Popen(
+            ["nc", "-N", "127.0.0.1", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> "Netcat":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def paste(self, data: bytes) -> None:
+        """Put bytes on its standard input."""
+        self._stdin.write(data)
+        self._stdin.flush()
+
+    def shows(self, number: int) -> bytes:
+        """Wait until it has shown so many bytes more."""
+        return self._stdout.read(number)
+
+    def end(self) -> bytes:
+        """End the input; give what it still shows before it ends by itself."""
+        rest, _ = self._process.communicate(timeout=20)
+        return bytes(rest)
+
+
+def dispatch_of(style: Style, queue: str, content: str, message_id: str, ttl: int) -> bytes:
+    """Write the dispatch that mirrors a style; in line framing a break ends it too."""
+    return (
+        style.write(
+            "H0100304", ("01", queue), ("02", content), ("03", message_id), ("05", f"{ttl}")
+        )
+        + style.line.encode()
+    )
+
+
+def read_dispatch(nc: Netcat, style: Style, queue: str, content: str, *ttls: int) -> str:
+    """Wait for a dispatch, compare every byte of it but the id; give the id.
+
+    ``ttls`` are the seconds that may be left: a second may end between two steps of a test.
+    """
+    length = len(dispatch_of(style, queue, content, "0" * 32, ttls[0]))
+    shown = nc.shows(length)
+    at = length - len(f"P05{style.line * 2}{ttls[0]}{style.line}") - style.digits - 32
+    message_id = shown[at : at + 32].decode()
+    assert re.fullmatch("[0-9a-f]{32}", message_id)
+    assert shown in [dispatch_of(style, queue, content, message_id, ttl) for ttl in ttls]
+    return message_id
+
+
+def state_of(admin: Admin, message_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = admin.get(f"/api/v1/messages/{message_id}")
+    return found
+
+
+def hello(style: Style, queue: str, content: str = "Hello World", ttl: int = 3600) -> bytes:
+    return style.write("H0100103", ("01", queue), ("02", content), ("05", f"{ttl}"))
+
+
+def consume(style: Style, queue: str, credit: int = 1) -> bytes:
+    return style.write("H0100202", ("01", queue), ("04", f"{credit}"))
+
+
+# -- nc
+
+
+@needs_nc
+@all_styles
+def test_netcat_publishes(broker: BrokerProcess, style: Style, queue: str) -> None:
+    """The older revision's publish, pasted, then the end of the input."""
+    with Netcat(broker.port) as nc:
+        nc.paste(style.write("H0100102", ("01", queue), ("02", "Hello World")))
+        assert nc.end() == b""
+    with Peer(broker.port) as peer:
+        peer.consume(queue, 1)
+        (dispatch,) = peer.dispatches(1)
+    assert (dispatch.content, dispatch.ttl_s) == (b"Hello World", 0)
+
+
+@needs_nc
+@all_styles
+def test_netcat_publishes_with_ttl(broker: BrokerProcess, style: Style, queue: str) -> None:
+    with Netcat(broker.port) as nc:
+        nc.paste(hello(style, queue))
+        assert nc.end() == b""
+    with Peer(broker.port) as peer:
+        peer.consume(queue, 1)
+        (dispatch,) = peer.dispatches(1)
+    assert dispatch.content == b"Hello World"
+    assert dispatch.ttl_s in (3600, 3599)
+
+
+@needs_nc
+@all_styles
+def test_netcat_consumes_and_acknowledges(
+    broker: BrokerProcess, admin: Admin, style: Style, queue: str
+) -> None:
+    with Netcat(broker.port) as nc:
+        nc.paste(hello(style, queue) + style.line.encode())
+        nc.paste(consume(style, queue) + style.line.encode())
+        message_id = read_dispatch(nc, style, queue, "Hello World", 3600, 3599)
+        assert state_of(admin, message_id)["state"] == "dispatched"
+        nc.paste(style.write("H0100402", ("01", queue), ("03", message_id)))
+        assert nc.end() == b""
+    assert state_of(admin, message_id)["state"] == "acked"
+
+
+@needs_nc
+@all_styles
+def test_netcat_requeues(broker: BrokerProcess, admin: Admin, style: Style, queue: str) -> None:
+    """005: to the end of the queue, with a new TTL."""
+    line = style.line.encode()
+    with Netcat(broker.port) as nc:
+        nc.paste(hello(style, queue, "first") + line + hello(style, queue, "second") + line)
+        nc.paste(consume(style, queue) + line)
+        first = read_dispatch(nc, style, queue, "first", 3600, 3599)
+        nc.paste(style.write("H0100503", ("01", queue), ("03", first), ("05", "7200")) + line)
+        second = read_dispatch(nc, style, queue, "second", 3600, 3599)
+        nc.paste(style.write("H0100402", ("01", queue), ("03", second)) + line)
+        assert read_dispatch(nc, style, queue, "first", 7200, 7199) == first
+        nc.paste(style.write("H0100402", ("01", queue), ("03", first)))
+        assert nc.end() == b""
+    assert state_of(admin, first)["state"] == "acked"
+
+
+@needs_nc
+@all_styles
+def test_netcat_dead_letters(broker: BrokerProcess, admin: Admin, style: Style, queue: str) -> None:
+    """006: its record waits in ``<queue>.dlq``."""
+    line = style.line.encode()
+    with Netcat(broker.port) as nc:
+        nc.paste(hello(style, queue) + line + consume(style, queue) + line)
+        message_id = read_dispatch(nc, style, queue, "Hello World", 3600, 3599)
+        nc.paste(style.write("H0100602", ("01", queue), ("03", message_id)) + line)
+        nc.paste(consume(style, f"{queue}.dlq"))
+        nc.paste(line)
+        record = read_dispatch(nc, style, f"{queue}.dlq", "Hello World", 0)
+        assert record != message_id
+        nc.end()
+    assert state_of(admin, message_id)["state"] == "dead"
+
+
+@needs_nc
+def test_netcat_shows_nothing_after_garbage(broker: BrokerProcess) -> None:
+    with Netcat(broker.port) as nc:
+        nc.paste(b"hello?\n")
+        assert nc.end() == b""
+
+
+@needs_nc
+def test_commands_of_the_readme_work_when_pasted(broker: BrokerProcess) -> None:
+    """Both ``printf … | nc …`` of "By hand, with nc", run by a shell in their order."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    (printf .+\\\n.*\| nc .*)$", readme, re.MULTILINE)
+    assert len(commands) == 2
+    shown = []
+    for command in commands:
+        here = re.sub(r"\b9100\b", str(broker.port), command)
+        done = subprocess.run(["sh", "-c", here], capture_output=True, timeout=30, check=True)
+        shown.append(done.stdout)
+    assert shown[0] == b""
+    assert shown[1].startswith(b"H010030")
+    assert b"\nHello World\n" in shown[1]
+
+
+# -- PHP
+
+
+def php(script: str | Path, *arguments: str) -> str:
+    """Run a script of ``examples/php``; give what it prints."""
+    path = ROOT / "examples" / "php" / script
+    done = subprocess.run(
+        ["php", str(path), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@needs_php
+@pytest.mark.parametrize(
+    ("listener", "ttl", "shown"), [(0, ["60"], "  (60 s left)"), (1, [], ""), (0, [], "")]
+)
+def test_php_consumer_gets_what_a_php_publisher_sent(
+    broker: BrokerProcess, admin: Admin, queue: str, listener: int, ttl: list[str], shown: str
+) -> None:
+    """The older revision on its port, the newer on the other."""
+    address = broker.phpmq[listener]
+    contents = ['{"order_id": 1042}', "Grüße, 世界", "two\nlines", "x" * 100_000]
+    for content in contents:
+        assert php("publish.php", address, queue, content, *ttl) == ""
+    got = php("consume.php", address, queue, str(len(contents)))
+    assert got.replace("(59 s", "(60 s") == "".join(f"{content}{shown}\n" for content in contents)
+    assert admin.queue(queue)["ready"] == 0
+
+
+@needs_php
+def test_php_consumer_of_the_older_revision_gets_what_others_publish(
+    broker: BrokerProcess, queue: str
+) -> None:
+    """Both ports lead to the same queues; a TTL is not shown to who does not know it."""
+    with Peer(broker.port) as peer:
+        assert peer.confirm(queue, b"from elsewhere", ttl_s=60) is None
+    assert php("consume.php", broker.phpmq[1], queue) == "from elsewhere\n"
+
+
+@needs_php
+def test_php_publisher_of_the_older_revision_reaches_other_consumers(
+    broker: BrokerProcess, queue: str
+) -> None:
+    php("publish.php", broker.phpmq[1], queue, "from PHP")
+    with Peer(broker.port) as peer:
+        peer.consume(queue, 1)
+        assert peer.bodies(1) == [b"from PHP"]
+
+
+@needs_php
+def test_php_publisher_waits_for_its_receipt(
+    broker: BrokerProcess, admin: Admin, queue: str
+) -> None:
+    """The same key twice is stored once."""
+    for _ in range(2):
+        assert php("publish.php", broker.phpmq[0], queue, "{}", "0", "my-key") == "stored\n"
+    assert admin.queue(queue)["ready"] == 1
+
+
+@needs_php
+def test_php_consumer_waits_for_a_message_that_comes_later(
+    broker: BrokerProcess, queue: str
+) -> None:
+    consumer = subprocess.Popen(
+        ["php", str(ROOT / "examples/php/consume.php"), broker.phpmq[1], queue, "2"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert consumer.stdout is not None
+    php("publish.php", broker.phpmq[1], queue, "first")
+    assert consumer.stdout.readline() == "first\n"
+    php("publish.php", broker.phpmq[0], queue, "second", "60")
+    assert consumer.communicate(timeout=30)[0] == "second\n"
+    assert consumer.returncode == 0
+
+
+@needs_php
+def test_php_of_the_readme_works_when_pasted(broker: BrokerProcess, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```php\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "pasted.php"
+    script.write_text(code.replace("127.0.0.1:9100", broker.phpmq[0]), encoding="utf-8")
+    assert php(script) == ""
+    with Peer(broker.port) as peer:
+        peer.consume("orders", 1)
+        assert peer.bodies(1) == [b'{"order_id": 1042}']

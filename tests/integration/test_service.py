@@ -1,0 +1,401 @@
+"""Start and stop of the broker, who may connect, and over what: real processes and sockets."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import ssl
+import stat
+import subprocess
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+
+import pytest
+
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.testing import BrokerProcess, broker_process, running_service
+from tests.acceptance.peers import (
+    WAIT_S,
+    Admin,
+    Peer,
+    assert_closed_without_reply,
+    connect,
+)
+
+pytestmark = pytest.mark.acceptance
+
+NO_ADMIN = ("--admin", "none")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def is_ready(url: str) -> bool:
+    """Ask ``/readyz``; False also when nobody answers any more."""
+    try:
+        with urllib.request.urlopen(f"{url}readyz", timeout=20) as answer:
+            return bool(answer.status == 200)
+    except HTTPError as answer:
+        answer.close()
+        if answer.code != 503:
+            raise
+        return False
+    except URLError:
+        return False
+
+
+def send_signal(broker: BrokerProcess, number: signal.Signals = signal.SIGTERM) -> None:
+    """Send it, and return when the broker has begun to drain."""
+    assert broker.process is not None
+    broker.process.send_signal(number)
+    while is_ready(broker.admin[0]):
+        pass
+
+
+def exit_code(broker: BrokerProcess) -> int:
+    """Wait for the end of a process that was told to stop, or stops by itself."""
+    assert broker.process is not None
+    broker.process.communicate(timeout=20)
+    code = int(broker.process.returncode)
+    broker.process = None
+    return code
+
+
+# -- the stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_broker_drains(data: Path, number: signal.Signals) -> None:
+    """What was held is acknowledged meanwhile, nothing new is dispatched, publishes are kept."""
+    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
+        consumer, publisher = Peer(broker.port), Peer(broker.port)
+        for number_of_message in range(3):
+            assert publisher.confirm("orders", b"%d" % number_of_message) is None
+        consumer.consume("orders", 2)
+        held = consumer.dispatches(2)
+        send_signal(broker, number)
+        with suppress(ConnectionRefusedError):
+            while True:
+                connect(broker.port).close()
+        assert publisher.confirm("orders", b"3") is None
+        consumer.ack(held[0])
+        consumer.barrier()
+        assert not consumer.got
+        consumer.ack(held[1])
+        assert_closed_without_reply(consumer)
+        assert_closed_without_reply(publisher)
+        assert exit_code(broker) == 0
+        consumer.close()
+        publisher.close()
+        assert not data.joinpath(f"{DATABASE}-wal").exists()
+        broker.start()
+        with Peer(broker.port) as again:
+            again.consume("orders", 10)
+            assert again.bodies(2) == [b"2", b"3"]
+            again.barrier()
+            assert not again.got
+
+
+def test_broker_stops_although_a_consumer_neither_reads_nor_acknowledges(data: Path) -> None:
+    """It waits 5 s for acknowledgements; the messages come again after the start."""
+    with broker_process(data, *NO_ADMIN) as broker:
+        with Peer(broker.port) as consumer:
+            for number in range(30):  # more than the kernels and the write buffer take
+                assert consumer.confirm("orders", b"%03d" % number + b"{" * 1_000_000) is None
+            consumer.consume("orders", 30)
+            first = consumer.dispatches(1)
+            assert broker.terminate() == 0
+        broker.start()
+        with Peer(broker.port) as consumer:
+            consumer.consume("orders", 1)
+            assert consumer.dispatches(1) == first
+
+
+def test_second_signal_stops_the_broker_at_once(data: Path) -> None:
+    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
+        with Peer(broker.port) as consumer:
+            assert consumer.confirm("orders", b"held") is None
+            consumer.consume("orders", 1)
+            consumer.dispatches(1)
+            send_signal(broker)
+            assert broker.terminate() == 0
+        assert '"stopped"' not in broker.log.read_text(encoding="utf-8")
+        broker.start()
+        with Peer(broker.port) as consumer:
+            consumer.consume("orders", 1)
+            assert consumer.bodies(1) == [b"held"]
+
+
+def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None:
+    """Nobody is answered; exit 74; the next start reads the truth from the disk."""
+    with broker_process(data, *NO_ADMIN) as broker:
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"stored") is None
+            with sqlite3.connect(data / DATABASE) as other:
+                other.execute(
+                    "CREATE TRIGGER fault BEFORE INSERT ON receipt WHEN new.key = x'ff' "
+                    "BEGIN SELECT raise(ABORT, 'a fault'); END"
+                )
+            other.close()
+            peer.send(
+                peer.side.publish("orders", b"{}") + peer.side.publish("orders", b"", key=b"\xff")
+            )
+            assert_closed_without_reply(peer)
+        assert exit_code(broker) == 74
+        assert "a fault" in data.joinpath("last_error.json").read_text(encoding="utf-8")
+        broker.start()
+        with Peer(broker.port) as peer:
+            peer.consume("orders", 10)
+            assert peer.bodies(1) == [b"stored"]
+            peer.barrier()
+            assert not peer.got
+
+
+# -- starts that are refused
+
+
+def refusal(data: Path, *flags: str) -> str:
+    """Start a broker that must not start; give its exit code and last words."""
+    with pytest.raises(RuntimeError) as caught, broker_process(data, *NO_ADMIN, *flags):
+        pass
+    return str(caught.value)
+
+
+def test_second_broker_on_a_data_folder_is_refused(data: Path) -> None:
+    with broker_process(data, *NO_ADMIN) as broker:
+        words = refusal(data)
+        assert words.startswith("exit code 1:")
+        assert f"{data} is in use by phpmq-lite, pid {broker.pid}" in words
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"the first one goes on") is None
+
+
+def test_broker_is_refused_where_a_port_is_taken(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "one", *NO_ADMIN) as broker:
+        words = refusal(tmp_path / "two", "--listen", broker.phpmq[0])
+    assert words.startswith("exit code 1:")
+    assert f"cannot listen on {broker.phpmq[0]}: Address already in use" in words
+
+
+def test_newer_database_is_refused(data: Path) -> None:
+    with broker_process(data, *NO_ADMIN) as broker:
+        assert broker.terminate() == 0
+    with sqlite3.connect(data / DATABASE) as database:
+        database.execute("PRAGMA user_version = 9999")
+    database.close()
+    words = refusal(data)
+    assert words.startswith("exit code 1:")
+    assert "schema version 9999" in words
+
+
+def test_lost_database_is_refused(data: Path) -> None:
+    """A new one would hide the loss."""
+    with broker_process(data, *NO_ADMIN) as broker:
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"") is None
+        assert broker.terminate() == 0
+    data.joinpath(DATABASE).unlink()
+    words = refusal(data)
+    assert words.startswith("exit code 65:")
+    assert f"{DATABASE} is missing" in words
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting"),
+    [
+        (["--listen", "0.0.0.0:0"], "tcp.listen 0.0.0.0:0"),
+        (["--legacy-listen", "[::]:0"], "tcp.legacy_listen [::]:0"),
+        (["--admin", "0.0.0.0:0"], "admin.listen 0.0.0.0:0"),
+        (["--set", "tcp.tls_cert=/nowhere.pem"], "tls_key"),
+    ],
+)
+def test_unsafe_settings_are_refused(data: Path, flags: list[str], setting: str) -> None:
+    words = refusal(data, *flags)
+    assert words.startswith("exit code 78:")
+    assert setting in words
+
+
+# -- who may connect, and over what
+
+
+def exchange(peer: Peer) -> None:
+    """Publish and consume over one connection."""
+    assert peer.confirm("orders", b"body") is None
+    peer.consume("orders", 1)
+    (dispatch,) = peer.dispatches(1)
+    peer.ack(dispatch)
+    peer.barrier()
+    assert dispatch.content == b"body"
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
+def test_client_connects_over_ipv6(data: Path) -> None:
+    with broker_process(data, *NO_ADMIN, "--listen", "[::1]:0", listeners=2) as broker:
+        assert broker.phpmq[1].startswith("[::1]:")
+        with Peer(broker.phpmq[1]) as peer:
+            exchange(peer)
+
+
+def test_client_connects_over_a_unix_socket(data: Path, tmp_path: Path) -> None:
+    """Only its owner may; a killed broker's socket does not stop the next start."""
+    path = tmp_path / "phpmq.sock"
+    with broker_process(data, *NO_ADMIN, "--listen", f"unix:{path}", listeners=2) as broker:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with Peer(path) as peer:
+            exchange(peer)
+        broker.kill()
+        assert path.exists()
+        broker.start()
+        with Peer(path) as peer:
+            exchange(peer)
+        assert broker.terminate() == 0
+        assert not path.exists()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl command to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = [
+        openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+        "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        "-keyout", str(key), "-out", str(certificate),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    key.chmod(0o600)
+    return certificate, key
+
+
+def tls_flags(pair: tuple[Path, Path]) -> list[str]:
+    certificate, key = pair
+    return ["--set", f"tcp.tls_cert={certificate}", "--set", f"tcp.tls_key={key}"]
+
+
+def test_client_connects_over_tls(data: Path, pair: tuple[Path, Path]) -> None:
+    context = ssl.create_default_context(cafile=str(pair[0]))
+    with (
+        broker_process(data, *NO_ADMIN, *tls_flags(pair)) as broker,
+        Peer(broker.port, context) as peer,
+    ):
+        exchange(peer)
+        large = os.urandom(3_000_000)
+        assert peer.confirm("large", large) is None
+        peer.consume("large", 1)
+        assert peer.bodies(1) == [large]
+
+
+def test_plain_client_of_a_tls_listener_stores_nothing(data: Path, pair: tuple[Path, Path]) -> None:
+    context = ssl.create_default_context(cafile=str(pair[0]))
+    with broker_process(data, "--admin", "127.0.0.1:0", *tls_flags(pair)) as broker:
+        with Peer(broker.port) as plain:
+            plain.publish("orders", b"{}")
+            assert b"orders" not in plain.rest()
+        with Peer(broker.port, context) as peer:
+            peer.barrier()
+        assert Admin(broker.admin[0]).queue("orders") == {}
+
+
+def test_client_without_certificate_is_turned_away(data: Path, pair: tuple[Path, Path]) -> None:
+    """mTLS: ``tcp.tls_client_ca``."""
+    flags = [*tls_flags(pair), "--set", f"tcp.tls_client_ca={pair[0]}"]
+    context = ssl.create_default_context(cafile=str(pair[0]))
+    with broker_process(data, *NO_ADMIN, *flags) as broker:
+        with Peer(broker.port, context) as stranger:
+            stranger.publish("orders", b"{}")
+            with suppress(ssl.SSLError):  # an alert tells why, where it comes first
+                assert_closed_without_reply(stranger)
+        context.load_cert_chain(*pair)
+        with Peer(broker.port, context) as peer:
+            exchange(peer)
+
+
+def test_key_that_others_can_read_is_refused(data: Path, pair: tuple[Path, Path]) -> None:
+    certificate, key = pair
+    open_key = data.with_name("open.pem")
+    shutil.copyfile(key, open_key)
+    open_key.chmod(0o644)
+    words = refusal(data, *tls_flags((certificate, open_key)))
+    assert words.startswith("exit code 78:")
+    assert f"tcp.tls_key {open_key} can be read by others" in words
+
+
+def test_address_that_is_not_allowed_is_turned_away(data: Path) -> None:
+    flags = ("--set", "tcp.allow=10.0.0.0/8, 127.0.0.2")
+    with broker_process(data, *NO_ADMIN, "--listen", "127.0.0.2:0", *flags, listeners=2) as broker:
+        with Peer(broker.port) as peer:
+            assert_closed_without_reply(peer)
+        with socket.socket() as own:
+            own.bind(("127.0.0.2", 0))
+            own.connect(("127.0.0.1", broker.port))
+            own.settimeout(WAIT_S)
+            own.sendall(ClientSide().publish("orders", b"{}", key=b"k"))
+            assert own.recv(1 << 16).startswith(b"H0100702")
+
+
+def test_connections_are_limited(data: Path) -> None:
+    """The next one is turned away; a place that is left is taken again."""
+    with broker_process(data, *NO_ADMIN, "--set", "limits.connections=3") as broker:
+        peers = [Peer(broker.port) for _ in range(3)]
+        for peer in peers:
+            peer.barrier()
+        with Peer(broker.port) as late:
+            assert_closed_without_reply(late)
+        for peer in peers:
+            peer.barrier()
+        with Peer(broker.port) as late:
+            assert_closed_without_reply(late)
+        peers[0].half_close()
+        assert_closed_without_reply(peers[0])
+        with Peer(broker.port) as late:
+            late.barrier()
+        for peer in peers:
+            peer.close()
+
+
+# -- health
+
+
+def test_broker_is_ready_when_its_listeners_are_open(data: Path) -> None:
+    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
+        for name in ("livez", "readyz", "startupz"):
+            with urllib.request.urlopen(f"{broker.admin[0]}{name}", timeout=20) as answer:
+                assert answer.status == 200
+
+
+async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:
+    """``testing.running_service``, for the tests of users."""
+    async with running_service(data) as running:
+        peer = await asyncio.to_thread(Peer, running.port)
+        with peer:
+            await asyncio.to_thread(exchange, peer)
+        assert running.service.front.status().is_ready
+    async with running_service(data) as running:
+        assert running.service.front.status().queues[0].totals["acked"] == 0
+
+
+async def test_second_service_on_a_data_folder_is_refused(data: Path) -> None:
+    async with running_service(data):
+        with pytest.raises(StartRefusedError, match=f"{data} is in use"):
+            async with running_service(data):
+                pass

@@ -1,0 +1,139 @@
+"""Every named statement: used, prepared on the migrated schema, and planned as its comment says."""
+
+import inspect
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.broker.lifecycle import TRANSITIONS
+from phpmq_lite.model import ALIVE, Message, State
+from phpmq_lite.storage import statements
+from phpmq_lite.storage.statements import MultiRow, load
+from tests.driving import empty_database
+
+PACKAGE = Path(statements.__file__).parent.parent
+FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
+STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
+CODE = (PACKAGE / "storage" / "writer.py").read_text(encoding="utf-8")
+
+
+def comments() -> dict[tuple[str, str], str]:
+    """Return what stands between the name and the text of each statement."""
+    found = {}
+    for path in FILES:
+        pieces = re.split(r"^-- name: (\w+)$", path.read_text(encoding="utf-8"), flags=re.M)
+        for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            found[path.stem, name] = "\n".join(re.findall(r"^--.*$", text, flags=re.M))
+    return found
+
+
+COMMENTS = comments()
+INDEXES = [
+    (*key, index)
+    for key, comment in COMMENTS.items()
+    for index in re.findall(r"^-- index: ([\w ]+)$", comment, flags=re.M)
+]
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[sqlite3.Connection]:
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.deserialize(empty_database())
+    yield made
+    made.close()
+
+
+def texts(file: str, name: str) -> list[str]:
+    """Return a statement as it is run; one with rows, once for each size."""
+    text = load(file)[name]
+    if "{rows:" not in text:
+        return [text]
+    return list(MultiRow(text)._texts.values())
+
+
+def explain(connection: sqlite3.Connection, text: str, how: str) -> list[str]:
+    names = re.findall(r"(?<![:\w]):(\w+)", text)
+    given = dict.fromkeys(names) if names else [None] * text.count("?")
+    return [str(row[-1]) for row in connection.execute(f"{how} {text}", given)]
+
+
+@pytest.mark.parametrize("name", load("live"))
+def test_statement_of_the_writer_is_used(name: str) -> None:
+    assert f'"{name}"' in CODE
+
+
+@pytest.mark.parametrize(("file", "name"), STATEMENTS)
+def test_statement_prepares_on_the_migrated_schema(
+    connection: sqlite3.Connection, file: str, name: str
+) -> None:
+    for text in texts(file, name):
+        assert explain(connection, text, "EXPLAIN")
+
+
+@pytest.mark.parametrize(("file", "name", "index"), INDEXES)
+def test_statement_uses_the_index_that_it_names(
+    connection: sqlite3.Connection, file: str, name: str, index: str
+) -> None:
+    for text in texts(file, name):
+        plan = explain(connection, text, "EXPLAIN QUERY PLAN")
+        assert any(index in step for step in plan), plan
+
+
+@pytest.mark.parametrize("name", ["settle", "remove", "by_seq", "bodies", "checksums", "change",
+                                  "dispatch", "close_client", "update_queue"])  # fmt: skip
+def test_statement_of_the_hot_path_looks_rows_up_by_their_number(
+    connection: sqlite3.Connection, name: str
+) -> None:
+    for text in texts("live", name):
+        plan = explain(connection, text, "EXPLAIN QUERY PLAN")
+        assert any("USING INTEGER PRIMARY KEY" in step for step in plan), plan
+        assert not any("TEMP B-TREE" in step for step in plan), plan
+
+
+def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
+    for name in ("next_ready", "page", "due"):
+        plan = explain(connection, load("live")[name], "EXPLAIN QUERY PLAN")
+        assert len(plan) == 1, plan
+
+
+def states_allowed(connection: sqlite3.Connection, table: str, column: str) -> set[State]:
+    """Return the states that a CHECK lets in."""
+    [(sql,)] = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,))
+    check = re.search(rf"{column} INTEGER NOT NULL (CHECK \((?:[^()]|\([^()]*\))*\))", sql)
+    assert check is not None
+    connection.execute(f"CREATE TEMP TABLE probe ({column} INTEGER {check[1]})")
+    allowed = set()
+    for state in range(-1, 10):
+        try:
+            connection.execute("INSERT INTO probe VALUES (?)", (state,))
+        except sqlite3.IntegrityError:
+            continue
+        allowed.add(State(state))
+    connection.execute("DROP TABLE temp.probe")
+    return allowed
+
+
+def test_live_table_takes_the_states_that_are_alive(connection: sqlite3.Connection) -> None:
+    assert states_allowed(connection, "message", "state") == ALIVE
+
+
+def test_history_takes_the_outcomes_that_the_transitions_lead_to(
+    connection: sqlite3.Connection,
+) -> None:
+    settled = set(TRANSITIONS.values()) - ALIVE
+    assert states_allowed(connection, "history", "outcome") == settled
+
+
+def test_rows_of_a_message_are_read_in_the_order_of_its_columns(
+    connection: sqlite3.Connection,
+) -> None:
+    """``Message(*row)``: the order is the contract between SQL and ``model.py``."""
+    expected = list(inspect.signature(Message).parameters)
+    assert expected == [row[1] for row in connection.execute("PRAGMA table_info(message)")]
+    for name in ("next_ready", "page", "by_seq", "due"):
+        text = texts("live", name)[-1]
+        columns = re.split(r",\s*", re.sub(r"\s+", " ", text[7 : text.index("FROM")]).strip())
+        assert columns == expected

@@ -1,0 +1,414 @@
+"""A broker as naive as can be: lists that are searched in full, told what was done and when.
+
+It is told the commands that were done, in order, and what the core reports as done by itself:
+expired, forwarded, purged, redriven.  Of these it checks that they were right to do, and at rest
+that none was left out.  What it then holds must be on disk, to the last row.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from phpmq_lite.broker.queue import settings_of
+from phpmq_lite.model import QueueRow, QueueSettings, Receipt, State
+from tests.driving import Client, Command, Look, Question, Turn
+
+HUNDRED_YEARS_S = 100 * 365 * 24 * 60 * 60
+
+
+@dataclass(eq=False)
+class Copy:
+    """The model's idea of one message that is alive."""
+
+    seq: int
+    token: int
+    queue: str
+    position: int
+    body: bytes
+    deadline_ms: int | None
+    publisher: int | None
+    source: tuple[int, str, str] | None = None  # seq, queue, reason
+    holder: Client | None = None
+    held_since_ms: int = 0
+    held_number: int = 0  # of all dispatches
+    deliveries: int = 0
+    charged: int = 0
+    dying: str | None = None  # the reason: nobody can have it any more, on disk it is still there
+
+    @property
+    def message_id(self) -> bytes:
+        return b"%016x%016x" % (self.seq, self.token)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.holder is None and self.dying is None
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.is_ready and self.deadline_ms is not None and self.deadline_ms <= now_ms
+
+
+@dataclass(eq=False)
+class Sweep:
+    """A purge or redrive under way."""
+
+    question: Question
+    queue: str
+    done: int = 0
+
+
+@dataclass
+class Model:
+    """All state of a broker.  ``learn`` reads rows of what the core numbered by itself."""
+
+    defaults: QueueSettings
+    rows: Any  # reads the file: sql, parameters -> rows
+    queue_names: dict[int, str] = field(default_factory=dict)
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alive: dict[int, Copy] = field(default_factory=dict)
+    history: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    keys: dict[tuple[str, bytes], int] = field(default_factory=dict)  # added, steady ms
+    credit: dict[Client, dict[str, int]] = field(default_factory=dict)
+    choked: set[Client] = field(default_factory=set)
+    sweeps: list[Sweep] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+    window_ms: int = 0  # of the keys
+    number: int = 1  # next of the line, after the last turn
+    now_ms: int = 0
+    dispatches: int = 0
+
+    # -- looking
+
+    def settings(self, queue: str) -> QueueSettings:
+        return settings_of(QueueRow(0, queue, 0, self.own.get(queue, {})), self.defaults)
+
+    def of_queue(self, queue: str) -> list[Copy]:
+        """Return all that are alive there, in order."""
+        return sorted((m for m in self.alive.values() if m.queue == queue),
+                      key=lambda m: m.position)  # fmt: skip
+
+    def ready(self, queue: str) -> list[Copy]:
+        return [m for m in self.of_queue(queue) if m.is_ready]
+
+    def held(self, client: Client, queue: str) -> list[Copy]:
+        """Return what a client holds of a queue, in the order it got them."""
+        mine = [m for m in self.alive.values() if m.queue == queue and m.holder is client]
+        return sorted(mine, key=lambda m: m.held_number)
+
+    # -- a turn, in the order in which the core does it
+
+    def take(self, turn: Turn) -> None:
+        """Follow one turn that has been committed."""
+        self.now_ms = turn.now.steady_ms
+        self.queue_names = dict(self.rows("SELECT queue_id, name FROM queue"))
+        self._spontaneous(turn.begun)
+        self._time_out()
+        for client in turn.opened:
+            self.credit[client] = {}
+        for seq in turn.taken_back:
+            self._take_back(seq)
+        receipts = {c.peer: iter(given) for c, (_, given) in turn.batch.sends.items()}
+        for item in turn.done:
+            if isinstance(item, Question):
+                self._ask(item)
+            else:
+                self._do(item, receipts.get(item.client, iter(())))
+        assert [r for given in receipts.values() for r in given] == []
+        self._spontaneous(turn.finished)
+        self._dispatch(turn)
+        self.number = max(self.number, *(r[0] for r in self.rows(
+            "SELECT value FROM counter WHERE name = 'next_number' UNION SELECT 1")))  # fmt: skip
+
+    def restart(self) -> None:
+        """Forget what only lived in memory: nobody holds anything, nothing is dying."""
+        for m in self.alive.values():
+            m.holder = m.dying = None
+        self.credit.clear()
+        self.choked.clear()
+        self.sweeps.clear()
+        self.ignored.clear()
+
+    # -- what the core does by itself
+
+    def _spontaneous(self, look: Look) -> None:
+        """Follow expiry, sweeps and burials; each must have been right to do."""
+        for seq, (outcome, reason) in look.settled.items():
+            m = self.alive.get(seq)
+            if m is None:
+                continue  # followed already
+            if m.dying is not None:
+                assert (outcome, reason) == (State.DEAD, m.dying)
+                self._bury(m)
+            elif outcome is State.EXPIRED:
+                self._assert_expires(m, "history", "forward:" + m.queue)
+                self._settle(m, State.EXPIRED, None)
+            elif (outcome, reason) == (State.DEAD, "expired"):
+                self._assert_expires(m, "dead_letter")
+                m.dying = "expired"
+                self._bury(m)
+            elif outcome is State.DELETED:
+                self._sweep(m, str(reason))
+        for seq, (queue_id, position) in look.moved.items():
+            m = self.alive.get(seq)
+            if m is not None and self.queue_names[queue_id] != m.queue:
+                self._forward(m, self.queue_names[queue_id], position)
+        for seq in look.dying:
+            m = self.alive[seq]
+            if m.dying is None and m.holder is None:
+                self._assert_expires(m, "dead_letter")
+                m.dying = "expired"
+
+    def _assert_expires(self, m: Copy, *policies: str) -> None:
+        assert m.is_due(self.now_ms), f"{m} is not due"
+        assert self.settings(m.queue).on_expire in policies
+
+    def _forward(self, m: Copy, target: str, position: int) -> None:
+        self._assert_expires(m, "forward:" + target)
+        assert position >= self.number
+        m.queue, m.position = target, position
+        self._set_ttl(m, self.settings(target).default_ttl_s)
+        self.events["forward"] += 1
+
+    def _sweep(self, m: Copy, reason: str) -> None:
+        verb = {"purge": "purge", "redriven": "redrive"}[reason]
+        asked = [s for s in self.sweeps if s.queue == m.queue and s.question.verb == verb]
+        sweeps = [
+            s for s in asked if m.holder is None or (verb == "purge" and s.question.arguments[1])
+        ]
+        assert sweeps, f"nobody asked for a {verb} of {m}"
+        sweeps[0].done += 1  # several: their sum counts
+        if verb == "redrive":
+            self._redrive(m, sweeps)
+        self._settle(m, State.DELETED, reason)
+
+    def _redrive(self, m: Copy, sweeps: list[Sweep]) -> None:
+        """Learn what the record became from its event."""
+        [(detail,)] = self.rows(
+            "SELECT detail FROM event WHERE seq = ? AND kind = 'redrive'"
+            " ORDER BY event_id DESC LIMIT 1", m.seq,
+        )  # fmt: skip
+        self.events["redrive"] += 2
+        again = self._learn(int(detail[:16], 16))
+        assert again.body == m.body
+        assert again.source is None
+        asked = [(s.question.arguments[1], s.question.arguments[2]) for s in sweeps]
+        ends = [(target or (m.source and m.source[1]), ttl_s) for target, ttl_s in asked]
+        assert again.queue in [queue for queue, _ in ends]
+        expected = {self._deadline(again.queue, ttl_s) for _, ttl_s in ends}
+        assert again.deadline_ms in expected
+
+    def _time_out(self) -> None:
+        for m in list(self.alive.values()):
+            timeout_ms = self.settings(m.queue).ack_timeout_s * 1_000
+            if m.holder is not None and timeout_ms and m.held_since_ms + timeout_ms <= self.now_ms:
+                self._give_back(m, is_charged=True)
+
+    # -- commands
+
+    def _do(self, command: Command, receipts: Iterator[Receipt]) -> None:
+        client, arguments = command.client, command.arguments
+        match command.verb:
+            case "publish":
+                self._publish(command, receipts)
+            case "consume":
+                self._consume(client, *arguments)
+            case "choke":
+                (self.choked.add if arguments[0] else self.choked.discard)(client)
+            case "disconnect":
+                self._disconnect(client)
+            case verb:
+                m = self._find(client, *arguments[:2])
+                if m is not None:
+                    getattr(self, f"_{verb}")(m, command)
+
+    def _publish(self, command: Command, receipts: Iterator[Receipt]) -> None:
+        client = command.client
+        queue, body, ttl_s, key = command.arguments
+        if key is not None:
+            receipt = next(receipts)
+            assert (receipt.queue, receipt.key) == (queue, key)
+            added_ms = self.keys.get((queue, key))
+            if added_ms is not None and self.now_ms - added_ms < self.window_ms:
+                assert receipt.reason is None
+                return
+            if receipt.reason is not None:
+                assert self.refuses(queue, len(self.of_queue(queue)))
+                return
+            self.keys[queue, key] = self.now_ms
+        alive = [m for m in self.of_queue(queue) if m.dying is None]
+        assert not self.refuses(queue, len(alive))
+        [(token,)] = self.rows(
+            "SELECT token FROM message WHERE seq = ?1 UNION "
+            "SELECT token FROM history WHERE seq = ?1", command.number,
+        )  # fmt: skip
+        self.alive[command.number] = Copy(
+            command.number, token, queue, command.number, body, self._deadline(queue, ttl_s),
+            client.connection.number,
+        )  # fmt: skip
+
+    def refuses(self, queue: str, count: int) -> bool:
+        settings = self.settings(queue)
+        is_full = bool(settings.max_messages) and count >= settings.max_messages
+        return settings.publishing_paused or is_full
+
+    def _consume(self, client: Client, queue: str, count: int) -> None:
+        if queue in self.credit[client]:
+            for m in self.held(client, queue):
+                self._give_back(m, is_charged=False)
+            del self.credit[client][queue]
+        if count:
+            self.credit[client][queue] = count
+
+    def _disconnect(self, client: Client) -> None:
+        firsts = [held[0] for queue in self.credit[client] if (held := self.held(client, queue))]
+        oldest = min(firsts, key=lambda m: m.held_since_ms, default=None)
+        for m in list(self.alive.values()):
+            if m.holder is client:
+                self._give_back(m, is_charged=m is oldest)
+        del self.credit[client]
+        self.choked.discard(client)
+
+    def _find(self, client: Client, queue: str, message_id: bytes) -> Copy | None:
+        """Return what a client may act on; else count why not."""
+        m = self.alive.get(int(message_id[:16], 16))
+        if m is None or m.dying is not None:
+            reason = "settled"
+        elif m.message_id != message_id:
+            reason = "unknown"
+        elif m.queue != queue:
+            reason = "wrong_queue"
+        elif m.holder not in (None, client):
+            reason = "foreign"
+        else:
+            return m
+        self.ignored[reason] += 1
+        return None
+
+    def _acknowledge(self, m: Copy, _command: Command) -> None:
+        self._settle(m, State.ACKED, None)
+
+    def _requeue(self, m: Copy, command: Command) -> None:
+        was_held = m.holder is not None
+        m.holder = None
+        self.events["requeue"] += 1
+        if was_held and self._is_poison(m):
+            m.dying = "max_deliveries"
+            return
+        m.position = command.number
+        self._set_ttl(m, command.arguments[2])
+
+    def _dead_letter(self, m: Copy, _command: Command) -> None:
+        m.holder, m.dying = None, "client"
+
+    def _ask(self, question: Question) -> None:
+        queue, *arguments = question.arguments
+        match question.verb:
+            case "purge" | "redrive":
+                self.sweeps.append(Sweep(question, queue))
+            case "configure":
+                own = self.own.get(queue, {}) | arguments[0]
+                self.own[queue] = {name: v for name, v in own.items() if v is not None}
+            case "pause":
+                side, is_paused = arguments
+                self.own[queue] = self.own.get(queue, {}) | {f"{side}_paused": is_paused}
+
+    # -- turns of a life
+
+    def _deadline(self, queue: str, ttl_s: int | None) -> int | None:
+        if ttl_s is None:
+            ttl_s = self.settings(queue).default_ttl_s
+        return self.now_ms + min(ttl_s, HUNDRED_YEARS_S) * 1_000 if ttl_s else None
+
+    def _set_ttl(self, m: Copy, ttl_s: int) -> None:
+        m.deadline_ms = self._deadline(m.queue, ttl_s)
+
+    def _is_poison(self, m: Copy) -> bool:
+        m.charged += 1
+        return 0 < self.settings(m.queue).max_deliveries <= m.charged
+
+    def _give_back(self, m: Copy, *, is_charged: bool) -> None:
+        m.holder = None
+        self.events["return"] += 1
+        if is_charged and self._is_poison(m):
+            m.dying = "max_deliveries"
+
+    def _take_back(self, seq: int) -> None:
+        m = self.alive.get(seq)
+        if m is not None and m.holder is not None:
+            m.holder = None
+            m.deliveries -= 1
+
+    def _settle(self, m: Copy, outcome: State, reason: str | None) -> None:
+        del self.alive[m.seq]
+        assert m.seq not in self.history
+        self.history[m.seq] = (m.queue, m.position, outcome, reason, m.deliveries, m.charged)
+
+    def _bury(self, m: Copy) -> None:
+        assert m.dying is not None
+        self._settle(m, State.DEAD, m.dying)
+        if m.queue.endswith(".dlq"):
+            return
+        [(seq,)] = self.rows("SELECT seq FROM message WHERE source_seq = ?", m.seq)
+        record = self._learn(seq)
+        assert (record.queue, record.body) == (m.queue + ".dlq", m.body)
+        assert (record.deadline_ms, record.publisher) == (None, m.publisher)
+        assert record.source == (m.seq, m.queue, m.dying)
+        self.events["dead_letter"] += 1
+
+    def _learn(self, seq: int) -> Copy:
+        """Read what the core made by itself: a record, or a redriven message."""
+        [(token, queue_id, position, deadline_ms, publisher, *source, body)] = self.rows(
+            "SELECT token, queue_id, position, deadline_ms, publisher, source_seq,"
+            " source_queue_id, source_reason, content FROM message JOIN body USING (seq)"
+            " WHERE seq = ?", seq,
+        )  # fmt: skip
+        assert seq not in self.alive
+        assert position == seq >= self.number
+        of = None if source[0] is None else (source[0], self.queue_names[source[1]], source[2])
+        m = Copy(seq, token, self.queue_names[queue_id], position, body, deadline_ms, publisher, of)
+        self.alive[seq] = m
+        return m
+
+    # -- dispatches
+
+    def _dispatch(self, turn: Turn) -> None:
+        """Each goes to somebody with free credit, and is the first of its queue."""
+        clients = {client.connection.number: client for client in self.credit}
+        got: dict[Client, list[int]] = {}
+        for message in turn.batch.dispatched:
+            m = self.alive[message.seq]
+            client = clients[message.consumer or 0]
+            assert m is self.ready(m.queue)[0], "not its turn"
+            assert not m.is_due(self.now_ms), "past its deadline"
+            assert message.body == m.body
+            assert message.deadline_ms == m.deadline_ms
+            assert not self.settings(m.queue).delivery_paused
+            assert client not in self.choked
+            assert len(self.held(client, m.queue)) < self.credit[client][m.queue]
+            m.holder, m.held_since_ms = client, self.now_ms
+            self.dispatches += 1
+            m.held_number = self.dispatches
+            m.deliveries += 1
+            got.setdefault(client, []).append(m.seq)
+        sends = turn.batch.sends.items()
+        assert got == {c.peer: [m.seq for m in sent] for c, (sent, _) in sends if sent}
+
+    # -- at rest
+
+    def left_undone(self) -> Iterator[str]:
+        """Yield one sentence for each thing that should have been done by now."""
+        for m in self.alive.values():
+            timeout_ms = self.settings(m.queue).ack_timeout_s * 1_000
+            if m.is_due(self.now_ms):
+                yield f"{m} has not expired"
+            if m.dying is not None:
+                yield f"{m} is still dying"
+            if m.holder is not None and 0 < timeout_ms <= self.now_ms - m.held_since_ms:
+                yield f"{m} was not given back"
+        for kind in ("purge", "redrive"):
+            sweeps = [sweep for sweep in self.sweeps if sweep.question.verb == kind]
+            answers = [sweep.question.answer for sweep in sweeps]
+            if None in answers or sum(answers) != sum(sweep.done for sweep in sweeps):
+                yield f"{kind} answered {answers}, done {[sweep.done for sweep in sweeps]}"
+        self.sweeps.clear()

@@ -1,0 +1,126 @@
+"""What must agree after each commit: the model, the rows on disk, and the core's memory."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.model import State
+from tests.driving import Command, Driver
+from tests.properties.broker_model import Model
+
+ALIVE = """
+SELECT seq, token, name, position, state, deadline_ms, deliveries, charged, publisher, size, content
+FROM message JOIN queue USING (queue_id) JOIN body USING (seq) ORDER BY seq"""
+SETTLED = """
+SELECT "offset", seq, name, position, outcome, reason, deliveries, charged
+FROM history JOIN queue USING (queue_id) ORDER BY "offset" """
+
+
+def assert_rows_agree(model: Model, driver: Driver) -> None:
+    """Compare every row on disk with the model."""
+    rows = {row[0]: row[1:] for row in driver.rows(ALIVE)}
+    assert rows.keys() == model.alive.keys()
+    for m in model.alive.values():
+        state = State.READY if m.holder is None else State.DISPATCHED
+        if m.dying is not None:
+            state = rows[m.seq][3]  # as it was
+        expected = (
+            m.token, m.queue, m.position, state, m.deadline_ms, m.deliveries, m.charged,
+            m.publisher, len(m.body), m.body,
+        )  # fmt: skip
+        assert rows[m.seq] == expected, f"{m.seq}: {rows[m.seq]}, not {expected}"
+    places = [(m.queue, m.position) for m in model.alive.values()]
+    assert len(set(places)) == len(places)
+    _assert_history_agrees(model, driver)
+    kinds = Counter(dict(driver.rows("SELECT kind, count(*) FROM event GROUP BY kind")))
+    assert kinds == +model.events
+    [(number,)] = driver.rows("SELECT value FROM counter WHERE name = 'next_number'") or [(1,)]
+    assert all(max(m.seq, m.position) < number for m in model.alive.values())
+
+
+def _assert_history_agrees(model: Model, driver: Driver) -> None:
+    rows = driver.rows(SETTLED)
+    assert [row[0] for row in rows] == list(range(1, len(rows) + 1))  # no gap
+    settled = {row[1]: (*row[2:4], State(row[4]), *row[5:]) for row in rows}
+    assert len(settled) == len(rows)
+    assert settled == model.history
+    sizes = driver.rows("SELECT outcome = 5, count(*), sum(size) FROM history GROUP BY 1")
+    counters = dict(driver.rows("SELECT name, value FROM counter"))
+    for is_deleted, count, size in sizes:
+        name = "deleted" if is_deleted else "history"
+        assert (count, size) == (counters[f"{name}_rows"], counters.get(f"{name}_bytes", 0))
+
+
+def assert_memory_agrees(model: Model, driver: Driver) -> None:
+    """Compare the core's memory with the model, and its sums with their parts."""
+    lives = driver.core.lives
+    assert lives.dying.keys() == {m.seq for m in model.alive.values() if m.dying is not None}
+    in_memory = {m.seq for m in model.alive.values() if m.holder is not None}
+    for queue in lives.queues.values():
+        alive = model.of_queue(queue.name)
+        on_disk = driver.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue.name)
+        assert on_disk == [(len(alive), sum(len(m.body) for m in alive))]
+        assert on_disk == [(queue.row.live_count, queue.row.live_bytes)]
+        in_memory |= _assert_window_is_a_prefix(model, queue)
+        _assert_consumers_agree(model, queue)
+    assert lives.known.keys() == in_memory
+    assert lives.held == sum(queue.held for queue in lives.queues.values())
+    assert lives.held_bytes == sum(queue.held_bytes for queue in lives.queues.values())
+    windows = [queue.window for queue in lives.queues.values() if queue.window is not None]
+    assert lives.bodies.total_bytes == sum(window.body_bytes for window in windows)
+
+
+def _assert_window_is_a_prefix(model: Model, queue: Queue) -> set[int]:
+    """Compare the window with the first ready messages; return what is in it."""
+    window = queue.window
+    if window is None:
+        assert not queue.consumers
+        return set()
+    seqs = [message.seq for message in window]
+    ready = [m for m in model.ready(queue.name)
+             if window.reaches_end or m.position <= window.covered_to]  # fmt: skip
+    assert seqs == [m.seq for m in ready]
+    here = [message for message in window if message.body is not None]
+    assert [message.body for message in here] == [
+        m.body for m in ready if m.seq in {message.seq for message in here}
+    ]
+    assert window.body_bytes == sum(message.size for message in here)
+    return set(seqs)
+
+
+def _assert_consumers_agree(model: Model, queue: Queue) -> None:
+    held = [m for m in model.of_queue(queue.name) if m.holder is not None]
+    assert (queue.held, queue.held_bytes) == (len(held), sum(len(m.body) for m in held))
+    consumers = list(queue.consumers.values())
+    assert set(queue.turns) == {consumer for consumer in consumers if consumer.in_turn}
+    assert len(queue.turns) == len(set(queue.turns))
+    for consumer in consumers:
+        client = consumer.connection.peer
+        mine = [m.seq for m in model.held(client, queue.name)]  # type: ignore[arg-type]
+        assert list(consumer.held) == mine
+        assert consumer.held_bytes == sum(m.size for m in consumer.held.values())
+
+
+def unserved(model: Model, driver: Driver) -> Iterator[str]:
+    """Yield one sentence for each that waits at rest although it need not."""
+    limits = driver.core.limits
+    for item in driver.inbox:
+        assert isinstance(item, Command)
+        queue = item.arguments[0]
+        parked = [c for c in driver.inbox if isinstance(c, Command) and c.client is item.client]
+        if item is parked[0] and not model.refuses(queue, len(model.of_queue(queue))):
+            yield f"{item.client.name} waits for {queue}, which takes messages"
+    held = sum(m.holder is not None for m in model.alive.values())
+    for client, credits_of in model.credit.items():
+        for queue, credit in credits_of.items():
+            ready = model.ready(queue)
+            mine = model.held(client, queue)
+            if (
+                ready
+                and len(mine) < min(credit, limits.credit)
+                and held < limits.held
+                and client not in model.choked
+                and not model.settings(queue).delivery_paused
+                and sum(len(m.body) for m in [*mine, ready[0]]) <= limits.credit_bytes
+            ):
+                yield f"{client.name} could have {ready[0].seq} of {queue}"

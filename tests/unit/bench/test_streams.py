@@ -1,0 +1,95 @@
+"""Frames in bulk: what is encoded is PHPMQ, and what comes back is counted at any cut."""
+
+import pytest
+
+from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.errors import ClientError
+from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish
+from phpmq_lite.protocol.wire import WireLimits
+
+
+def read(data: bytes) -> list[ClientFrame]:
+    side = ServerSide(WireLimits(), http_guard=False)
+    frames = side.receive(data)
+    assert side.error is None
+    assert side.partial_bytes == 0
+    return frames
+
+
+def dispatches(bodies: list[bytes]) -> bytes:
+    parts: list[bytes] = []
+    side = ServerSide(WireLimits())
+    for number, body in enumerate(bodies):
+        side.append_dispatch(parts, "orders", body, b"%032x" % number, 0)
+    return b"".join(parts)
+
+
+def receipts(keys: list[bytes], reason: str | None = None) -> bytes:
+    parts: list[bytes] = []
+    side = ServerSide(WireLimits())
+    for key in keys:
+        side.append_receipt(parts, "orders", key, reason)
+    return b"".join(parts)
+
+
+def feed_all(stream: PublishStream, data: bytes, cut: int) -> int:
+    pieces = (data[at : at + cut] for at in range(0, len(data), cut))
+    return sum(stream.feed(piece) for piece in pieces)
+
+
+def test_publishes_carry_different_keys_and_never_expire() -> None:
+    frames = read(PublishStream("orders", 5).encode(3))
+    assert all(isinstance(f, Publish) and f.content == b"xxxxx" and f.ttl_s == 0 for f in frames)
+    assert len({f.key for f in frames if isinstance(f, Publish)}) == 3
+
+
+def test_plain_publishes_carry_no_key() -> None:
+    frames = read(PublishStream("orders", 2, is_confirmed=False).encode(2))
+    assert frames == [Publish("orders", b"xx", 0, None)] * 2
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_last_publish_is_marked(is_confirmed: bool) -> None:
+    frames = read(PublishStream("orders", 2, is_confirmed=is_confirmed).encode(3, is_last=True))
+    assert [f.content for f in frames if isinstance(f, Publish)] == [b"xx", b"xx", b"yy"]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 64, 1_000_000])
+def test_receipts_are_counted_at_any_cut(cut: int) -> None:
+    stream = PublishStream("orders", 1)
+    frames = read(stream.encode(5))
+    keys = [f.key for f in frames if isinstance(f, Publish) and f.key is not None]
+    assert feed_all(stream, receipts(keys), cut) == 5
+
+
+def test_refusal_is_an_error() -> None:
+    stream = PublishStream("orders", 1)
+    with pytest.raises(ClientError, match="answered a publish with b'H0100703"):
+        stream.feed(receipts([b"0123456789abcdef"], "queue full: messages"))
+
+
+@pytest.mark.parametrize("cut", [1, 7, 300, 1_000_000])
+def test_dispatches_are_acknowledged_in_order_at_any_cut(cut: int) -> None:
+    stream = DispatchStream("orders", 256, 10)
+    data = dispatches([b"x" * 256] * 4)
+    answer = b"".join(stream.feed(data[at : at + cut]) for at in range(0, len(data), cut))
+    assert read(answer) == [Acknowledge("orders", b"%032x" % number) for number in range(4)]
+    assert (stream.received, stream.is_complete) == (4, False)
+
+
+def test_consume_opens_the_window() -> None:
+    assert read(DispatchStream("orders", 1, 10).consume) == [Consume("orders", 10)]
+
+
+def test_stream_is_complete_with_the_marked_message() -> None:
+    stream = DispatchStream("orders", 3, 10)
+    answer = stream.feed(dispatches([b"xxx", b"yyy"]))
+    assert len(read(answer)) == 2
+    assert stream.is_complete
+
+
+@pytest.mark.parametrize("bodies", [[b"xxx", b"zzz"], [b"yyy", b"xxx"]])
+def test_dispatch_that_was_not_published_is_an_error(bodies: list[bytes]) -> None:
+    with pytest.raises(ClientError, match="the broker dispatched"):
+        DispatchStream("orders", 3, 10).feed(dispatches(bodies))

@@ -1,0 +1,38 @@
+"""``bench``: its arguments, and where it refuses to measure."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.cli import bench
+from phpmq_lite.cli.main import commands
+
+
+def test_workloads_come_in_their_order_whatever_was_asked() -> None:
+    assert bench.workload_list("latency, publish") == ("publish", "latency")
+
+
+def test_unknown_workload_is_refused_by_name() -> None:
+    with pytest.raises(click.BadParameter, match="'fast' is none of publish, flow"):
+        bench.workload_list("publish,fast")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:9100", ("127.0.0.1", 9100)), ("[::1]:9100", ("::1", 9100))],
+)
+def test_address_has_host_and_port(text: str, expected: tuple[str, int]) -> None:
+    assert bench.host_and_port(text) == expected
+
+
+@pytest.mark.parametrize("text", ["9100", ":9100", "host:", "host:http", "unix:/tmp/socket"])
+def test_wrong_address_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no HOST:PORT"):
+        bench.host_and_port(text)
+
+
+def test_bench_refuses_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "file_system", lambda _folder: "tmpfs")
+    result = CliRunner().invoke(commands, ["bench"])
+    assert result.exit_code == 1
+    assert "is in memory (tmpfs); name a folder on a disk with --data" in result.stderr

@@ -1,0 +1,151 @@
+"""What the admin sees of a running core, and of one that does not run yet."""
+
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.clock import Clock
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Stored
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.status import Front, Rates, Status
+from phpmq_lite.storage.writer import Writer
+
+NOW = Now(wall_ms=2_000_000, steady_ms=1_000_000)
+
+
+class Peer:
+    """The outside of a connection, where nobody listens."""
+
+    def send(
+        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
+    ) -> list[Message]:
+        return []
+
+    def resume(self) -> None:
+        """Nothing waits."""
+
+    def end(self, reason: str) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def core() -> Broker:
+    return Broker(Stored([], [], {}, None, 0), Limits(), QueueSettings(max_messages=5))
+
+
+@pytest.fixture
+def front(core: Broker) -> Front:
+    front = Front(Figures())
+    front.engine = Engine(core, Writer(Path("never-opened")), Clock())
+    return front
+
+
+def connect(core: Broker) -> Connection:
+    return core.connect(Peer(), "tcp", "192.0.2.1:1234")
+
+
+async def test_status_answers_before_there_is_an_engine() -> None:
+    front = Front(Figures())
+    front.set(step="checking the write-ahead log")
+    status = front.status()
+    assert (status.step, status.is_ready, status.queues) == (
+        "checking the write-ahead log", False, (),
+    )  # fmt: skip
+
+
+async def test_operator_is_refused_before_there_is_an_engine() -> None:
+    front = Front(Figures())
+    with pytest.raises(RefusedError, match="the broker is not ready: starting"):
+        await front.call(lambda core, answer: core.purge("orders", False, answer))
+
+
+async def test_operator_is_refused_when_the_broker_stops(front: Front) -> None:
+    assert front.engine is not None
+    front.engine.stop()
+    with pytest.raises(RefusedError, match="not ready"):
+        await front.call(lambda core, answer: core.purge("orders", False, answer))
+
+
+async def test_status_has_what_waits_and_what_is_held(front: Front, core: Broker) -> None:
+    core.begin(NOW)
+    client = connect(core)
+    core.consume(client, "orders", 3)
+    core.finish()
+    core.begin(NOW, Loaded(windows=[(1, [], True)]))  # the page that was asked for
+    for number in range(5):
+        core.publish(client, "orders", b"%d" % number, None, None)
+    core.publish(client, "orders", b"one too many", None, b"key")
+    core.finish()
+    (queue,) = front.status().queues
+    assert (queue.name, queue.ready, queue.dispatched, queue.bytes) == ("orders", 2, 3, 5)
+    assert (queue.consumers, queue.credit) == (1, 0)
+    assert queue.settings == QueueSettings(max_messages=5)
+    assert {name: count for name, count in queue.totals.items() if count} == {
+        "published": 5, "dispatched": 3, "refused": 1,
+    }  # fmt: skip
+    status = front.status()
+    assert (status.held, status.held_bytes, status.window_messages) == (3, 3, 2)
+    assert status.refused == {"queue full: messages": 1}
+
+
+async def test_status_has_the_clients(front: Front, core: Broker) -> None:
+    core.begin(NOW)
+    client = connect(core)
+    core.publish(client, "orders", b"", None, None)
+    core.consume(client, "orders", 7)
+    core.finish()
+    (shown,) = front.status().clients
+    assert (shown.client, shown.kind, shown.address, shown.opened_at) == (
+        1, "tcp", "192.0.2.1:1234", NOW.wall_ms,
+    )  # fmt: skip
+    assert (shown.queues, shown.published, shown.acked) == ({"orders": (7, 0)}, 1, 0)
+
+
+async def test_status_counts_records_under_the_queue_where_the_messages_died(
+    front: Front, core: Broker
+) -> None:
+    core.begin(NOW)
+    client = connect(core)
+    core.publish(client, "orders", b"", None, None)
+    core.publish(client, "orders.dlq", b"", None, None)
+    core.finish()
+    assert {queue.name: queue.dead for queue in front.status().queues} == {
+        "orders": 1, "orders.dlq": 0,
+    }  # fmt: skip
+
+
+async def test_status_does_not_change_afterwards(front: Front, core: Broker) -> None:
+    front.figures.closed["closed by the peer"] += 1
+    before = front.status()
+    front.figures.closed["closed by the peer"] += 1
+    core.ignored["foreign"] += 1
+    assert (before.closed, before.acks_ignored) == ({"closed by the peer": 1}, {})
+
+
+def test_status_is_a_value() -> None:
+    assert Status() == Status()
+
+
+def test_rates_are_those_of_the_last_ten_seconds(core: Broker) -> None:
+    core.begin(NOW)
+    queue = core.lives.queue("orders")
+    assert queue is not None
+    rates = Rates()
+    for second in range(30):
+        queue.totals.published = 1_000 if second < 15 else 1_000 + 10 * (second - 14)
+        rates.sample(core.lives.by_id, float(second))
+    assert rates.of(queue, 29.0) == (10.0, 0.0, 0.0)
+
+
+def test_rates_of_a_queue_that_is_new_start_at_nothing(core: Broker) -> None:
+    core.begin(NOW)
+    rates = Rates()
+    rates.sample({}, 0.0)
+    queue = core.lives.queue("orders")
+    assert queue is not None
+    queue.totals.acked = 20
+    assert rates.of(queue, 4.0) == (0.0, 0.0, 5.0)
