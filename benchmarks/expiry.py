@@ -1,0 +1,171 @@
+"""Many messages expire at the same moment: do the others notice?
+
+Fills a queue with messages that all end within a second, stops the broker with SIGSTOP over that
+second, and lets it go on: everything is overdue at once.  Meanwhile one probe publishes and
+receives on another queue, one message at a time, and a second one asks ``/livez``, which the same
+event loop answers::
+
+    python benchmarks/expiry.py --messages 100000 --data .
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sqlite3
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from phpmq_lite.bench import clients
+from phpmq_lite.bench.broker import BrokerProcess
+from phpmq_lite.bench.clients import Address
+from phpmq_lite.bench.processes import Job, run
+from phpmq_lite.bench.report import Quantiles
+from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.protocol.connection import ClientSide
+
+QUEUE: Final = "expiring"
+PROBE_QUEUE: Final = "probe"
+AT_ONCE: Final = 500
+STOPPED_S: Final = 1.5  # all deadlines lie in it
+EACH_S: Final = 0.001  # between two questions to the loop
+EXPIRED: Final = 3  # the outcome in the history
+
+
+class Sample(NamedTuple):
+    """One round of a probe."""
+
+    began_at: float  # Unix time
+    seconds: float
+
+
+def fill(address: Address, number: int, size: int, end_at: float) -> Generator[None, None, int]:
+    """Publish messages that end at ``end_at`` (Unix time) or within the second behind it."""
+    client, sent = ClientSide(), 0
+    with clients.connect(address) as link:
+        yield
+        while sent < number:
+            ttl_s = int(end_at - time.time()) + 1
+            count = min(AT_ONCE, number - sent)
+            link.sendall(client.publish(QUEUE, b"x" * size, ttl_s) * count)
+            sent += count
+        clients.prove(link)
+        return sent
+
+
+def probe(address: Address, size: int, until: float) -> Generator[None, None, list[Sample]]:
+    """Publish and receive one message at a time; how long from one to the other?"""
+    stream = PublishStream(PROBE_QUEUE, size, is_confirmed=False)
+    dispatches = DispatchStream(PROBE_QUEUE, size, 1)
+    samples = []
+    with clients.connect(address) as publisher, clients.connect(address) as consumer:
+        clients.prove(publisher)
+        clients.prove(consumer, dispatches.consume)
+        yield
+        while (began_at := time.time()) < until:
+            began_s = time.perf_counter()
+            publisher.sendall(stream.encode(1))
+            answer = b""
+            while not answer:
+                answer = dispatches.feed(clients.receive(consumer))
+            samples.append(Sample(began_at, time.perf_counter() - began_s))
+            consumer.sendall(answer)
+    return samples
+
+
+def ask(control: Path, until: float) -> Generator[None, None, list[Sample]]:
+    """Ask whether the broker lives, about once a millisecond; how long until it answers?"""
+    request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    samples = []
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(control))
+        yield
+        while (began_at := time.time()) < until:
+            began_s = time.perf_counter()
+            link.sendall(request)
+            answer = link.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            samples.append(Sample(began_at, time.perf_counter() - began_s))
+            time.sleep(EACH_S)
+    return samples
+
+
+def stop_over(pid: int, begin_at: float, end_at: float) -> Generator[None, None, float]:
+    """Keep a process stopped for a while; return when it was let go on."""
+    yield
+    time.sleep(max(0.0, begin_at - time.time()))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(max(0.0, end_at - time.time()))
+    now = time.time()
+    os.kill(pid, signal.SIGCONT)
+    return now
+
+
+def expired(database: Path) -> tuple[int, float]:
+    """Return how many messages expired, and when the last of them did (Unix time)."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        count, last_ms = connection.execute(
+            "SELECT count(*), max(settled_at) FROM history WHERE outcome = ?", (EXPIRED,)
+        ).fetchone()
+    return count, (last_ms or 0) / 1_000
+
+
+def describe(samples: Sequence[Sample]) -> str:
+    """Write the quantiles of some samples."""
+    if not samples:
+        return "no samples"
+    q = Quantiles.of([sample.seconds for sample in samples])
+    longest_ms = max(sample.seconds for sample in samples) * 1_000
+    return (
+        f"p50 {q.p50:7.2f}   p99 {q.p99:7.2f}   max {longest_ms:7.2f} ms   "
+        f"({len(samples):,} samples)"
+    )
+
+
+def main() -> None:
+    """Fill, stop over the deadlines, and compare the samples before and after."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=256, help="bytes of a body")
+    parser.add_argument("--fill-seconds", type=float, default=12.0, help="time for publishing")
+    parser.add_argument("--watch-seconds", type=float, default=8.0, help="time after it")
+    parser.add_argument("--on-expire", default="history", help="history, dead_letter, forward:X")
+    parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
+        data = Path(folder) / "data"
+        with BrokerProcess(data, "--set", f"queues.on_expire={options.on_expire}") as broker:
+            measure(broker, options)
+
+
+def measure(broker: BrokerProcess, options: argparse.Namespace) -> None:
+    """Do it on one broker and print the report."""
+    end_at = time.time() + options.fill_seconds
+    filling = Job(fill, (broker.address, options.messages, options.size, end_at))
+    run({"producer": filling}, options.fill_seconds + 60)
+    if time.time() > end_at - 2:
+        raise SystemExit("publishing took too long; give it more with --fill-seconds")
+    until = end_at + STOPPED_S + options.watch_seconds
+    jobs = {
+        "probe": Job(probe, (broker.address, options.size, until)),
+        "loop": Job(ask, (broker.data / "control.sock", until)),
+        "stop": Job(stop_over, (broker.pid, end_at - 0.1, end_at + STOPPED_S)),
+    }
+    done = run(jobs, until - time.time() + 60)
+    went_on_at = done["stop"].value
+    count, last_at = expired(broker.data / "phpmq.db")
+    print(f"{count:,} messages expired ({options.on_expire}) in {last_at - went_on_at:.2f} s")
+    for name, what in (("probe", "publish to receive"), ("loop", "the loop's answer")):
+        samples: list[Sample] = done[name].value
+        before = [s for s in samples if s.began_at + s.seconds < end_at - 0.1]
+        during = [s for s in samples if went_on_at <= s.began_at <= last_at]
+        print(f"{what}, before          {describe(before)}")
+        print(f"{what}, while they end  {describe(during)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""What each step of a message's way costs, in microseconds, without sockets and threads.
+
+The real parser, core, rows, SQLite file and encoder, called one after the other as
+``server/tcp.py`` and ``server/engine.py`` do, in batches of a fixed size::
+
+    python benchmarks/profile_paths.py --batch 100 --rounds 300 --data .
+
+With ``--backlog`` the messages are stored first, and every dispatch has to load them.
+
+Each figure is the mean of all rounds: what comes rarely, a page to load, counts its share.  What the sockets, the event loop and the hop to the
+writer's thread cost comes on top: compare the sum with ``phpmq-lite bench``.
+"""
+
+import argparse
+import sqlite3
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.clock import Clock
+from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, Receipt
+from phpmq_lite.protocol.connection import ClientSide, ServerSide
+from phpmq_lite.protocol.frames import Acknowledge, Dispatch, Publish
+from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
+
+QUEUE: Final = "orders"
+KEY: Final = b"%016x"
+WARM: Final = 20  # rounds that are not counted
+
+# Statements by their beginning, as the steps of the report.
+STATEMENTS: Final = {
+    "INSERT INTO message": "insert message",
+    "INSERT INTO body": "insert body",
+    "INSERT INTO history": "settle: history",
+    "DELETE FROM message": "settle: remove",
+    "UPDATE message": "update: dispatched",
+    "INSERT INTO receipt": "insert receipt",
+    "SELECT seq, token": "load messages",
+    "SELECT seq, crc": "load checksums",
+    "SELECT seq, content": "load bodies",
+    "COMMIT": "COMMIT",
+    "PRAGMA wal_checkpoint": "checkpoint, between batches",
+}
+OTHER: Final = "counters, queue rows, BEGIN"
+IN_COMMIT: Final = {*STATEMENTS.values(), OTHER} - {"checkpoint, between batches"}
+
+
+class Meter:
+    """Seconds by step; one list of rounds each."""
+
+    def __init__(self) -> None:
+        self.rounds: defaultdict[str, list[float]] = defaultdict(list)
+        self._open: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Count the time of the block."""
+        began = time.perf_counter()
+        yield
+        self.add(name, time.perf_counter() - began)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count time for this round."""
+        self._open[name] = self._open.get(name, 0.0) + seconds
+
+    def end_round(self) -> None:
+        """Close the round; what of the commits was no statement, laid out rows."""
+        in_commit = sum(seconds for name, seconds in self._open.items() if name in IN_COMMIT)
+        self.add("rows laid out", self._open.pop("commit, whole") - in_commit)
+        for name, seconds in self._open.items():
+            self.rounds[name].append(seconds)
+        self._open.clear()
+
+    def forget(self) -> None:
+        """Drop what was counted: the caches are warm now."""
+        self.rounds.clear()
+
+
+class Cursor:
+    """A cursor whose fetching counts too: that is where a SELECT does its work."""
+
+    def __init__(self, cursor: sqlite3.Cursor, count: Callable[[float], None]) -> None:
+        self._cursor = cursor
+        self._count = count
+
+    def fetchall(self) -> list[Any]:
+        """Fetch and count."""
+        began = time.perf_counter()
+        rows = self._cursor.fetchall()
+        self._count(time.perf_counter() - began)
+        return rows
+
+    def fetchone(self) -> Any:
+        """Fetch; one row is not worth counting."""
+        return self._cursor.fetchone()
+
+
+class Peer:
+    """Keeps what the broker would send to one connection."""
+
+    def __init__(self) -> None:
+        self.side = ServerSide(WireLimits(), http_guard=False)
+        self.written = b""
+
+    def send(
+        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
+    ) -> list[Message]:
+        """Encode as ``server/tcp.py`` does; nothing is late here."""
+        parts: list[bytes] = []
+        append = self.side.append_dispatch
+        for message in dispatches:
+            append(parts, QUEUE, message.body or b"", message.message_id, 0)
+            message.body = None
+        for receipt in receipts:
+            self.side.append_receipt(parts, receipt.queue, receipt.key, receipt.reason)
+        self.written = b"".join(parts)
+        return []
+
+    def resume(self) -> None:
+        """Nothing waits."""
+
+    def end(self, reason: str) -> None:
+        """Nothing is open."""
+
+
+class Walk:
+    """One producer, one consumer, one queue; a batch at a time."""
+
+    def __init__(self, database: Path, meter: Meter, size: int, is_confirmed: bool) -> None:
+        self.meter = meter
+        self.client = ClientSide()
+        self.body = b"x" * size
+        self.is_confirmed = is_confirmed
+        connection = sqlite3.connect(database, isolation_level=None, cached_statements=256)
+        self.store = Store(connection)
+        self.store.configure(16 << 20)
+        migrate(connection, migrations_folder())
+        stored = self.store.recover(0, 0, 100_000)
+        self.core = Broker(stored, Limits(), QueueSettings())
+        self.clock = Clock()
+        self.producer, self.consumer = Peer(), Peer()
+        self.publishing: Connection
+        self.consuming: Connection
+        self.keys = iter(range(1 << 62))
+        self.loaded: Loaded | None = None
+        self._batch(self._connect)
+        self.store.execute = self._timed(self.store.execute)
+
+    def _connect(self) -> None:
+        self.publishing = self.core.connect(self.producer, "tcp", "127.0.0.1:1")
+        self.consuming = self.core.connect(self.consumer, "tcp", "127.0.0.1:2")
+
+    def consume(self, count: int) -> None:
+        """Let the consumer come, with this credit."""
+        self._batch(lambda: self.core.consume(self.consuming, QUEUE, count))
+
+    def _timed(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        add = self.meter.add
+
+        def timed(text: str, *parameters: Any) -> Any:
+            steps = (step for start, step in STATEMENTS.items() if text.startswith(start))
+            step = next(steps, OTHER)
+            began = time.perf_counter()
+            cursor = execute(text, *parameters)
+            add(step, time.perf_counter() - began)
+            return Cursor(cursor, lambda seconds: add(step, seconds))
+
+        return timed
+
+    def _batch(
+        self, commands: Callable[[], object] = lambda: None, step: str = "core: commands"
+    ) -> None:
+        """Decide, record, act."""
+        core, meter = self.core, self.meter
+        with meter.step("core: begin, take what was loaded"):
+            core.begin(self.clock.now(), self.loaded)
+        with meter.step(step):
+            commands()
+        with meter.step("core: dispatch, finish"):
+            batch = core.finish()
+        with meter.step("commit, whole"):
+            self.loaded = self.store.commit(batch)
+        for connection, (dispatches, receipts) in batch.sends.items():
+            is_consumer = connection is self.consuming
+            with meter.step("encode dispatch" if is_consumer else "encode receipt"):
+                connection.peer.send(dispatches, receipts, 0)
+
+    def step(self) -> None:
+        """Run a batch without a command."""
+        self._batch()
+
+    def publish(self, count: int) -> None:
+        """Publish in one batch; the consumer gets them in the same one, if it has credit."""
+        data = b"".join([self._publish() for _ in range(count)])
+        with self.meter.step("parse publish"):
+            frames = self.producer.side.receive(data)
+        self._batch(lambda: self._walk_publishes(frames), "core: publish")
+
+    def acknowledge(self, count: int) -> None:
+        """Acknowledge what the last batch dispatched; more is dispatched where there is more."""
+        dispatched = ClientSide().receive(self.consumer.written)
+        acks = b"".join(
+            self.client.acknowledge(QUEUE, frame.message_id)
+            for frame in dispatched
+            if isinstance(frame, Dispatch)
+        )
+        with self.meter.step("parse ack"):
+            frames = self.consumer.side.receive(acks)
+        assert len(frames) == count, len(frames)
+        self._batch(lambda: self._walk_acks(frames), "core: acknowledge")
+
+    def end_round(self) -> None:
+        """Copy the WAL into the database as the broker does between batches."""
+        if self.store.wal_bytes >= LONG_WAL_BYTES:
+            self.store.checkpoint("PASSIVE")
+        self.meter.end_round()
+
+    def _publish(self) -> bytes:
+        key = KEY % next(self.keys) if self.is_confirmed else None
+        return self.client.publish(QUEUE, self.body, 0, key)
+
+    def _walk_publishes(self, frames: list[Any]) -> None:
+        core, connection = self.core, self.publishing
+        for frame in frames:
+            match frame:
+                case Publish():
+                    core.publish(connection, frame.queue, frame.content, frame.ttl_s, frame.key)
+
+    def _walk_acks(self, frames: list[Any]) -> None:
+        core, connection = self.core, self.consuming
+        for frame in frames:
+            match frame:
+                case Acknowledge():
+                    core.acknowledge(connection, frame.queue, frame.message_id)
+
+
+def born_and_gone(walk: Walk, rounds: int, count: int) -> None:
+    """Dispatch in the batch of the publish, as with a consumer that keeps pace."""
+    walk.consume(count)
+    for number in range(rounds + WARM):
+        if number == WARM:
+            walk.meter.forget()
+        walk.publish(count)
+        walk.acknowledge(count)
+        walk.end_round()
+
+
+def from_disk(walk: Walk, rounds: int, count: int) -> None:
+    """Publish everything first; then dispatch what must be loaded."""
+    for _ in range(rounds + WARM):
+        walk.publish(count)
+        walk.end_round()
+    walk.consume(count)
+    walk.step()  # takes the first page in
+    for number in range(rounds + WARM - 1):
+        if number == WARM:
+            walk.meter.forget()
+        walk.acknowledge(count)
+        walk.end_round()
+
+
+def main() -> None:
+    """Print a table of microseconds per message."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--batch", type=int, default=100, help="messages a batch")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--size", type=int, default=256, help="bytes of a body")
+    parser.add_argument("--plain", action="store_true", help="publish without keys")
+    parser.add_argument("--backlog", action="store_true", help="dispatch what lies on disk only")
+    parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
+    options = parser.parse_args()
+    meter = Meter()
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
+        walk = Walk(Path(folder) / "phpmq.db", meter, options.size, not options.plain)
+        measured = from_disk if options.backlog else born_and_gone
+        measured(walk, options.rounds, options.batch)
+    means = {name: sum(times) / options.rounds for name, times in meter.rounds.items()}
+    total = sum(means.values())
+    print(f"{options.batch} messages a batch, {options.size} bytes, mean of {options.rounds}")
+    for name, seconds in means.items():
+        print(f"{name:36}{seconds / options.batch * 1e6:8.2f} µs {seconds / total * 100:5.1f} %")
+    each = total / options.batch
+    print(f"{'all':36}{each * 1e6:8.2f} µs, {1 / each:,.0f} messages/s on one thread")
+
+
+if __name__ == "__main__":
+    main()
