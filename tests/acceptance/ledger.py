@@ -1,0 +1,314 @@
+"""Clients that keep books while the broker is killed under them, and the audit of these books.
+
+A producer knows which of its keys were confirmed, and repeats those without an answer.  A consumer
+knows which of its acknowledgements are stored: it sends a confirmed publish behind them, whose
+receipt tells that their batch is committed.  What the books say is compared with every dispatch and
+with the database.
+"""
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.protocol.frames import Dispatch
+from phpmq_lite.storage.data_folder import DATABASE
+
+QUEUES: Final = ("orders", "mails")
+MARKS: Final = "marks"  # for the publishes behind acknowledgements; nobody consumes it
+KEY_BYTES: Final = 16  # at the beginning of every body
+WINDOW: Final = 200  # unanswered publishes of a producer
+CREDIT: Final = 100
+
+
+@dataclass
+class Ledger:
+    """What the clients know, over all lives of the broker."""
+
+    rng: random.Random
+    confirmed: set[bytes] = field(default_factory=set)  # keys with a receipt
+    unanswered: dict[bytes, bytes] = field(default_factory=dict)  # key -> its frame, in order
+    unkeyed: int = 0  # publishes without a key: stored or not, but never twice
+    seqs: dict[bytes, int] = field(default_factory=dict)  # key -> where it was seen
+    stored: set[bytes] = field(default_factory=set)  # ids: their end is known to be on disk
+    unknown: set[bytes] = field(default_factory=set)  # ids: ended, but without an answer
+    dispatched: int = 0
+    redelivered: int = 0
+    ended: dict[str, int] = field(default_factory=dict)  # ends stored, by kind
+    offences: list[str] = field(default_factory=list)
+    checked_to: int = 0  # seq that the database was compared up to
+    _numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    def new_key(self) -> bytes:
+        """Return the next key; it is also the beginning of the body."""
+        return b"%0*d" % (KEY_BYTES, next(self._numbers))
+
+    def note_dispatch(self, dispatch: Dispatch) -> None:
+        """Compare a dispatch with the books."""
+        key, message_id = dispatch.content[:KEY_BYTES], dispatch.message_id
+        self.dispatched += 1
+        if message_id in self.stored:
+            self.offences.append(f"{key!r} was dispatched after its end was stored")
+        self._note_seq(key, seq_of(message_id))
+        if message_id in self.unknown:
+            self.redelivered += 1
+
+    def _note_seq(self, key: bytes, seq: int) -> None:
+        known = self.seqs.setdefault(key, seq)
+        if known != seq:
+            self.offences.append(f"{key!r} was stored twice, as {known} and {seq}")
+
+    # -- the database
+
+    def compare(self, data: Path) -> None:
+        """See that what was confirmed since the last look is on disk, and once."""
+        with _open(data) as database:
+            rows = database.execute(
+                "SELECT seq, substr(content, 1, ?) FROM body WHERE seq > ? AND seq NOT IN ("
+                "SELECT seq FROM message WHERE source_seq IS NOT NULL UNION ALL "
+                "SELECT seq FROM history WHERE source_seq IS NOT NULL) ORDER BY seq",
+                (KEY_BYTES, self.checked_to),
+            ).fetchall()
+        database.close()
+        for seq, key in rows:
+            self._note_seq(key, seq)
+        self.checked_to = max([self.checked_to, *(seq for seq, _ in rows)])
+        for key in self.confirmed - self.seqs.keys():
+            self.offences.append(f"{key!r} was confirmed and is lost")
+
+    def audit(self, data: Path) -> None:
+        """Compare everything, and look whether the database agrees with itself."""
+        self.checked_to = 0
+        self.compare(data)
+        with _open(data) as database:
+            for text, found in _contradictions(database):
+                self.offences.append(f"{text}: {found}")
+            alive = {row[0] for row in database.execute("SELECT seq FROM message")}
+            settled = {row[0] for row in database.execute("SELECT seq FROM history")}
+        database.close()
+        for message_id in self.stored:
+            if seq_of(message_id) in alive or seq_of(message_id) not in settled:
+                self.offences.append(f"the end of {message_id!r} was stored and is lost")
+        known = alive | settled
+        for key in self.confirmed:
+            if self.seqs.get(key) not in known:
+                self.offences.append(f"{key!r} was confirmed and is neither alive nor settled")
+
+
+def seq_of(message_id: bytes) -> int:
+    """Return the number that a message id begins with."""
+    return int(message_id[:16], 16)
+
+
+def _open(data: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
+
+
+def _contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
+    """Ask questions whose right answer is nothing."""
+    questions = {
+        "alive and settled": "SELECT seq FROM message JOIN history USING (seq)",
+        "settled twice": "SELECT seq FROM history GROUP BY seq HAVING count(*) > 1",
+        "a gap in the history": "SELECT * FROM (SELECT count(*) AS rows, "
+        'max("offset") - min("offset") + 1 AS span FROM history) WHERE rows <> span',
+        "without a body": "SELECT seq FROM message WHERE seq NOT IN (SELECT seq FROM body)",
+        "counted wrong": "SELECT name, live_count FROM queue WHERE live_count <> "
+        "(SELECT count(*) FROM message WHERE message.queue_id = queue.queue_id)",
+        "bytes counted wrong": "SELECT name, live_bytes FROM queue WHERE live_bytes <> "
+        "(SELECT coalesce(sum(size), 0) FROM message WHERE message.queue_id = queue.queue_id)",
+        "damaged": "SELECT * FROM pragma_integrity_check WHERE integrity_check <> 'ok'",
+    }
+    answers = [(text, database.execute(sql).fetchall()) for text, sql in questions.items()]
+    return [(text, found) for text, found in answers if found]
+
+
+class Client(asyncio.Protocol):
+    """One connection; what arrived before its end counts, however it ended."""
+
+    def __init__(self, crowd: "Crowd") -> None:
+        self.crowd = crowd
+        self.ledger = crowd.ledger
+        self.side = ClientSide()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to work."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The broker is gone."""
+        self.lose()
+        self.ended.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a read."""
+        for frame in self.side.receive(data):
+            if isinstance(frame, Dispatch):
+                self.take(frame)
+            else:
+                self.answered(frame.key, frame.reason)
+                self.crowd.count_down()
+        if self.side.error is not None:
+            self.ledger.offences.append(f"the broker broke the grammar: {self.side.error}")
+        self.go_on()
+
+    def confirm(self, queue: str, key: bytes, body: bytes, ttl_s: int = 0) -> None:
+        """Publish with a key, and book it as unanswered."""
+        frame = self.side.publish(queue, body, ttl_s, key)
+        self.ledger.unanswered[key] = frame
+        self.transport.write(frame)
+
+    def answered(self, key: bytes, reason: str | None) -> None:
+        """Book a receipt."""
+        if reason is not None:
+            self.ledger.offences.append(f"{key!r} was refused: {reason}")
+        self.ledger.unanswered.pop(key, None)
+        self.ledger.confirmed.add(key)
+
+    def begin(self) -> None:
+        """Say the first words of the connection."""
+
+    def take(self, dispatch: Dispatch) -> None:
+        """Take a dispatch."""
+
+    def go_on(self) -> None:
+        """All frames of a read were taken."""
+
+    def lose(self) -> None:
+        """Book what is unknown now."""
+
+
+class Producer(Client):
+    """Keeps a window of unanswered publishes full: short and long lives, small and large bodies."""
+
+    def begin(self) -> None:
+        """Repeat what has no answer, then go on."""
+        self.waiting = len(self.ledger.unanswered)
+        self.transport.write(b"".join(self.ledger.unanswered.values()))
+        self.go_on()
+
+    def answered(self, key: bytes, reason: str | None) -> None:
+        """Book it; there is room for another one."""
+        super().answered(key, reason)
+        self.waiting -= 1
+
+    def go_on(self) -> None:
+        """Fill the window."""
+        rng = self.ledger.rng
+        while self.waiting < WINDOW:
+            key, queue = self.ledger.new_key(), rng.choice(QUEUES)
+            size = 20_000 if rng.random() < 0.01 else rng.randrange(500)
+            ttl_s = rng.choice((0, 0, 0, 0, 3_600, 1, 2))
+            if rng.random() < 0.1:
+                self.ledger.unkeyed += 1
+                self.transport.write(self.side.publish(queue, key + b"u" * size, ttl_s))
+                continue
+            self.confirm(queue, key, key + b"c" * size, ttl_s)
+            self.waiting += 1
+
+
+class Consumer(Client):
+    """Acknowledges most, requeues and dead-letters some, forgets a few; marks each read."""
+
+    acks_all = False
+
+    def begin(self) -> None:
+        """Open a window on both queues."""
+        self.ends: list[bytes] = []  # frames of this read
+        self.ending: list[tuple[str, bytes]] = []  # kind and id of what they end
+        self.marks: dict[bytes, list[tuple[str, bytes]]] = {}  # key -> what it was sent behind
+        self.transport.write(b"".join(self.side.consume(queue, CREDIT) for queue in QUEUES))
+
+    def take(self, dispatch: Dispatch) -> None:
+        """Decide what becomes of a message."""
+        self.ledger.note_dispatch(dispatch)
+        queue, message_id = dispatch.queue, dispatch.message_id
+        chance = 0.0 if self.acks_all else self.ledger.rng.random()
+        if chance < 0.85:
+            self.ends.append(self.side.acknowledge(queue, message_id))
+            self.ending.append(("acked", message_id))
+        elif chance < 0.92:
+            ttl_s = self.ledger.rng.choice((0, 3_600))
+            self.ends.append(self.side.requeue(queue, message_id, ttl_s))
+        elif chance < 0.96:
+            self.ends.append(self.side.dead_letter(queue, message_id))
+            self.ending.append(("dead", message_id))
+
+    def go_on(self) -> None:
+        """Send the ends, and behind them what proves that they are stored."""
+        if not self.ends:
+            return
+        key = self.ledger.new_key()
+        self.marks[key] = self.ending
+        self.ledger.unknown.update(message_id for _, message_id in self.ending)
+        self.transport.write(b"".join(self.ends))
+        self.confirm(MARKS, key, key)
+        self.ends, self.ending = [], []
+
+    def answered(self, key: bytes, reason: str | None) -> None:
+        """What stands before a mark is stored."""
+        super().answered(key, reason)
+        for kind, message_id in self.marks.pop(key, ()):
+            self.ledger.stored.add(message_id)
+            self.ledger.unknown.discard(message_id)
+            self.ledger.ended[kind] = self.ledger.ended.get(kind, 0) + 1
+
+
+class Drain(Consumer):
+    """Acknowledges everything."""
+
+    acks_all = True
+
+
+class Crowd:
+    """All clients of one life of the broker."""
+
+    def __init__(self, ledger: Ledger, port: int) -> None:
+        self.ledger = ledger
+        self.port = port
+        self.receipts_left = 0
+        self.at_the_end: Callable[[], None] = lambda: None
+
+    def count_down(self) -> None:
+        """One more receipt has come; the last one that was waited for is the end."""
+        self.receipts_left -= 1
+        if self.receipts_left == 0:
+            self.at_the_end()
+
+    async def work(self, receipts: int, at_the_end: Callable[[], None]) -> None:
+        """Load the broker; ``at_the_end``, after so many receipts, must end it."""
+        self.receipts_left, self.at_the_end = receipts, at_the_end
+        kinds = (Producer, Consumer, Consumer)
+        clients = [await self._connect(kind) for kind in kinds]
+        await asyncio.gather(*(client.ended for client in clients))
+
+    async def drain(self, is_done: Callable[[], bool]) -> None:
+        """Consume until it is done; looked at each tenth of a second."""
+        client = await self._connect(Drain)
+        while not is_done():
+            await asyncio.wait([client.ended], timeout=0.1)
+            assert not client.ended.done(), "the broker closed the connection"
+        client.transport.close()
+        await client.ended
+
+    async def _connect(self, kind: type[Client]) -> Client:
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_connection(lambda: kind(self), "127.0.0.1", self.port)
+        return client
+
+
+def is_drained(data: Path) -> bool:
+    """Tell whether nothing is alive but marks and records of dead letters."""
+    with _open(data) as database:
+        (left,) = database.execute(
+            "SELECT count(*) FROM message JOIN queue USING (queue_id) WHERE name IN (?, ?)", QUEUES
+        ).fetchone()
+    database.close()
+    return bool(left == 0)

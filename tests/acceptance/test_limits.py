@@ -1,0 +1,229 @@
+"""Peers that do not behave: the others notice nothing, and memory stays bounded.
+
+The bounds that are asserted leave much room; what was measured is shown at the end of the run.
+"""
+
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from select import select
+
+import pytest
+
+from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.acceptance.measures import MIB, Probe, Times, resident_bytes
+from tests.acceptance.peers import WAIT_S, Admin, Peer, assert_closed_without_reply
+
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc"),
+]
+
+CONNECTIONS = 1_000
+ROUND_TRIPS = 200
+SLOWER_MS = 250.0  # asserted: nobody's round trip takes so long, however busy this machine
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _many_files() -> Iterator[None]:
+    """The broker inherits the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker with room for many connections."""
+    flags = ["--admin", "127.0.0.1:0"]
+    for name in ("connections", "connections_per_loopback_address"):
+        flags += ["--set", f"limits.{name}={2 * CONNECTIONS}"]
+    with broker_process(tmp_path / "data", *flags) as running:
+        yield running
+
+
+class Scene:
+    """A broker at rest, then with a disturbance: round trips and memory, before and meanwhile."""
+
+    def __init__(self, broker: BrokerProcess, name: str, figure: Callable[[str], None]) -> None:
+        self._broker, self._name, self._figure = broker, name, figure
+        self._probe = Probe(broker.port)
+        self._probe.round_trips(50)  # what is done once is done now
+        self._alone = self._probe.round_trips(ROUND_TRIPS)
+        self._bytes = resident_bytes(broker.pid)
+
+    def __enter__(self) -> "Scene":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._probe.peer.close()
+
+    def compare(self, each: Callable[[], None] = lambda: None, most_bytes: int = 64 * MIB) -> None:
+        """Measure meanwhile, with a step of the disturbance before each round trip."""
+        times_ms = []
+        for _ in range(ROUND_TRIPS):
+            each()
+            times_ms.append(self._probe.round_trip_ms())
+        times = Times(times_ms)
+        grown = resident_bytes(self._broker.pid) - self._bytes
+        self._figure(
+            f"{self._name}: round trips {times} (alone: {self._alone}); "
+            f"memory {self._bytes / MIB:.1f} {grown / MIB:+.1f} MiB"
+        )
+        assert times.max < SLOWER_MS
+        assert grown < most_bytes
+
+
+def send_what_goes(peers: list[Peer], data: bytes) -> int:
+    """Send it on each connection, until none takes any for half a second; give the bytes sent."""
+    left = {peer.socket: memoryview(data) for peer in peers}
+    for own in left:
+        own.setblocking(False)
+    while left and (ready := select([], list(left), [], 0.5)[1]):
+        for own in ready:
+            left[own] = left[own][own.send(left[own][:65_536]) :]
+            if not left[own]:
+                del left[own]
+    for peer in peers:
+        peer.socket.settimeout(WAIT_S)
+    return len(peers) * len(data) - sum(map(len, left.values()))
+
+
+def with_small_buffer(port: int) -> Peer:
+    """Connect with a receive buffer of a few kilobytes, so that little is on its way."""
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    own.settimeout(WAIT_S)
+    own.connect(("127.0.0.1", port))
+    return Peer(own)
+
+
+def test_consumers_that_stop_reading_disturb_nobody(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """Three with a credit of 1,000 each, 60 MB waiting for them; later one of them goes on."""
+    with ExitStack() as stack, Scene(broker, "3 consumers that stop reading", figure) as scene:
+        with Peer(broker.port) as publisher:
+            for number in range(3_000):
+                publisher.publish("large", b"%020d" % number * 1_000)
+            publisher.barrier()
+        slow = [stack.enter_context(with_small_buffer(broker.port)) for _ in range(3)]
+        for peer in slow:
+            peer.consume("large", 1_000)
+            peer.dispatches(1)
+        scene.compare()
+        numbers = [int(dispatch.content[:20]) for dispatch in slow[0].dispatches(300)]
+        assert numbers == sorted(numbers)
+        scene.compare()
+
+
+def test_publishers_that_trickle_disturb_nobody(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """A hundred that have begun a message of 8 MB and send a byte now and then."""
+    with ExitStack() as stack, Scene(broker, "100 publishers that trickle", figure) as scene:
+        peers = [stack.enter_context(Peer(broker.port)) for _ in range(100)]
+        for peer in peers:
+            peer.send(b"H0100102P01%029dqueueP02%029d{" % (5, 8 << 20))
+
+        def trickle() -> None:
+            for peer in peers:
+                peer.send(b"{")
+
+        scene.compare(trickle)
+
+
+def test_unfinished_messages_do_not_fill_the_memory(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """``limits.unstored_total`` of them is read, and a bit of each; the rest stays in the kernel."""
+    with ExitStack() as stack, Scene(broker, "40 messages cut at 7 of 8 MB", figure) as scene:
+        peers = [stack.enter_context(Peer(broker.port)) for _ in range(40)]
+        head = b"H0100102P01%029dqueueP02%029d" % (5, 8 << 20)
+        send_what_goes(peers, head + b"{" * (7 << 20))
+        scene.compare(most_bytes=128 * MIB)
+
+
+def test_many_connections_disturb_nobody(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """Half of them wait for messages, each of a queue of its own, and get one at the end."""
+    with ExitStack() as stack, Scene(broker, f"{CONNECTIONS:,} connections", figure) as scene:
+        peers = [stack.enter_context(Peer(broker.port)) for _ in range(CONNECTIONS)]
+        for number, peer in enumerate(peers[::2]):
+            peer.consume(f"idle-{number}", 10)
+        scene.compare()
+        with Peer(broker.port) as publisher:
+            for number in range(len(peers[::2])):
+                publisher.publish(f"idle-{number}", b"%d" % number)
+        for number, peer in enumerate(peers[::2]):
+            assert peer.bodies(1) == [b"%d" % number]
+
+
+def test_lengths_of_29_digits_are_refused(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """Before a byte of the content is kept; the connection is closed without a word."""
+    with Scene(broker, "29-digit lengths, one before each round trip", figure) as scene:
+
+        def ask_for_much() -> None:
+            with Peer(broker.port) as peer:
+                peer.send(b"H0100102P01%029dqueueP02%s" % (5, b"9" * 29))
+                assert_closed_without_reply(peer)
+
+        scene.compare(ask_for_much)
+    metrics = Admin(broker.admin[0]).metrics()
+    assert metrics['phpmq_protocol_errors_total{code="too-large"}'] == ROUND_TRIPS
+
+
+def test_publisher_that_does_not_read_its_receipts_is_not_read_either(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """When it reads again, all of them are there."""
+    with (
+        Scene(broker, "a publisher that reads no receipts", figure) as scene,
+        with_small_buffer(broker.port) as peer,
+    ):
+        side, number = ClientSide(), 100_000
+        frames = [side.publish("orders", b"{}", key=b"%d" % key) for key in range(number)]
+        sent = send_what_goes([peer], b"".join(frames))
+        assert sent < sum(map(len, frames))
+        scene.compare(most_bytes=128 * MIB)
+        whole = sent // len(frames[-1])
+        assert [peer.receipt().key for _ in range(whole)] == [b"%d" % key for key in range(whole)]
+
+
+def test_connections_beyond_the_descriptors_are_turned_away(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """1,000 of them, with 256 descriptors: whoever is in goes on, and the log stays short."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    broker = BrokerProcess(tmp_path / "data", ["--admin", "127.0.0.1:0"])
+    try:
+        broker.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        with (
+            ExitStack() as stack,
+            Scene(broker, "1,000 connections with 256 descriptors", figure) as scene,
+        ):
+            for _ in range(CONNECTIONS):
+                stack.enter_context(Peer(broker.port))
+            scene.compare()
+            clients = Admin(broker.admin[0]).metrics()["phpmq_clients"]
+            assert clients == 256 - 64
+        with Peer(broker.port) as peer:
+            peer.barrier()
+        log = broker.log.read_text(encoding="utf-8").splitlines()
+        figure(f"{'':9}{len([line for line in log if 'turned_away' in line])} log lines of it")
+        assert len(log) < 20
+    finally:
+        broker.kill()
