@@ -73,7 +73,7 @@ def main() -> None:
     number = options.connections
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, number + SPARE_FILES), most))
-    limit = str(2 * number)  # where places are short, the longest silent must go
+    limit = str(2 * number + SPARE_FILES)  # where places are short, the longest silent must go
     settings = [
         *("--set", f"limits.connections={limit}"),
         *("--set", f"limits.connections_per_loopback_address={limit}"),

@@ -7,8 +7,9 @@ The real parser, core, rows, SQLite file and encoder, called one after the other
 
 With ``--backlog`` the messages are stored first, and every dispatch has to load them.
 
-Each figure is the mean of all rounds: what comes rarely, a page to load, counts its share.  What the sockets, the event loop and the hop to the
-writer's thread cost comes on top: compare the sum with ``phpmq-lite bench``.
+Each figure is the mean of all rounds: what comes rarely, a page to load, counts its share.
+Sockets, the event loop and the hop to the writer's thread come on top: compare the sum with
+``phpmq-lite bench``.
 """
 
 import argparse

@@ -196,6 +196,7 @@ class Question:
     verb: str
     arguments: tuple[Any, ...]
     answer: Any = None
+    number: int = 0  # the next of the number line when it was put
 
     @property
     def is_answered(self) -> bool:
@@ -344,8 +345,10 @@ class Driver:
                 kept.append(item)
             elif item.client.is_open:
                 self._try(core, item)
-                if item.result is Result.DONE:
+                if item.result in (Result.DONE, Result.WAIT):
                     done.append(item)
+                    if item.result is Result.WAIT:
+                        waiting.add(item.client)
                 elif item.result is Result.LOAD or item.client.is_parked:
                     waiting.add(item.client)
                     kept.append(item)
@@ -366,6 +369,7 @@ class Driver:
             assert not question.is_answered, "answered twice"
             question.answer = value
 
+        question.number = core.lives.next_number
         try:
             question.ask(core, answer)
         except RefusedError as error:

@@ -14,17 +14,20 @@ def serve(lives: Lives, batch_number: int) -> None:
     What expires on the way can make another queue hungry, one that was served already, too.
     """
     still_hungry: dict[int, Queue] = {}
+    fed: dict[int, Queue] = {}  # hungry too, but others come first next time
     while lives.hungry:
         queues, lives.hungry = lives.hungry, {}
         for queue in queues.values():
             window = queue.window
             if window is None or queue.settings.delivery_paused:
                 continue
+            given = queue.totals.dispatched
             if _serve_queue(lives, queue, window, batch_number):
-                still_hungry[queue.queue_id] = queue
+                is_fed = queue.totals.dispatched > given
+                (fed if is_fed else still_hungry)[queue.queue_id] = queue
             if window.wants_more:
                 _ask_for_page(lives, queue, window)
-    lives.hungry = still_hungry
+    lives.hungry = still_hungry | fed
 
 
 def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:

@@ -8,9 +8,7 @@ FREE_BYTES: Final = 64 << 10  # who holds less is always read: to stop it would 
 class Reader(Protocol):
     """What can be told to stop and go on reading."""
 
-    @property
-    def is_parked(self) -> bool:
-        """Tell whether it waits for something else, and keeps its bytes meanwhile."""
+    is_parked: bool  # it waits for something else, and keeps its bytes meanwhile
 
     def hold(self, reason: str) -> None:
         """Read nothing more."""

@@ -213,6 +213,7 @@ def _client(connection: Connection) -> ClientStatus:
     session = connection.peer
     if not isinstance(session, Session):
         return status
+    parked = {"queue"} if session.is_parked else set()
     return replace(
         status,
         framing=session.side.framing,
@@ -220,5 +221,5 @@ def _client(connection: Connection) -> ClientStatus:
         revision=session.side.revision,
         bytes_in=session.bytes_in,
         bytes_out=session.bytes_out,
-        paused_reason=", ".join(sorted(session.paused)) or None,
+        paused_reason=", ".join(sorted(session.paused | parked)) or None,
     )

@@ -88,6 +88,8 @@ class Session(asyncio.Protocol):
         self._unsent_bytes = 0  # in the write buffer at the last look while choked
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons not to read
+        self.is_parked = False  # a publish waits for its queue, and all behind it too
+        self.has_eof = False  # the peer sends no more
         self._shared = shared
         self._engine = shared.engine
         self._limits = shared.limits
@@ -100,7 +102,6 @@ class Session(asyncio.Protocol):
         self._is_queued = False  # the walk is in the inbox
         self._end_reason: str | None = None
         self._is_ended = False
-        self._has_eof = False
         self._guard_timer: asyncio.TimerHandle | None = None
         self._is_forced = False  # the next parked publish is stored all the same
 
@@ -147,7 +148,7 @@ class Session(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The peer sends no more: what it sent stands, its answers still leave, then it ends."""
         self._release()
-        self._has_eof = True
+        self.has_eof = True
         if not self._frames:
             self._end_half_closed()
         return self.kind != "tls"  # where only both directions can be closed
@@ -206,14 +207,14 @@ class Session(asyncio.Protocol):
             self.transport.write(data)
             if receipts and self.choked_at is not None:
                 self.hold("receipts")  # it does not read the answers to what it sends
-            if self._has_eof and dispatches:
+            if self.has_eof and dispatches:
                 self._finish("closed by the peer")
         self._figures.late += len(late)
         return late
 
     def resume(self) -> None:
         """See ``model.Peer``: the queue takes messages again."""
-        self.go_on("queue")
+        self.is_parked = False
         self._submit()
 
     def end(self, reason: str) -> None:
@@ -229,15 +230,11 @@ class Session(asyncio.Protocol):
             self._unsent_bytes = unsent
 
     @property
-    def is_parked(self) -> bool:
-        """Tell whether a publish waits until its queue takes messages, and all behind it too."""
-        return "queue" in self.paused
-
-    @property
     def is_idle(self) -> bool:
-        """Tell whether it neither consumes nor has a frame begun or waiting."""
-        has_frames = bool(self._frames) or self.frame_began_at is not None
-        return self.connection is not None and not self.connection.consumers and not has_frames
+        """Tell whether it neither consumes nor has a frame begun or waiting, but a parked one."""
+        is_served = bool(self._frames) or self.frame_began_at is not None
+        is_consuming = self.connection is None or bool(self.connection.consumers)
+        return not is_consuming and (self.is_parked or not is_served)
 
     def abort(self, reason: str) -> None:
         """Close at once; a frame that is not whole is dropped, what is not read is lost."""
@@ -386,9 +383,9 @@ class Session(asyncio.Protocol):
             self._is_forced = False
             core.force_publish(connection, frame.queue, frame.content, frame.ttl_s)
         else:
-            self.hold("queue")
-            if connection.consumers:
+            if connection.consumers and not self.is_parked:
                 self._loop.call_later(PARKED_RATE_S, self._force)
+            self.is_parked = True
             return True
         self._frames.popleft()
         self._frame_bytes -= len(frame.content)
@@ -397,7 +394,7 @@ class Session(asyncio.Protocol):
     def _force(self) -> None:
         if self.is_parked and not self._is_ended:
             self._is_forced = True
-            self.go_on("queue")
+            self.is_parked = False
             self._submit()
 
     def _note_progress(self) -> None:
@@ -413,7 +410,7 @@ class Session(asyncio.Protocol):
             return
         if self._end_reason is not None:
             self._engine.submit(self._close)
-        elif self._has_eof:
+        elif self.has_eof:
             self._end_half_closed()
 
     # -- the end

@@ -37,11 +37,14 @@ def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
 
 
 def longest_silent(sessions: Iterable[Session], now_s: float, limits: TimeLimits) -> list[Session]:
-    """Return whom nothing holds here, the longest silent first: no credit, no frame begun."""
+    """Return whom nothing holds here, the longest silent first: no credit, no frame begun.
+
+    One that waits for a paused or full queue is among them; at once if its peer has left.
+    """
     silent = [
         session
         for session in sessions
-        if session.is_idle and now_s - session.last_read_at > limits.silent_s
+        if session.is_idle and (session.has_eof or now_s - session.last_read_at > limits.silent_s)
     ]
     return sorted(silent, key=lambda session: session.last_read_at)
 

@@ -13,6 +13,7 @@ from select import select
 
 import pytest
 
+from phpmq_lite.client.blocking import connect_blocking
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.measures import MIB, Probe, Times, resident_bytes
@@ -142,7 +143,7 @@ def test_publishers_that_trickle_disturb_nobody(
 def test_unfinished_messages_do_not_fill_the_memory(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """``limits.unstored_total`` of them is read, and a bit of each; the rest stays in the kernel."""
+    """``limits.unstored_total`` of them is read, and a bit of each; the rest stays outside."""
     with ExitStack() as stack, Scene(broker, "40 messages cut at 7 of 8 MB", figure) as scene:
         peers = [stack.enter_context(Peer(broker.port)) for _ in range(40)]
         head = b"H0100102P01%029dqueueP02%029d" % (5, 8 << 20)
@@ -158,6 +159,7 @@ def test_many_connections_disturb_nobody(
         peers = [stack.enter_context(Peer(broker.port)) for _ in range(CONNECTIONS)]
         for number, peer in enumerate(peers[::2]):
             peer.consume(f"idle-{number}", 10)
+        peers[-1].barrier()
         scene.compare()
         with Peer(broker.port) as publisher:
             for number in range(len(peers[::2])):
@@ -227,3 +229,25 @@ def test_connections_beyond_the_descriptors_are_turned_away(
         assert len(log) < 20
     finally:
         broker.kill()
+
+
+def test_publishers_that_left_a_full_queue_do_not_lock_its_consumer_out(tmp_path: Path) -> None:
+    """PHP connects, publishes and closes, again and again, while the consumer is away."""
+    flags = ["--admin", "none", "--set", "queues.max_messages=1", "--set", "limits.connections=20"]
+    with broker_process(tmp_path / "data", *flags) as broker:
+        with Peer(broker.port) as publisher:
+            assert publisher.confirm("orders", b"first") is None
+            publisher.confirm("other", b"")
+        for number in range(60):
+            with Peer(broker.port) as publisher:
+                publisher.publish("orders", b"{%d}" % number)
+        # Turned away at first, it comes back by itself, until there is a place.
+        with connect_blocking("127.0.0.1", broker.port) as client:
+            got = []
+            with client.consume("orders", credit=1) as consumer:
+                for delivery in consumer:
+                    got.append(delivery.body)
+                    delivery.ack()
+                    if len(got) == 10:
+                        break
+        assert got[0] == b"first"

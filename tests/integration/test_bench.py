@@ -90,6 +90,33 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("backlog.py --messages 1200", "drained with acknowledgements, window 100"),
+        ("connections.py --connections 5 --seconds 0.1", "messages received on them at the end"),
+        (
+            "expiry.py --messages 50 --fill-seconds 4 --watch-seconds 0.5",
+            "50 messages expired (history) in ",
+        ),
+        ("profile_paths.py --rounds 2 --batch 5", "core: publish"),
+        ("profile_paths.py --rounds 2 --batch 5 --plain --backlog", "update: dispatched"),
+    ],
+)
+def test_benchmark_reports(tmp_path: Path, arguments: str, expected: str) -> None:
+    script, *options = arguments.split()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *options, "--data", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith(expected) for line in done.stdout.splitlines()), done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_broker_process_tells_why_it_did_not_start(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as first:
         second = BrokerProcess(first.data)

@@ -316,6 +316,22 @@ def test_plain_client_of_a_tls_listener_stores_nothing(data: Path, pair: tuple[P
         assert Admin(broker.admin[0]).queue("orders") == {}
 
 
+def test_failed_handshakes_leave_their_places(data: Path, pair: tuple[Path, Path]) -> None:
+    context = ssl.create_default_context(cafile=str(pair[0]))
+    flags = [*tls_flags(pair), "--set", "limits.connections=2"]
+    with broker_process(data, *NO_ADMIN, *flags) as broker:
+        for how in ("garbage", "nothing") * 5:
+            with Peer(broker.port) as stranger:
+                if how == "garbage":
+                    stranger.publish("orders", b"{}")
+                    stranger.rest()
+                else:
+                    stranger.half_close()
+                    stranger.rest()
+        with Peer(broker.port, context) as peer:
+            exchange(peer)
+
+
 def test_client_without_certificate_is_turned_away(data: Path, pair: tuple[Path, Path]) -> None:
     """mTLS: ``tcp.tls_client_ca``."""
     flags = [*tls_flags(pair), "--set", f"tcp.tls_client_ca={pair[0]}"]

@@ -740,3 +740,34 @@ def test_everything_before_a_confirmed_publish_is_stored_with_it(
             )
             assert settled.fetchall() == [(State.ACKED,), (State.DEAD,), (State.DEAD,)]
     database.close()
+
+
+# -- sizes and numbers
+
+
+def test_content_may_have_the_largest_size_and_no_byte_more(peer: Peer, queue: str) -> None:
+    largest = b"{" * (8 << 20)
+    assert peer.confirm(queue, largest) is None
+    peer.consume(queue, 5)
+    (dispatch,) = peer.dispatches(1)
+    assert dispatch.content == largest
+    peer.ack(dispatch)
+    peer.barrier()
+    peer.send(b"H0100102P01%029d%sP02%029d" % (len(queue), queue.encode(), len(largest) + 1))
+    assert_closed_without_reply(peer)
+
+
+def test_publishes_to_too_many_queues_are_refused(tmp_path: Path) -> None:
+    """With a key by a receipt; without one, and for a 002, there is only the end."""
+    flags = ("--admin", "none", "--set", "limits.max_queues=2")
+    with broker_process(tmp_path / "data", *flags) as broker, Peer(broker.port) as peer:
+        results = [peer.confirm(name, b"") for name in ("a", "b", "c", "a")]
+        assert results == [None, None, "too many queues", None]
+        with Peer(broker.port) as other:
+            other.send(other.side.publish("a", b"{stands}") + other.side.publish("c", b""))
+            assert_closed_without_reply(other)
+        with Peer(broker.port) as other:
+            other.consume("c", 1)
+            assert_closed_without_reply(other)
+        peer.consume("a", 5)
+        assert peer.bodies(3) == [b"", b"", b"{stands}"]

@@ -34,6 +34,7 @@ class Copy:
     held_number: int = 0  # of all dispatches
     deliveries: int = 0
     charged: int = 0
+    is_damaged: bool = False  # its body, on disk
     dying: str | None = None  # the reason: nobody can have it any more, on disk it is still there
 
     @property
@@ -55,6 +56,7 @@ class Sweep:
     question: Question
     queue: str
     done: int = 0
+    is_untouched: set[Copy] = field(default_factory=set)  # since it began
 
 
 @dataclass
@@ -137,7 +139,11 @@ class Model:
             m = self.alive.get(seq)
             if m is None:
                 continue  # followed already
-            if m.dying is not None:
+            if reason == "crc":
+                assert m.is_damaged
+                assert m.is_ready or m.dying is not None
+                self._settle(m, State.DEAD, "crc")
+            elif m.dying is not None:
                 assert (outcome, reason) == (State.DEAD, m.dying)
                 self._bury(m)
             elif outcome is State.EXPIRED:
@@ -172,7 +178,10 @@ class Model:
 
     def _sweep(self, m: Copy, reason: str) -> None:
         verb = {"purge": "purge", "redriven": "redrive"}[reason]
-        asked = [s for s in self.sweeps if s.queue == m.queue and s.question.verb == verb]
+        asked = [
+            s for s in self.sweeps if s.queue == m.queue and s.question.verb == verb
+            and m.position < s.question.number
+        ]  # fmt: skip
         sweeps = [
             s for s in asked if m.holder is None or (verb == "purge" and s.question.arguments[1])
         ]
@@ -296,6 +305,8 @@ class Model:
             m.dying = "max_deliveries"
             return
         m.position = command.number
+        for sweep in self.sweeps:
+            sweep.is_untouched.discard(m)
         self._set_ttl(m, command.arguments[2])
 
     def _dead_letter(self, m: Copy, _command: Command) -> None:
@@ -305,7 +316,7 @@ class Model:
         queue, *arguments = question.arguments
         match question.verb:
             case "purge" | "redrive":
-                self.sweeps.append(Sweep(question, queue))
+                self.sweeps.append(Sweep(question, queue, is_untouched=set(self.ready(queue))))
             case "configure":
                 own = self.own.get(queue, {}) | arguments[0]
                 self.own[queue] = {name: v for name, v in own.items() if v is not None}
@@ -389,12 +400,22 @@ class Model:
             m.holder, m.held_since_ms = client, self.now_ms
             self.dispatches += 1
             m.held_number = self.dispatches
+            for sweep in self.sweeps:
+                sweep.is_untouched.discard(m)
             m.deliveries += 1
             got.setdefault(client, []).append(m.seq)
         sends = turn.batch.sends.items()
         assert got == {c.peer: [m.seq for m in sent] for c, (sent, _) in sends if sent}
 
     # -- at rest
+
+    def _should_go(self, m: Copy, question: Question) -> bool:
+        """Tell whether a sweep that is over should have taken what nobody else has touched."""
+        if m.queue != question.arguments[0] or question.verb == "purge":
+            return bool(m.queue == question.arguments[0])
+        _, target, _, limit = question.arguments
+        origin = target or (m.source and m.source[1])
+        return limit is None and not m.is_damaged and origin not in (None, m.queue)
 
     def left_undone(self) -> Iterator[str]:
         """Yield one sentence for each thing that should have been done by now."""
@@ -406,6 +427,10 @@ class Model:
                 yield f"{m} is still dying"
             if m.holder is not None and 0 < timeout_ms <= self.now_ms - m.held_since_ms:
                 yield f"{m} was not given back"
+        for sweep in self.sweeps:
+            for m in sweep.is_untouched:
+                if self.alive.get(m.seq) is m and self._should_go(m, sweep.question):
+                    yield f"{m} was forgotten by a {sweep.question.verb}"
         for kind in ("purge", "redrive"):
             sweeps = [sweep for sweep in self.sweeps if sweep.question.verb == kind]
             answers = [sweep.question.answer for sweep in sweeps]

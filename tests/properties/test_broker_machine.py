@@ -3,11 +3,13 @@
 Windows, pages and caches are tiny, so that most of what happens has to go by way of the disk.
 """
 
+import os
 import tempfile
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +27,10 @@ from tests.driving import Client, Driver, Turn
 from tests.properties.broker_model import Copy, Model
 from tests.properties.broker_rest import assert_memory_agrees, assert_rows_agree, unserved
 
+pytestmark = pytest.mark.timeout(1_800)  # the long profile takes its time
+
+# A real file either way; this is about what a restart reads, not about what a power cut leaves.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 LIMITS = Limits(
     window=3,
     window_bytes=60,
@@ -59,9 +65,9 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.patches = [
-            patch.object(sweeps, "SLICE", 2),
+            patch.object(sweeps, "SLICE", 3),
             patch.object(turns, "_BODIES_AHEAD", 2),
             patch.object(writer, "DUE_AT_ONCE", 2),
             patch.object(writer, "_PAGE_BYTES", 30),
@@ -308,7 +314,16 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.driver.ask("configure", queue, own)
         self.go_on(how)
 
-    # -- time and crashes
+    # -- time, damage and crashes
+
+    @precondition(lambda self: self.model.alive)
+    @rule(whom=picks, how=then)
+    def damage(self, whom: int, how: str) -> None:
+        """A body on disk becomes zeros; what is in memory is as it was."""
+        m = list(self.model.alive.values())[whom % len(self.model.alive)]
+        self.driver.rows("UPDATE body SET content = zeroblob(length(content)) WHERE seq = ?", m.seq)
+        m.is_damaged = True
+        self.go_on(how)
 
     @rule(seconds=st.sampled_from([0.5, 1, 3, 9, 70]), how=then)
     def pass_time(self, seconds: float, how: str) -> None:
@@ -350,6 +365,6 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
 TestBroker = BrokerAgainstModel.TestCase
 TestBroker.settings = settings(
-    max_examples=settings().max_examples * 6,
+    max_examples=max(360, settings().max_examples),
     stateful_step_count=settings().stateful_step_count * 2,
 )

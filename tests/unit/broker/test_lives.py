@@ -257,6 +257,18 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
     assert rig.core.lives.dying == {}
 
 
+def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> None:
+    rig = Rig(defaults=QueueSettings(max_deliveries=1))
+    worker = rig.consumer()
+    here, there, poison = sent(rig.publish(b"a", b"b", b"c"), worker)
+    there.body = poison.body = None
+    rig.begin()
+    assert rig.core.dead_letter(worker, "orders", here.message_id) is Result.DONE
+    assert rig.core.dead_letter(worker, "orders", there.message_id) is Result.WAIT
+    assert rig.core.requeue(worker, "orders", poison.message_id, 0) is Result.WAIT
+    assert outcomes(rig.finish()) == {(State.DEAD, "client"): [1]}
+
+
 def test_dying_message_is_out_of_reach_of_everybody() -> None:
     rig = Rig()
     worker, stranger = rig.consumer(), rig.connect()

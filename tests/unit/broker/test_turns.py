@@ -2,7 +2,7 @@
 
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, Loaded, QueueSettings
-from tests.unit.broker.rig import Rig, bodies, message, outcomes, sent
+from tests.unit.broker.rig import Rig, bodies, message, outcomes, receipts, sent
 
 ABC = (b"a", b"b", b"c")
 
@@ -316,3 +316,70 @@ def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_anot
     stranger = rig.connect()
     batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
     assert bodies(sent(batch, one)) == [b"1234"]
+
+
+def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
+    """A connection ends: what comes back has no bodies, the window behind it is full of them."""
+    rig = Rig(Limits(window_bytes=40))
+    worker = rig.consumer(credit=4)
+    held = sent(rig.publish(*[b"x" * 10] * 4), worker)
+    rig.publish(*[b"y" * 10] * 4)
+    for one in held:
+        one.body = None  # as after sending
+    batch = rig.turn(lambda: rig.core.consume(worker, "orders", 4))
+    assert batch.body_seqs == {1, 2, 3, 4}
+    window = rig.queue().window
+    assert window is not None
+    assert (window.body_bytes, rig.core.lives.bodies.total_bytes) == (0, 0)
+    loaded = Loaded(bodies={one.seq: b"x" * 10 for one in held})
+    assert sent(rig.turn(loaded=loaded), worker) == held
+
+
+def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
+    rig = Rig(Limits(window=3))
+    one, two = rig.consumer(credit=3), rig.consumer(credit=1)
+    for body in (b"1", b"2", b"3", b"4"):
+        rig.publish(body)
+    rig.publish(b"5", b"6", b"7")
+    assert [m.position for m in rig.queue().window or ()] == [5, 6, 7]
+    rig.turn(lambda: rig.core.consume(one, "orders", 0))
+    assert [m.position for m in rig.queue().window or ()] == [1, 3, 4]
+    assert set(rig.core.lives.known) == {1, 2, 3, 4}
+    assert two.consumers[1].held.keys() == {2}
+
+
+# -- drain
+
+
+def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    [held] = sent(rig.publish(b"a", b"b"), worker)
+    rig.turn(lambda: rig.core.drain(rig.answers.append))
+    assert rig.answers == []
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert (list(outcomes(batch)), batch.sends) == ([(2, None)], {})
+    assert rig.answers == [None]
+
+
+def test_broker_that_drains_stores_and_receipts_what_still_comes() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    rig.turn(lambda: rig.core.drain(rig.answers.append))
+    batch = rig.turn(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
+    assert len(batch.born) == 1
+    assert (sent(batch, worker), receipts(batch, worker)) == ([], [(b"k", None)])
+
+
+def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
+    rig = Rig(Limits(held=1))
+    workers = {name: rig.consumer(name) for name in ("orders", "mails")}
+    [held] = sent(rig.publish(*ABC, *ABC), workers["orders"])
+    rig.publish(*ABC, queue="mails")
+    order = ["orders"]
+    for _ in range(6):
+        rig.begin()
+        rig.core.acknowledge(workers[order[-1]], order[-1], held.message_id)
+        [(connection, ([held], _))] = rig.finish().sends.items()
+        order += [name for name, one in workers.items() if one is connection]
+    assert order == ["orders", *["orders", "mails"] * 3]

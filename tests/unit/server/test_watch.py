@@ -25,6 +25,7 @@ class Peer:
     last_read_at: float = 0.0
     is_idle: bool = True
     paused: set[str] = field(default_factory=set)
+    has_eof: bool = False
     ended: str | None = None
 
     def note_writing(self, now_s: float) -> None:
@@ -92,6 +93,13 @@ def test_longest_silent_peers_make_room() -> None:
     peers = [Peer(last_read_at=at) for at in (3, 1, 2, 4, 5, 6, 7, 8, 9, 10)]
     ended = look(1_000, *peers)
     assert [peer.last_read_at for peer, end in zip(peers, ended, strict=True) if end] == [1, 2]
+
+
+def test_peer_that_has_left_makes_room_at_once() -> None:
+    """Its publishes wait for a queue that is full, and it will never know."""
+    others = [Peer(last_read_at=1_000) for _ in range(9)]
+    gone = Peer(last_read_at=1_000, has_eof=True)
+    assert [bool(end) for end in look(1_000, *others, gone)] == [False] * 9 + [True]
 
 
 @pytest.mark.parametrize("busy", [Peer(is_idle=False), Peer(last_read_at=995)])

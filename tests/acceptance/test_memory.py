@@ -1,0 +1,79 @@
+"""Memory does not follow the backlog, and neither does the start.
+
+``PHPMQ_BACKLOG=1000000 python -m pytest tests/acceptance/test_memory.py`` stores more.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.acceptance.measures import MIB, resident_bytes
+from tests.acceptance.peers import Admin, Peer
+
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc"),
+]
+
+SMALL = 10_000
+BACKLOG = int(os.environ.get("PHPMQ_BACKLOG", "200000"))
+BODY = b"x" * 256
+CREDIT = 100
+
+
+def fill(peer: Peer, number: int) -> float:
+    """Publish so many messages; give the messages per second."""
+    began = time.perf_counter()
+    piece = peer.side.publish("backlog", BODY) * 1_000
+    for _ in range(number // 1_000):
+        peer.send(piece)
+    peer.barrier()
+    return number / (time.perf_counter() - began)
+
+
+def work_a_little(broker: BrokerProcess) -> None:
+    """Consume and acknowledge some, so that windows and caches are what they are at work."""
+    with Peer(broker.port) as consumer:
+        consumer.consume("backlog", CREDIT)
+        for _ in range(20):
+            consumer.ack(*consumer.dispatches(CREDIT))
+        consumer.barrier()
+
+
+@pytest.mark.timeout(120 + BACKLOG // 2_000)
+def test_memory_and_start_do_not_follow_the_backlog(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+        with Peer(broker.port) as publisher:
+            fill(publisher, SMALL)
+            work_a_little(broker)
+            small = resident_bytes(broker.pid)
+            rate = fill(publisher, BACKLOG - SMALL)
+            work_a_little(broker)
+            large = resident_bytes(broker.pid)
+        count = Admin(broker.admin[0]).queue("backlog")["ready"]
+        broker.kill()
+        began = time.perf_counter()
+        broker.start()
+        listens_s = time.perf_counter() - began
+        with Peer(broker.port) as consumer:
+            consumer.consume("backlog", 1)
+            consumer.dispatches(1)
+            dispatched_s = time.perf_counter() - began
+        work_a_little(broker)
+        restarted = resident_bytes(broker.pid)
+        figure(
+            f"backlog: memory {small / MIB:.1f} MiB with {SMALL:,} messages, {large / MIB:.1f} MiB "
+            f"with {count:,} ({(large - small) / MIB:+.1f}), {restarted / MIB:.1f} MiB after a "
+            f"kill -9; listens {listens_s:.2f} s and dispatches {dispatched_s:.2f} s after that; "
+            f"published {rate:,.0f}/s"
+        )
+        assert large - small < 40 * MIB
+        assert restarted - small < 40 * MIB
+        assert dispatched_s < 30
