@@ -6,7 +6,8 @@ A file has statements like this, each up to its semicolon::
     -- what it does; its parameters, columns and index
     DELETE FROM body WHERE seq IN ({rows:?});
 
-``{rows:X}`` stands for X repeated with commas, as often as there are rows.
+``{rows:X}`` stands for X repeated with commas, as often as there are rows.  What several
+statements of a file share stands once, under ``-- part: NAME``, and ``{NAME}`` stands for it.
 """
 
 import re
@@ -18,7 +19,7 @@ from typing import Any, Final
 SIZES: Final = (500, 100, 20, 5, 1)  # few, so that the statement cache hits
 
 _FOLDER = Path(__file__).parent / "sql"
-_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"\{rows:([^}]*)\}")
 
 
@@ -26,8 +27,14 @@ _ROWS = re.compile(r"\{rows:([^}]*)\}")
 def load(name: str) -> dict[str, str]:
     """Return the statements of ``<name>.sql`` by their names, without comments."""
     pieces = _NAME.split((_FOLDER / f"{name}.sql").read_text(encoding="utf-8"))
-    texts = (re.sub(r"--[^\n]*", "", text).strip().rstrip(";") for text in pieces[2::2])
-    return dict(zip(pieces[1::2], texts, strict=True))
+    parts: dict[str, str] = {}
+    statements: dict[str, str] = {}
+    for kind, title, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+        bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
+        for part, content in parts.items():
+            bare = bare.replace(f"{{{part}}}", content)
+        (parts if kind == "part" else statements)[title] = bare
+    return statements
 
 
 class MultiRow:

@@ -24,7 +24,10 @@ def comments() -> dict[tuple[str, str], str]:
     """Return what stands between the name and the text of each statement."""
     found = {}
     for path in FILES:
-        pieces = re.split(r"^-- name: (\w+)$", path.read_text(encoding="utf-8"), flags=re.M)
+        text = re.sub(
+            r"^-- part: .*?(?=^-- (name|part): )", "", path.read_text("utf-8"), flags=re.M | re.S
+        )
+        pieces = re.split(r"^-- name: (\w+)$", text, flags=re.M)
         for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
             found[path.stem, name] = "\n".join(re.findall(r"^--.*$", text, flags=re.M))
     return found

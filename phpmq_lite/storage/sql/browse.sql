@@ -1,6 +1,39 @@
 -- What the admin reads, on read-only connections.  Nothing here writes.
 -- Previews are cut here: 480 bytes hold 120 characters of any UTF-8.
 
+-- part: step
+-- What the wall clock is ahead of the scale that deadlines are stored on (ms).
+coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+
+-- part: seen
+-- What alive and settled messages have alike; m is either, the others are of {names}.
+m.deadline_ms + {step},
+  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
+  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
+  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
+  substr(b.content, 1, 480)
+
+-- part: alive
+-- A live row as browse.MessageRow has it.
+NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
+  NULL AS reason, NULL AS settled_at, m.ttl_s,
+  {seen}
+
+-- part: settled
+-- A settled row in the same columns.
+m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
+  m.reason, m.settled_at, m.ttl_s,
+  {seen}
+
+-- part: names
+-- Who the numbers of a row stand for, and its body.
+LEFT JOIN queue AS q ON q.queue_id = m.queue_id
+LEFT JOIN client AS p ON p.client = m.publisher
+LEFT JOIN client AS c ON c.client = m.consumer
+LEFT JOIN history AS o ON o.seq = m.source_seq
+LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
+LEFT JOIN body AS b ON b.seq = m.seq
+
 -- name: oldest_ready
 -- When the first ready message of each queue asked for was published.
 -- parameters: queue_ids (a JSON array)
@@ -23,12 +56,12 @@ FROM json_each(:queue_ids) AS wanted;
 -- index: message_deadline
 SELECT
   queue_id, count(*),
-  min(deadline_ms) + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+  min(deadline_ms) + {step}
 FROM (
   SELECT queue_id, deadline_ms
   FROM message
   WHERE state = 0 AND deadline_ms
-    < :before_ms - coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+    < :before_ms - {step}
   ORDER BY deadline_ms
   LIMIT :limit
 )
@@ -39,21 +72,9 @@ GROUP BY queue_id;
 -- parameters: queue_id; position (exclusive); state (NULL: both); limit
 -- columns: those of browse.MessageRow
 -- index: message_place
-SELECT
-  NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s,
-  m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
-  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
-  substr(b.content, 1, 480)
+SELECT {alive}
 FROM message AS m
-LEFT JOIN queue AS q ON q.queue_id = m.queue_id
-LEFT JOIN client AS p ON p.client = m.publisher
-LEFT JOIN client AS c ON c.client = m.consumer
-LEFT JOIN history AS o ON o.seq = m.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-LEFT JOIN body AS b ON b.seq = m.seq
+{names}
 WHERE m.queue_id = :queue_id AND m.position > :position
   AND (:state IS NULL OR m.state = :state)
 ORDER BY m.position
@@ -64,21 +85,9 @@ LIMIT :limit;
 -- parameters: queue_id; position (exclusive); limit
 -- columns: those of browse.MessageRow
 -- index: message_held
-SELECT
-  NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s,
-  m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
-  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
-  substr(b.content, 1, 480)
+SELECT {alive}
 FROM message AS m INDEXED BY message_held
-LEFT JOIN queue AS q ON q.queue_id = m.queue_id
-LEFT JOIN client AS p ON p.client = m.publisher
-LEFT JOIN client AS c ON c.client = m.consumer
-LEFT JOIN history AS o ON o.seq = m.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-LEFT JOIN body AS b ON b.seq = m.seq
+{names}
 WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position > :position
 ORDER BY m.position
 LIMIT :limit;
@@ -88,21 +97,9 @@ LIMIT :limit;
 -- parameters: queue_id; position (exclusive); state (NULL: both); limit
 -- columns: those of browse.MessageRow
 -- index: message_place
-SELECT
-  NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s,
-  m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
-  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
-  substr(b.content, 1, 480)
+SELECT {alive}
 FROM message AS m
-LEFT JOIN queue AS q ON q.queue_id = m.queue_id
-LEFT JOIN client AS p ON p.client = m.publisher
-LEFT JOIN client AS c ON c.client = m.consumer
-LEFT JOIN history AS o ON o.seq = m.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-LEFT JOIN body AS b ON b.seq = m.seq
+{names}
 WHERE m.queue_id = :queue_id AND m.position < :position
   AND (:state IS NULL OR m.state = :state)
 ORDER BY m.position DESC
@@ -113,21 +110,9 @@ LIMIT :limit;
 -- parameters: queue_id; position (exclusive); limit
 -- columns: those of browse.MessageRow
 -- index: message_held
-SELECT
-  NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s,
-  m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
-  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
-  substr(b.content, 1, 480)
+SELECT {alive}
 FROM message AS m INDEXED BY message_held
-LEFT JOIN queue AS q ON q.queue_id = m.queue_id
-LEFT JOIN client AS p ON p.client = m.publisher
-LEFT JOIN client AS c ON c.client = m.consumer
-LEFT JOIN history AS o ON o.seq = m.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-LEFT JOIN body AS b ON b.seq = m.seq
+{names}
 WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position < :position
 ORDER BY m.position DESC
 LIMIT :limit;
@@ -137,89 +122,41 @@ LIMIT :limit;
 -- parameters: seq
 -- columns: those of browse.MessageRow
 -- index: history_seq
-SELECT
-  NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s,
-  m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
-  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
-  substr(b.content, 1, 480)
+SELECT {alive}
 FROM message AS m
-LEFT JOIN queue AS q ON q.queue_id = m.queue_id
-LEFT JOIN client AS p ON p.client = m.publisher
-LEFT JOIN client AS c ON c.client = m.consumer
-LEFT JOIN history AS o ON o.seq = m.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-LEFT JOIN body AS b ON b.seq = m.seq
+{names}
 WHERE m.seq = :seq
 UNION ALL
-SELECT
-  h."offset", h.seq, h.token, h.queue_id, q.name, h.position, h.outcome,
-  h.reason, h.settled_at, h.ttl_s,
-  h.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  h.published_at, h.first_dispatched_at, h.last_dispatched_at, h.deliveries, h.charged,
-  h.size, h.crc, h.publisher, p.kind, p.address, h.consumer, c.kind, c.address,
-  h.urn, h.trace_id, h.source_seq, o.token, oq.name, h.source_reason,
-  substr(b.content, 1, 480)
-FROM history AS h
-LEFT JOIN queue AS q ON q.queue_id = h.queue_id
-LEFT JOIN client AS p ON p.client = h.publisher
-LEFT JOIN client AS c ON c.client = h.consumer
-LEFT JOIN history AS o ON o.seq = h.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = h.source_queue_id
-LEFT JOIN body AS b ON b.seq = h.seq
-WHERE h.seq = :seq
+SELECT {settled}
+FROM history AS m
+{names}
+WHERE m.seq = :seq
 LIMIT 1;
 
 -- name: history_older
 -- Settled messages between two offsets, newest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; queue_id, outcome (NULL: all); limit
 -- columns: those of browse.MessageRow
-SELECT
-  h."offset", h.seq, h.token, h.queue_id, q.name, h.position, h.outcome,
-  h.reason, h.settled_at, h.ttl_s,
-  h.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  h.published_at, h.first_dispatched_at, h.last_dispatched_at, h.deliveries, h.charged,
-  h.size, h.crc, h.publisher, p.kind, p.address, h.consumer, c.kind, c.address,
-  h.urn, h.trace_id, h.source_seq, o.token, oq.name, h.source_reason,
-  substr(b.content, 1, 480)
-FROM history AS h
-LEFT JOIN queue AS q ON q.queue_id = h.queue_id
-LEFT JOIN client AS p ON p.client = h.publisher
-LEFT JOIN client AS c ON c.client = h.consumer
-LEFT JOIN history AS o ON o.seq = h.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = h.source_queue_id
-LEFT JOIN body AS b ON b.seq = h.seq
-WHERE h."offset" < :start AND h."offset" >= :stop
-  AND (:queue_id IS NULL OR h.queue_id = :queue_id)
-  AND (:outcome IS NULL OR h.outcome = :outcome)
-ORDER BY h."offset" DESC
+SELECT {settled}
+FROM history AS m
+{names}
+WHERE m."offset" < :start AND m."offset" >= :stop
+  AND (:queue_id IS NULL OR m.queue_id = :queue_id)
+  AND (:outcome IS NULL OR m.outcome = :outcome)
+ORDER BY m."offset" DESC
 LIMIT :limit;
 
 -- name: history_newer
 -- Settled messages between two offsets, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; queue_id, outcome (NULL: all); limit
 -- columns: those of browse.MessageRow
-SELECT
-  h."offset", h.seq, h.token, h.queue_id, q.name, h.position, h.outcome,
-  h.reason, h.settled_at, h.ttl_s,
-  h.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0),
-  h.published_at, h.first_dispatched_at, h.last_dispatched_at, h.deliveries, h.charged,
-  h.size, h.crc, h.publisher, p.kind, p.address, h.consumer, c.kind, c.address,
-  h.urn, h.trace_id, h.source_seq, o.token, oq.name, h.source_reason,
-  substr(b.content, 1, 480)
-FROM history AS h
-LEFT JOIN queue AS q ON q.queue_id = h.queue_id
-LEFT JOIN client AS p ON p.client = h.publisher
-LEFT JOIN client AS c ON c.client = h.consumer
-LEFT JOIN history AS o ON o.seq = h.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = h.source_queue_id
-LEFT JOIN body AS b ON b.seq = h.seq
-WHERE h."offset" > :start AND h."offset" <= :stop
-  AND (:queue_id IS NULL OR h.queue_id = :queue_id)
-  AND (:outcome IS NULL OR h.outcome = :outcome)
-ORDER BY h."offset"
+SELECT {settled}
+FROM history AS m
+{names}
+WHERE m."offset" > :start AND m."offset" <= :stop
+  AND (:queue_id IS NULL OR m.queue_id = :queue_id)
+  AND (:outcome IS NULL OR m.outcome = :outcome)
+ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: history_ends

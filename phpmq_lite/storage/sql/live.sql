@@ -1,18 +1,32 @@
 -- What the writer does in each batch, and what it loads after it.
 
+-- part: plain
+-- The columns that every message has, in the order of model.Message.
+seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer
+
+-- part: message
+-- All columns of a message that is alive, in that order.
+{plain},
+  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+
+-- part: settled
+-- What the history takes over from it: all but the state.
+seq, token, queue_id, position, ttl_s,
+  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
+  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
+  source_reason
+
 -- name: insert_plain
 -- New messages; the envelope's and the record's columns stay NULL.
 -- rows: seq to consumer
-INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer)
+INSERT INTO message ({plain})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: insert_whole
 -- New messages with all columns.
 -- rows: seq to source_reason
-INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason)
+INSERT INTO message ({message})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: insert_body
@@ -39,15 +53,8 @@ FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.
 -- name: settle
 -- Rows of settled messages, in order of seq; AUTOINCREMENT numbers the offset without a gap.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq
-INSERT INTO history (outcome, reason, settled_at, seq, token, queue_id, position, ttl_s,
-  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
-  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
-  source_reason)
-SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s,
-  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
-  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
-  source_reason
-FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
+INSERT INTO history (outcome, reason, settled_at, {settled})
+SELECT ?, ?, ?, {settled} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
 
 -- name: remove
 -- rows: seq
@@ -97,9 +104,7 @@ ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 -- The next ready messages of a queue, in order, without bodies.
 -- parameters: queue_id; after (position, exclusive); limit
 -- index: message_place
-SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+SELECT {message}
 FROM message WHERE queue_id = ? AND position > ? AND state = 0
 ORDER BY position LIMIT ?;
 
@@ -107,26 +112,20 @@ ORDER BY position LIMIT ?;
 -- Messages of a queue that are alive, in order.
 -- parameters: queue_id; after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
-SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+SELECT {message}
 FROM message WHERE queue_id = ? AND position > ? AND position <= ?
 ORDER BY position LIMIT ?;
 
 -- name: by_seq
 -- rows: seq
-SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+SELECT {message}
 FROM message WHERE seq IN ({rows:?});
 
 -- name: due
 -- Ready messages whose deadline has passed, the soonest first.
 -- parameters: now (steady ms); limit
 -- index: message_deadline
-SELECT seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+SELECT {message}
 FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
 ORDER BY deadline_ms LIMIT ?;
 
