@@ -200,7 +200,7 @@ class Storage(Section):
     """The SQLite database in the data folder."""
 
     allow_network_fs: bool = _field(False, "start on a network file system: its locks may lie")
-    cache_bytes: Size = _size(16 * MIB, "SQLite's page cache")
+    cache_bytes: Size = _size(8 * MIB, "SQLite's page cache")
     wal_bytes: Size = _size(64 * MIB, "the write-ahead log is cut back above this")
     accept_loss: bool = _field(False, "start although the write-ahead log is damaged, once")
 

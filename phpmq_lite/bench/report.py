@@ -38,7 +38,7 @@ class Load:
         if self.broker is None:
             return busiest if is_client_full else "unknown"
         if self.broker >= _FULL:
-            return f"broker and {busiest}" if is_client_full else "broker"
+            return f"broker+{busiest}" if is_client_full else "broker"
         if is_client_full:
             return busiest
         total = self.broker + sum(self.clients.values()) + (self.others or 0.0)

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phpmq_lite.bench.clients import Address
+from phpmq_lite.bench.clients import UNCONFIRMED, Address
 from phpmq_lite.bench.machine import file_system
 from phpmq_lite.bench.report import Limits, Quantiles, Rate, Report
 from phpmq_lite.bench.session import (
@@ -35,20 +35,19 @@ _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _MAX_SIZE: Final = 1 << 20  # 1,000 of them are under way at once
 
 _WHAT: Final = {
-    PUBLISH: "publish, confirmed",
-    FLOW: "publish, dispatch, ack",
-    FLOW_PLAIN: "the same, not confirmed",
+    PUBLISH: "confirmed publishing, {unconfirmed:,} unanswered at most",
+    FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
+    FLOW_PLAIN: "the same with publishes that are not confirmed; window {window:,}",
 }
 _LIMIT_COLUMNS: Final = (
     Column("limit", "LIMIT OF THE MACHINE"),
     Column("per_second", "PER SECOND", is_number=True),
 )
 _RATE_COLUMNS: Final = (
-    Column("what", "WORKLOAD"),
-    Column("messages", "MESSAGES", is_number=True),
+    Column("workload", "WORKLOAD"),
     Column("per_second", "PER SECOND", is_number=True),
-    Column("share", "OF SQLITE'S ROWS", is_number=True),
-    Column("broker", "CPU BROKER", is_number=True),
+    Column("share", "OF SQLITE", is_number=True),
+    Column("broker", "BROKER", is_number=True),
     Column("clients", "CLIENTS", is_number=True),
     Column("others", "OTHERS", is_number=True),
     Column("limit", "LIMITED BY"),
@@ -58,7 +57,7 @@ _LATENCY_COLUMNS: Final = (
     Column("p50", "P50", is_number=True),
     Column("p95", "P95", is_number=True),
     Column("p99", "P99", is_number=True),
-    Column("ratio", "P50 TO COMMIT + ROUND TRIP", is_number=True),
+    Column("ratio", "P50 / LEAST", is_number=True),
 )
 
 
@@ -217,23 +216,29 @@ class _Bar(Watcher):
 
 
 def _write(report: Report) -> None:
+    """Write tables that fit into 80 columns."""
     machine = report.machine
     click.echo(f"phpmq-lite {machine.broker}, messages of {report.size:,} bytes")
-    click.echo(
-        f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, Python {machine.python}, "
-        f"SQLite {machine.sqlite}, {machine.file_system}\n"
-    )
+    click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
+    click.echo(f"Python {machine.python}, SQLite {machine.sqlite}\n")
     write(_limit_rows(report.limits), _LIMIT_COLUMNS, "table", "")
     if report.rates:
-        click.echo()
-        write([_rate_row(report, rate) for rate in report.rates], _RATE_COLUMNS, "table", "")
+        _write_rates(report)
     if report.latency is not None:
-        click.echo()
+        click.echo("\nLEAST: a commit of one row and a round trip, as above")
         rows = [
             _latency_row(report, "publish to receive", report.latency.receive),
             _latency_row(report, "publish to receipt", report.latency.receipt),
         ]
         write(rows, _LATENCY_COLUMNS, "table", "")
+
+
+def _write_rates(report: Report) -> None:
+    click.echo("\nOF SQLITE: of its rows at 1,000 a commit; then CPU, in percent of a core")
+    for rate in report.rates:
+        meaning = _WHAT[rate.workload].format(unconfirmed=UNCONFIRMED, window=report.window)
+        click.echo(f"{rate.workload}: {meaning}")
+    write([_rate_row(report, rate) for rate in report.rates], _RATE_COLUMNS, "table", "")
     if any(rate.load.is_noisy for rate in report.rates):
         talk("other processes were busy meanwhile: the rates are too low")
 
@@ -249,10 +254,8 @@ def _limit_rows(limits: Limits) -> list[dict[str, Any]]:
 
 def _rate_row(report: Report, rate: Rate) -> dict[str, Any]:
     load = rate.load
-    window = "" if rate.workload == PUBLISH else f", window {report.window:,}"
     return {
-        "what": _WHAT[rate.workload] + window,
-        "messages": rate.messages,
+        "workload": rate.workload,
         "per_second": round(rate.per_second),
         "share": _percent(report.share_of_rows(rate)),
         "broker": _percent(load.broker),
