@@ -1,10 +1,46 @@
-"""Figures: what a test measured is shown at the end of the run, whether it passed or not."""
+"""A broker and its clients; and figures: what a test measured is shown at the end of the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.acceptance.peers import Admin, Peer
+
 LINES = pytest.StashKey[list[str]]()
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with the default settings; a module may have another one."""
+    with broker_process(tmp_path_factory.mktemp("broker") / "data", "--admin", "127.0.0.1:0") as it:
+        yield it
+
+
+@pytest.fixture
+def admin(broker: BrokerProcess) -> Admin:
+    return Admin(broker.admin[0])
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test has."""
+    return f"queue-{next(_numbers)}"
+
+
+@pytest.fixture
+def peer(broker: BrokerProcess) -> Iterator[Peer]:
+    with Peer(broker.port) as connected:
+        yield connected
+
+
+@pytest.fixture
+def other(broker: BrokerProcess) -> Iterator[Peer]:
+    with Peer(broker.port) as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -13,7 +49,7 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return request.config.stash.setdefault(LINES, []).append
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
     """Write the figures of all tests."""
     lines = terminalreporter.config.stash.get(LINES, [])
     if lines:

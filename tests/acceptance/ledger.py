@@ -24,6 +24,7 @@ MARKS: Final = "marks"  # for the publishes behind acknowledgements; nobody cons
 KEY_BYTES: Final = 16  # at the beginning of every body
 WINDOW: Final = 200  # unanswered publishes of a producer
 CREDIT: Final = 100
+MOMENT_S: Final = 0.03  # some batches long
 
 
 @dataclass
@@ -277,13 +278,17 @@ class Crowd:
         self.at_the_end: Callable[[], None] = lambda: None
 
     def count_down(self) -> None:
-        """One more receipt has come; the last one that was waited for is the end."""
+        """One more receipt has come; a moment after the last one is the end.
+
+        The moment is any: the broker may be deciding, storing, or about to tell.
+        """
         self.receipts_left -= 1
         if self.receipts_left == 0:
-            self.at_the_end()
+            after_s = self.ledger.rng.uniform(0, MOMENT_S)
+            asyncio.get_running_loop().call_later(after_s, self.at_the_end)
 
     async def work(self, receipts: int, at_the_end: Callable[[], None]) -> None:
-        """Load the broker; ``at_the_end``, after so many receipts, must end it."""
+        """Load the broker; ``at_the_end``, soon after so many receipts, must end it."""
         self.receipts_left, self.at_the_end = receipts, at_the_end
         kinds = (Producer, Consumer, Consumer)
         clients = [await self._connect(kind) for kind in kinds]

@@ -130,6 +130,11 @@ class Peer:
         self.receipts.remove(found)
         return found.reason
 
+    def store(self, queue: str, *contents: bytes, ttl_s: int = 0) -> None:
+        """Publish without keys, and return when all is stored."""
+        self.send(b"".join(self.side.publish(queue, content, ttl_s) for content in contents))
+        self.barrier()
+
     def barrier(self) -> None:
         """Return when all that this connection has sent is stored, and what follows on it is here.
 

@@ -26,7 +26,7 @@ pytestmark = [
 
 CONNECTIONS = 1_000
 ROUND_TRIPS = 200
-SLOWER_MS = 250.0  # asserted: nobody's round trip takes so long, however busy this machine
+SLOWER_MS = 2_000.0  # asserted: nobody waits so long for one round trip, on any machine
 
 
 @pytest.fixture(autouse=True, scope="module")

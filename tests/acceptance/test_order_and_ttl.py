@@ -31,31 +31,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield running
 
 
-@pytest.fixture
-def queue() -> str:
-    return f"queue-{next(_numbers)}"
-
-
-@pytest.fixture
-def peer(broker: BrokerProcess) -> Iterator[Peer]:
-    with Peer(broker.port) as connected:
-        yield connected
-
-
-@pytest.fixture
-def other(broker: BrokerProcess) -> Iterator[Peer]:
-    with Peer(broker.port) as connected:
-        yield connected
-
-
 def numbered(numbers: range) -> list[bytes]:
     return [b"%d" % number for number in numbers]
-
-
-def publish_all(peer: Peer, queue: str, bodies: list[bytes], ttl_s: int = 0) -> None:
-    """Publish without keys, then see that all of it is stored."""
-    peer.send(b"".join(peer.side.publish(queue, body, ttl_s) for body in bodies))
-    peer.barrier()
 
 
 def consume_all(peer: Peer, queue: str, number: int, credit: int) -> list[bytes]:
@@ -77,14 +54,14 @@ def test_consumer_gets_messages_in_the_order_of_publishing(
     peer: Peer, other: Peer, queue: str, credit: int
 ) -> None:
     """Those that wait on disk, those in memory, and those that come meanwhile."""
-    publish_all(other, queue, numbered(range(300)))
+    other.store(queue, *numbered(range(300)))
     peer.consume(queue, credit)
     other.send(b"".join(other.side.publish(queue, b"%d" % n) for n in range(300, 600)))
     assert consume_all(peer, queue, 600, credit) == numbered(range(600))
 
 
 def test_consumers_together_get_messages_in_order(peer: Peer, other: Peer, queue: str) -> None:
-    publish_all(other, queue, numbered(range(200)))
+    other.store(queue, *numbered(range(200)))
     peer.consume(queue, 60)
     first = peer.bodies(60)
     other.consume(queue, 1_000)
@@ -98,13 +75,13 @@ def test_messages_come_again_before_newer_ones_after_a_disconnect(
     peer: Peer, other: Peer, queue: str, how: str
 ) -> None:
     """In their old order, under their old ids."""
-    publish_all(other, queue, numbered(range(200)))
+    other.store(queue, *numbered(range(200)))
     peer.consume(queue, 30)
     held = peer.dispatches(30)
     peer.ack(*held[::3])  # in the middle of what is held
     more = peer.dispatches(10)
     getattr(peer, how)()
-    publish_all(other, queue, numbered(range(200, 220)))
+    other.store(queue, *numbered(range(200, 220)))
     other.consume(queue, 1_000)
     again = [d for d in held if d not in held[::3]] + more
     got = other.dispatches(210)
@@ -115,7 +92,7 @@ def test_messages_come_again_before_newer_ones_after_a_disconnect(
 def test_messages_of_two_consumers_come_again_in_one_order(
     broker: BrokerProcess, peer: Peer, other: Peer, queue: str
 ) -> None:
-    publish_all(other, queue, numbered(range(100)))
+    other.store(queue, *numbered(range(100)))
     with Peer(broker.port) as third:
         peer.consume(queue, 20)
         peer.dispatches(20)
@@ -129,7 +106,7 @@ def test_messages_of_two_consumers_come_again_in_one_order(
 def test_messages_come_in_the_same_order_after_a_kill(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
         with Peer(broker.port) as peer:
-            publish_all(peer, "orders", numbered(range(100)))
+            peer.store("orders", *numbered(range(100)))
             peer.consume("orders", 10)
             held = peer.dispatches(10)
             peer.ack(held[4])
@@ -141,18 +118,18 @@ def test_messages_come_in_the_same_order_after_a_kill(tmp_path: Path) -> None:
         expected.remove(b"4")
         expected.remove(b"2")
         with Peer(broker.port) as peer:
-            publish_all(peer, "orders", [b"newer"])
+            peer.store("orders", b"newer")
             assert consume_all(peer, "orders", 100, 100) == [*expected, b"2", b"newer"]
 
 
 def test_requeued_message_comes_last(peer: Peer, other: Peer, queue: str) -> None:
     """Under its old id; what is published later comes behind it."""
-    publish_all(other, queue, numbered(range(120)))
+    other.store(queue, *numbered(range(120)))
     peer.consume(queue, 1)
     (first,) = peer.dispatches(1)
     peer.requeue(first)
     peer.barrier()
-    publish_all(other, queue, [b"newer"])
+    other.store(queue, b"newer")
     assert consume_all(peer, queue, 119, 1) == numbered(range(1, 120))
     again, newer = peer.dispatches(1), consume_all(peer, queue, 2, 2)
     assert again[0].message_id == first.message_id
@@ -163,7 +140,7 @@ def test_order_is_kept_over_many_ends(other: Peer, queue: str) -> None:
     """Acknowledge some, requeue some, give back the rest, again and again: a list agrees."""
     rng = random.Random(queue)
     expected = numbered(range(400))
-    publish_all(other, queue, expected)
+    other.store(queue, *expected)
     while expected:
         credit = rng.randint(1, 120)
         other.consume(queue, credit)
@@ -215,8 +192,8 @@ def test_message_is_not_dispatched_after_its_second(
     broker: BrokerProcess, peer: Peer, other: Peer, queue: str
 ) -> None:
     """TTL 1, nobody there for more than a second by the broker's own clock, then a consumer."""
-    publish_all(other, queue, [b"short"] * 100, ttl_s=1)
-    publish_all(other, queue, [b"endless"])
+    other.store(queue, *[b"short"] * 100, ttl_s=1)
+    other.store(queue, b"endless")
     second_passes(other)
     peer.consume(queue, 1_000)
     peer.barrier()
@@ -232,7 +209,7 @@ def test_no_dispatch_is_late_under_load(
     broker: BrokerProcess, peer: Peer, other: Peer, queue: str, figure: Callable[[str], None]
 ) -> None:
     """A consumer that takes one at a time, of far more than it can in a second."""
-    publish_all(other, queue, numbered(range(20_000)), ttl_s=1)
+    other.store(queue, *numbered(range(20_000)), ttl_s=1)
     peer.consume(queue, 1)
     other.publish(f"{queue}.end.retry", b"", ttl_s=2)
     peer.consume(f"{queue}.end", 1)
@@ -271,7 +248,7 @@ def test_remaining_seconds_count_down(peer: Peer, other: Peer, queue: str) -> No
 
 
 def test_requeue_gives_a_new_time_to_live(peer: Peer, other: Peer, queue: str) -> None:
-    publish_all(other, queue, [b"a"], ttl_s=1)
+    other.store(queue, b"a", ttl_s=1)
     peer.consume(queue, 1)
     (dispatch,) = peer.dispatches(1)
     peer.requeue(dispatch, ttl_s=3_600)
@@ -283,7 +260,7 @@ def test_held_message_does_not_expire_but_is_not_dispatched_again_either(
     broker: BrokerProcess, peer: Peer, other: Peer, queue: str
 ) -> None:
     """Only ready messages expire; this one does when it comes back."""
-    publish_all(other, queue, [b"a"], ttl_s=1)
+    other.store(queue, b"a", ttl_s=1)
     peer.consume(queue, 1)
     peer.dispatches(1)
     second_passes(other)
@@ -317,9 +294,9 @@ def test_expiry_survives_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with broker_process(data, "--admin", "none") as broker:
         with Peer(broker.port) as peer:
-            publish_all(peer, "orders", [b"short"], ttl_s=2)
-            publish_all(peer, "orders", [b"long"], ttl_s=3_600)
-            publish_all(peer, "orders.timer.retry", [b"rings"], ttl_s=2)
+            peer.store("orders", b"short", ttl_s=2)
+            peer.store("orders", b"long", ttl_s=3_600)
+            peer.store("orders.timer.retry", b"rings", ttl_s=2)
             peer.consume("orders", 5)
             assert peer.bodies(2) == [b"short", b"long"]
             broker.kill()

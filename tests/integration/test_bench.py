@@ -42,8 +42,9 @@ def test_bench_writes_a_table_to_paste(tmp_path: Path) -> None:
     assert code == 0
     lines = stdout.splitlines()
     assert lines[0].startswith("phpmq-lite ")
-    assert any(line.startswith("the same, not confirmed, window 100 ") for line in lines)
+    assert any(line.startswith("flow-plain ") for line in lines)
     assert any(line.startswith("publish to receipt ") for line in lines)
+    assert max(map(len, lines[4:])) <= 80  # the tables; a processor may have a long name
 
 
 def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import ssl
 import stat
 import subprocess
+import sys
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_broker_drains(data: Path, number: signal.Signals) -> None:
         consumer.consume("orders", 2)
         held = consumer.dispatches(2)
         send_signal(broker, number)
-        with suppress(ConnectionRefusedError):
+        with suppress(ConnectionError):  # nobody is let in any more
             while True:
                 connect(broker.port).close()
         assert publisher.confirm("orders", b"3") is None
@@ -356,6 +357,7 @@ def test_key_that_others_can_read_is_refused(data: Path, pair: tuple[Path, Path]
     assert f"tcp.tls_key {open_key} can be read by others" in words
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
 def test_address_that_is_not_allowed_is_turned_away(data: Path) -> None:
     flags = ("--set", "tcp.allow=10.0.0.0/8, 127.0.0.2")
     with broker_process(data, *NO_ADMIN, "--listen", "127.0.0.2:0", *flags, listeners=2) as broker:

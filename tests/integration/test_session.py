@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from select import select
 
 import pytest
 
@@ -63,17 +62,6 @@ def peer(broker: BrokerProcess) -> Iterator[Peer]:
 def other(broker: BrokerProcess) -> Iterator[Peer]:
     with Peer(broker.port) as connected:
         yield connected
-
-
-def publish_all(peer: Peer, queue: str, *bodies: bytes) -> None:
-    """Publish and see all stored."""
-    for body in bodies:
-        peer.publish(queue, body)
-    peer.barrier()
-
-
-def ignored(admin: Admin, reason: str) -> float:
-    return admin.metrics().get(f'phpmq_acks_ignored_total{{reason="{reason}"}}', 0)
 
 
 # -- order
@@ -143,7 +131,7 @@ def test_publisher_without_key_waits_when_the_queue_is_full(
 
 def test_dispatch_leaves_in_one_write(peer: Peer, other: Peer, queue: str) -> None:
     """The PHP client fails when the header of a dispatch arrives in two pieces."""
-    publish_all(other, queue, b"one", b"two", b"three")
+    other.store(queue, b"one", b"two", b"three")
     peer.consume(queue, 10)
     frames = peer.side.receive(peer.socket.recv(1 << 16))
     assert [frame.content for frame in frames if isinstance(frame, Dispatch)] == [
@@ -197,7 +185,7 @@ def test_listener_decides_for_a_consumer_that_has_shown_nothing(
     broker: BrokerProcess, other: Peer, queue: str, listener: int, header: bytes
 ) -> None:
     """R7: a 002 does not tell which revision its sender speaks."""
-    publish_all(other, queue, b"body")
+    other.store(queue, b"body")
     with Peer(broker.phpmq[listener]) as peer:
         peer.consume(queue, 1)
         assert peer.socket.recv(1 << 16).startswith(header)
@@ -216,7 +204,7 @@ def test_log_hints_at_the_other_listener_when_a_consumer_leaves_after_its_first_
     broker: BrokerProcess, other: Peer, queue: str
 ) -> None:
     """R7: a wrong choice loses nothing, and the log says how to help."""
-    publish_all(other, queue, b"body")
+    other.store(queue, b"body")
     with Peer(broker.port) as peer:
         peer.consume(queue, 1)
         peer.dispatches(1)
@@ -290,7 +278,7 @@ def test_broker_confirms_what_was_whole_before_the_wrong_byte(peer: Peer, queue:
 def test_held_messages_return_when_their_consumer_breaks_the_grammar(
     peer: Peer, other: Peer, queue: str
 ) -> None:
-    publish_all(other, queue, b"a", b"b", b"c")
+    other.store(queue, b"a", b"b", b"c")
     peer.consume(queue, 3)
     held = peer.dispatches(3)
     peer.send(peer.side.acknowledge(queue, held[1].message_id) + b"garbage")
@@ -303,7 +291,7 @@ def test_held_messages_return_when_their_consumer_breaks_the_grammar(
 def test_held_messages_return_when_their_consumer_leaves(
     peer: Peer, other: Peer, queue: str, how: str
 ) -> None:
-    publish_all(other, queue, b"a", b"b")
+    other.store(queue, b"a", b"b")
     peer.consume(queue, 2)
     held = peer.dispatches(2)
     getattr(peer, how)()
@@ -334,7 +322,7 @@ def test_consumer_sees_what_it_asked_for_after_it_closed_its_side(
     peer: Peer, other: Peer, queue: str
 ) -> None:
     """``nc -N`` sends its 002 and the end in one go."""
-    publish_all(other, queue, b"body")
+    other.store(queue, b"body")
     peer.consume(queue, 1)
     peer.half_close()
     assert peer.bodies(1) == [b"body"]
@@ -358,361 +346,6 @@ def test_frame_that_is_not_whole_is_not_stored(
     assert not other.got
 
 
-# -- acknowledgements that change nothing
-
-
-def test_acknowledgement_of_a_stranger_is_ignored(
-    admin: Admin, peer: Peer, other: Peer, queue: str
-) -> None:
-    publish_all(other, queue, b"a")
-    before = ignored(admin, "foreign")
-    peer.consume(queue, 1)
-    held = peer.dispatches(1)
-    other.ack(*held)
-    other.barrier()
-    assert ignored(admin, "foreign") == before + 1
-    assert admin.queue(queue)["dispatched"] == 1
-    peer.ack(*held)
-    peer.barrier()
-    assert admin.queue(queue)["dispatched"] == 0
-
-
-@pytest.mark.parametrize(
-    "message_id",
-    [b"0" * 32, b"f" * 32, b"0" * 15 + b"1" + b"0" * 16, b"x", b"\xff" * 64, b"+1" + b"0" * 30],
-)
-def test_acknowledgement_with_an_unknown_id_is_ignored_and_frees_no_credit(
-    peer: Peer, queue: str, message_id: bytes
-) -> None:
-    publish_all(peer, queue, b"a", b"b")
-    peer.consume(queue, 1)
-    held = peer.dispatches(1)
-    peer.send(peer.side.acknowledge(queue, message_id))
-    peer.barrier()
-    assert not peer.got
-    peer.ack(*held)
-    assert peer.bodies(1) == [b"b"]
-
-
-def test_acknowledgement_with_the_wrong_queue_is_ignored(
-    admin: Admin, peer: Peer, queue: str
-) -> None:
-    publish_all(peer, queue, b"a", b"b")
-    peer.consume(queue, 1)
-    (held,) = peer.dispatches(1)
-    peer.send(peer.side.acknowledge("barrier", held.message_id))
-    peer.barrier()
-    assert not peer.got
-    assert admin.queue(queue)["dispatched"] == 1
-
-
-def test_second_acknowledgement_is_ignored(peer: Peer, queue: str) -> None:
-    publish_all(peer, queue, b"a", b"b", b"c")
-    peer.consume(queue, 1)
-    held = peer.dispatches(1)
-    peer.ack(*held, *held, *held)
-    assert peer.bodies(1) == [b"b"]
-    peer.barrier()
-    assert not peer.got
-
-
-def test_acknowledgement_counts_when_nobody_holds_the_message_any_more(
-    admin: Admin, peer: Peer, other: Peer, queue: str
-) -> None:
-    """Its consumer lost the connection, did the work, and came back."""
-    publish_all(other, queue, b"a")
-    peer.consume(queue, 1)
-    held = peer.dispatches(1)
-    peer.consume(queue, 0)
-    peer.barrier()
-    assert admin.queue(queue)["ready"] == 1
-    other.ack(*held)
-    other.barrier()
-    assert admin.queue(queue)["ready"] == 0
-
-
-def test_acknowledgement_of_a_purged_message_is_ignored(
-    admin: Admin, peer: Peer, queue: str
-) -> None:
-    """And the credit is free again."""
-    publish_all(peer, queue, b"a")
-    peer.consume(queue, 1)
-    held = peer.dispatches(1)
-    assert admin.post(f"/api/v1/queues/{queue}/purge", {"dispatched": True}) == {"settled": 1}
-    before = ignored(admin, "settled")
-    peer.publish(queue, b"b")
-    assert peer.bodies(1) == [b"b"]
-    peer.ack(*held)
-    peer.barrier()
-    assert ignored(admin, "settled") == before + 1
-
-
-# -- windows
-
-
-def test_consumer_gets_at_most_its_credit(peer: Peer, other: Peer, queue: str) -> None:
-    publish_all(other, queue, *(b"%d" % number for number in range(10)))
-    peer.consume(queue, 3)
-    held = peer.dispatches(3)
-    peer.barrier()
-    assert not peer.got
-    peer.ack(held[1], held[2])
-    assert peer.bodies(2) == [b"3", b"4"]
-
-
-def test_second_consume_replaces_the_window(peer: Peer, other: Peer, queue: str) -> None:
-    """What was held is put back and comes again under the same ids."""
-    publish_all(other, queue, b"a", b"b", b"c")
-    peer.consume(queue, 2)
-    before = peer.dispatches(2)
-    peer.consume(queue, 3)
-    again = peer.dispatches(3)
-    assert [d.message_id for d in again[:2]] == [d.message_id for d in before]
-    assert again[2].content == b"c"
-
-
-def test_consumer_gives_back_with_a_count_of_0(
-    admin: Admin, peer: Peer, other: Peer, queue: str
-) -> None:
-    publish_all(other, queue, b"a", b"b")
-    peer.consume(queue, 2)
-    peer.dispatches(2)
-    peer.consume(queue, 0)
-    peer.barrier()
-    assert (admin.queue(queue)["ready"], admin.queue(queue)["consumers"]) == (2, 0)
-    other.consume(queue, 2)
-    assert other.bodies(2) == [b"a", b"b"]
-    assert not peer.got
-
-
-def test_connection_may_consume_several_queues(peer: Peer, other: Peer, queue: str) -> None:
-    peer.send(peer.side.consume(queue, 1) + peer.side.consume(f"{queue}-more", 1))
-    publish_all(other, queue, b"a", b"b")
-    publish_all(other, f"{queue}-more", b"c", b"d")
-    assert sorted(peer.bodies(2)) == [b"a", b"c"]
-
-
-def test_huge_count_is_taken_as_the_largest_credit(peer: Peer, other: Peer, queue: str) -> None:
-    """R14."""
-    peer.consume(queue, 10**18)
-    publish_all(other, queue, *(b"" for _ in range(1_010)))
-    assert len(peer.dispatches(1_000)) == 1_000
-    peer.barrier()
-    assert not peer.got
-
-
-def test_consumers_take_turns_message_by_message(peer: Peer, other: Peer, queue: str) -> None:
-    peer.consume(queue, 100)
-    other.consume(queue, 100)
-    peer.barrier()
-    other.barrier()
-    publish_all(peer, queue, *(b"" for _ in range(100)))
-    assert (len(peer.dispatches(50)), len(other.dispatches(50))) == (50, 50)
-
-
-# -- pauses
-
-
-def test_publisher_without_key_waits_while_publishing_is_paused(
-    admin: Admin, peer: Peer, other: Peer, queue: str
-) -> None:
-    """What it sent behind waits with it, in order; everybody else goes on."""
-    publish_all(peer, queue, b"a")
-    admin.pause(queue, "publishing")
-    peer.send(peer.side.publish(queue, b"b") + peer.side.publish("barrier", b"", key=b"behind"))
-    assert other.confirm(queue, b"with a key") == "paused"
-    other.consume(queue, 5)
-    assert other.bodies(1) == [b"a"]
-    other.barrier()
-    assert not other.got
-    assert not peer.receipts
-    admin.resume(queue, "publishing")
-    assert other.bodies(1) == [b"b"]
-    assert peer.receipt().key == b"behind"
-
-
-def test_publish_that_waited_is_stored_though_its_publisher_has_left(
-    admin: Admin, other: Peer, broker: BrokerProcess, queue: str
-) -> None:
-    publish_all(other, queue, b"a")
-    admin.pause(queue, "publishing")
-    with Peer(broker.port) as peer:
-        peer.send(peer.side.publish(queue, b"{b}") + peer.side.publish(queue, b"{c}"))
-    other.consume(queue, 5)
-    other.barrier()
-    assert [dispatch.content for dispatch in other.got] == [b"a"]
-    admin.resume(queue, "publishing")
-    assert other.bodies(3) == [b"a", b"{b}", b"{c}"]
-
-
-def test_acknowledgements_pass_slowly_behind_a_publish_that_waits(
-    admin: Admin, peer: Peer, other: Peer, queue: str
-) -> None:
-    """A connection that also consumes is let through, so that its queue drains."""
-    publish_all(other, f"{queue}-work", b"1", b"2", b"3")
-    publish_all(other, queue, b"")
-    admin.pause(queue, "publishing")
-    peer.consume(f"{queue}-work", 1)
-    for number in (b"1", b"2", b"3"):
-        (dispatch,) = peer.dispatches(1)
-        assert dispatch.content == number
-        ack = peer.side.acknowledge(dispatch.queue, dispatch.message_id)
-        peer.send(peer.side.publish(queue, b"result") + ack)
-    peer.publish("barrier", b"", key=b"k")
-    assert peer.receipt().key == b"k"
-    assert admin.queue(queue)["ready"] == 4
-
-
-def test_consumer_waits_while_delivery_is_paused(
-    admin: Admin, peer: Peer, other: Peer, queue: str
-) -> None:
-    publish_all(other, queue, b"a")
-    admin.pause(queue, "delivery")
-    peer.consume(queue, 5)
-    publish_all(other, queue, b"b")
-    peer.barrier()
-    assert not peer.got
-    admin.resume(queue, "delivery")
-    assert peer.bodies(2) == [b"a", b"b"]
-
-
-# -- the http guard (security.md 8)
-
-
-def browser_request(peer: Peer, queue: str) -> bytes:
-    """Return what a browser sends for ``fetch(url, {method: frame, body: frame})``."""
-    method = peer.side.publish(queue, b"method")
-    body = peer.side.publish(queue, b"body")
-    head = b" / HTTP/1.1\r\nHost: 127.0.0.1:9100\r\nContent-Length: %d\r\n\r\n" % len(body)
-    return method + head + body
-
-
-def swallowing_request(peer: Peer, queue: str) -> bytes:
-    """Return one whose method takes the rest of the head in as its content."""
-    head = b" / HTTP/1.1\r\nHost: 127.0.0.1:9100\r\n\r\n"
-    frame_of_head = peer.side.publish(queue, b"start" + head).removesuffix(b"P05%029d0" % 1)
-    return frame_of_head + b"P05%029d0" % 1 + peer.side.publish(queue, b"body")
-
-
-@pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
-def test_frames_of_a_browser_are_not_executed(
-    broker: BrokerProcess, admin: Admin, queue: str, request_of: object
-) -> None:
-    assert callable(request_of)
-    with Peer(broker.port) as peer:
-        peer.send(request_of(peer, queue))
-        assert_closed_without_reply(peer)
-    with Peer(broker.port) as peer:
-        peer.barrier()
-    assert admin.queue(queue) == {}
-
-
-@pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
-def test_frames_of_a_browser_are_executed_without_the_guard(
-    tmp_path: Path, request_of: object
-) -> None:
-    """The control: the requests above are such that the guard alone stops them."""
-    assert callable(request_of)
-    flags = ("--admin", "none", "--set", "tcp.http_guard=false")
-    with broker_process(tmp_path / "data", *flags) as broker:
-        with Peer(broker.port) as peer:
-            peer.send(request_of(peer, "orders"))
-            peer.half_close()
-            peer.rest()
-        with Peer(broker.port) as peer:
-            peer.consume("orders", 5)
-            assert len(peer.dispatches(1)) == 1
-
-
-def test_frames_that_might_be_a_method_are_executed_after_a_silence(
-    peer: Peer, other: Peer, queue: str
-) -> None:
-    other.consume(queue, 5)
-    peer.publish(queue, b"onlyTokenCharacters")
-    assert other.bodies(1) == [b"onlyTokenCharacters"]
-
-
-def test_frames_that_might_be_a_method_are_executed_at_the_end(
-    broker: BrokerProcess, other: Peer, queue: str
-) -> None:
-    with Peer(broker.port) as peer:
-        peer.publish(queue, b"onlyTokenCharacters")
-    other.consume(queue, 5)
-    assert other.bodies(1) == [b"onlyTokenCharacters"]
-
-
-# -- bounds of memory and time (security.md 9)
-
-
-@pytest.fixture(scope="module")
-def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with little room for what is not stored yet, and little patience."""
-    data = tmp_path_factory.mktemp("tight") / "data"
-    flags = ["--admin", "127.0.0.1:0"]
-    for setting in ("unstored_total=1MiB", "frame_timeout_s=1", "frame_rate_bytes=1GiB"):
-        flags += ["--set", f"limits.{setting}"]
-    with broker_process(data, *flags) as running:
-        yield running
-
-
-@pytest.mark.parametrize("how", ["close", "reset"])
-def test_publishers_that_end_within_a_message_leave_no_trace(
-    tight: BrokerProcess, queue: str, how: str
-) -> None:
-    """What was read of it is forgotten, so it stops nobody."""
-    for _ in range(4):
-        with Peer(tight.port) as peer:
-            peer.barrier()
-            peer.send(peer.side.publish(queue, b"{" * 500_000)[:-100_000])
-            getattr(peer, how)()
-    with Peer(tight.port) as peer:
-        large = b"{" * 300_000
-        for number in range(4):
-            message = peer.side.publish(queue, large, key=b"%d" % number)
-            peer.send(message[:150_000])
-            peer.send(message[150_000:])
-            assert peer.receipt().reason is None
-
-
-def test_publishers_that_wait_for_a_paused_queue_stop_nobody_else(
-    tight: BrokerProcess, queue: str
-) -> None:
-    """Not even when what they have sent fills all the room."""
-    admin, more = Admin(tight.admin[0]), f"{queue}-more"
-    with Peer(tight.port) as peer, Peer(tight.port) as other, Peer(tight.port) as third:
-        publish_all(peer, queue, b"first")
-        admin.pause(queue, "publishing")
-        peer.send(b"".join(peer.side.publish(queue, b"{" * 100_000) for _ in range(15)))
-        third.consume(more, 1)
-        for number in range(50):
-            message = b"%d" % number + b"}" * 10_000 * (number % 20)
-            assert other.confirm(more, message) is None
-            (dispatch,) = third.dispatches(1)
-            assert dispatch.content == message
-            third.ack(dispatch)
-        admin.resume(queue, "publishing")
-        other.consume(queue, 100)
-        assert len(other.dispatches(16)) == 16
-
-
-def test_consumer_is_gone_when_its_next_frame_never_ends(tight: BrokerProcess, queue: str) -> None:
-    """Its 002 may still be a browser's, so it waits; the end lets it go, and nothing holds on."""
-    admin = Admin(tight.admin[0])
-    with Peer(tight.port) as peer:
-        endless = peer.side.publish(queue, b"x" * 1_000)
-        peer.send(peer.side.consume(queue, 5) + endless[:8])
-        for at in range(8, len(endless)):  # never silent for as long as the guard waits
-            peer.send(endless[at : at + 1])
-            if select([peer.socket], [], [], 0.008)[0]:
-                break
-        assert_closed_without_reply(peer)
-    with Peer(tight.port) as other:
-        assert other.confirm(queue, b"body") is None
-        other.consume(queue, 1)
-        assert other.bodies(1) == [b"body"]
-    assert admin.queue(queue)["consumers"] <= 1
-
-
 # -- what a receipt proves
 
 
@@ -720,7 +353,7 @@ def test_everything_before_a_confirmed_publish_is_stored_with_it(
     broker: BrokerProcess, peer: Peer, queue: str
 ) -> None:
     """A dead letter too, though its record needs the body, which lies on disk."""
-    publish_all(peer, queue, *(b"%d" % number for number in range(60)))
+    peer.store(queue, *(b"%d" % number for number in range(60)))
     peer.consume(queue, 60)
     held = peer.dispatches(60)
     side = peer.side

@@ -20,7 +20,7 @@ def report(*rates: Rate, latency: Latency | None = None) -> Report:
     ("broker", "clients", "others", "expected"),
     [
         (0.99, {"producer": 0.2, "consumer": 0.3}, 0.0, "broker"),
-        (0.99, {"producer": 0.2, "consumer": 0.9}, 0.0, "broker and consumer"),
+        (0.99, {"producer": 0.2, "consumer": 0.9}, 0.0, "broker+consumer"),
         (0.5, {"producer": 0.9, "consumer": 0.3}, 0.0, "producer"),
         (0.5, {"producer": 0.3}, float(os.cpu_count() or 1), "all cores"),
         (0.1, {"producer": 0.1}, 0.0, "waiting"),

@@ -1,0 +1,179 @@
+"""Browsers that speak in frames, and peers that stall, flood or leave (``security.md`` 8 and 9)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from select import select
+
+import pytest
+
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply
+
+pytestmark = pytest.mark.acceptance
+
+Request = Callable[[Peer, str], bytes]
+
+
+# -- the http guard (security.md 8)
+
+
+def browser_request(peer: Peer, queue: str) -> bytes:
+    """Return what a browser sends for ``fetch(url, {method: frame, body: frame})``."""
+    method = peer.side.publish(queue, b"method")
+    body = peer.side.publish(queue, b"body")
+    head = b" / HTTP/1.1\r\nHost: 127.0.0.1:9100\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return method + head + body
+
+
+def swallowing_request(peer: Peer, queue: str) -> bytes:
+    """Return one whose method takes the rest of the head in as its content."""
+    head = b" / HTTP/1.1\r\nHost: 127.0.0.1:9100\r\n\r\n"
+    frame_of_head = peer.side.publish(queue, b"start" + head).removesuffix(b"P05%029d0" % 1)
+    return frame_of_head + b"P05%029d0" % 1 + peer.side.publish(queue, b"body")
+
+
+@pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
+def test_frames_of_a_browser_are_not_executed(
+    broker: BrokerProcess, admin: Admin, queue: str, request_of: Request
+) -> None:
+    with Peer(broker.port) as peer:
+        peer.send(request_of(peer, queue))
+        assert_closed_without_reply(peer)
+    with Peer(broker.port) as peer:
+        peer.barrier()
+    assert admin.queue(queue) == {}
+
+
+@pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
+def test_frames_of_a_browser_are_executed_without_the_guard(
+    tmp_path: Path, request_of: Request
+) -> None:
+    """The control: the requests above are such that the guard alone stops them."""
+    flags = ("--admin", "none", "--set", "tcp.http_guard=false")
+    with broker_process(tmp_path / "data", *flags) as broker:
+        with Peer(broker.port) as peer:
+            peer.send(request_of(peer, "orders"))
+            peer.half_close()
+            peer.rest()
+        with Peer(broker.port) as peer:
+            peer.consume("orders", 5)
+            assert len(peer.dispatches(1)) == 1
+
+
+def test_frames_that_might_be_a_method_are_executed_after_a_silence(
+    peer: Peer, other: Peer, queue: str
+) -> None:
+    other.consume(queue, 5)
+    peer.publish(queue, b"onlyTokenCharacters")
+    assert other.bodies(1) == [b"onlyTokenCharacters"]
+
+
+def test_frames_that_might_be_a_method_are_executed_at_the_end(
+    broker: BrokerProcess, other: Peer, queue: str
+) -> None:
+    with Peer(broker.port) as peer:
+        peer.publish(queue, b"onlyTokenCharacters")
+    other.consume(queue, 5)
+    assert other.bodies(1) == [b"onlyTokenCharacters"]
+
+
+# -- bounds of memory and time (security.md 9)
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with little room for what is not stored yet, and little patience."""
+    data = tmp_path_factory.mktemp("tight") / "data"
+    flags = ["--admin", "127.0.0.1:0"]
+    for setting in (
+        "unstored_total=1MiB", "frame_timeout_s=1", "frame_rate_bytes=1GiB", "write_timeout_s=1",
+    ):  # fmt: skip
+        flags += ["--set", f"limits.{setting}"]
+    with broker_process(data, *flags) as running:
+        yield running
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_publishers_that_end_within_a_message_leave_no_trace(
+    tight: BrokerProcess, queue: str, how: str
+) -> None:
+    """What was read of it is forgotten, so it stops nobody."""
+    for _ in range(4):
+        with Peer(tight.port) as peer:
+            peer.barrier()
+            peer.send(peer.side.publish(queue, b"{" * 500_000)[:-100_000])
+            getattr(peer, how)()
+    with Peer(tight.port) as peer:
+        large = b"{" * 300_000
+        for number in range(4):
+            message = peer.side.publish(queue, large, key=b"%d" % number)
+            peer.send(message[:150_000])
+            peer.send(message[150_000:])
+            assert peer.receipt().reason is None
+
+
+def test_publishers_that_wait_for_a_paused_queue_stop_nobody_else(
+    tight: BrokerProcess, queue: str
+) -> None:
+    """Not even when what they have sent fills all the room."""
+    admin, more = Admin(tight.admin[0]), f"{queue}-more"
+    with Peer(tight.port) as peer, Peer(tight.port) as other, Peer(tight.port) as third:
+        peer.store(queue, b"first")
+        admin.pause(queue, "publishing")
+        peer.send(b"".join(peer.side.publish(queue, b"{" * 100_000) for _ in range(15)))
+        third.consume(more, 1)
+        for number in range(50):
+            message = b"%d" % number + b"}" * 10_000 * (number % 20)
+            assert other.confirm(more, message) is None
+            (dispatch,) = third.dispatches(1)
+            assert dispatch.content == message
+            third.ack(dispatch)
+        admin.resume(queue, "publishing")
+        other.consume(queue, 100)
+        assert len(other.dispatches(16)) == 16
+
+
+def test_consumer_is_gone_when_its_next_frame_never_ends(tight: BrokerProcess, queue: str) -> None:
+    """Its 002 may still be a browser's, so it waits; the end lets it go, and nothing holds on."""
+    admin = Admin(tight.admin[0])
+    with Peer(tight.port) as peer:
+        endless = peer.side.publish(queue, b"x" * 1_000)
+        peer.send(peer.side.consume(queue, 5) + endless[:8])
+        for at in range(8, len(endless)):  # never silent for as long as the guard waits
+            peer.send(endless[at : at + 1])
+            if select([peer.socket], [], [], 0.008)[0]:
+                break
+        assert_closed_without_reply(peer)
+    with Peer(tight.port) as other:
+        assert other.confirm(queue, b"body") is None
+        other.consume(queue, 1)
+        assert other.bodies(1) == [b"body"]
+    assert admin.queue(queue)["consumers"] <= 1
+
+
+def test_publisher_that_stalls_within_a_message_is_ended(tight: BrokerProcess, queue: str) -> None:
+    """``limits.frame_timeout_s``; what was whole before it stands."""
+    with Peer(tight.port) as peer:
+        whole = peer.side.publish(queue, b"{}")
+        peer.send(whole + whole[:-1])
+        assert_closed_without_reply(peer)
+    with Peer(tight.port) as other:
+        other.consume(queue, 5)
+        other.dispatches(1)
+        other.barrier()
+        assert not other.got
+
+
+def test_consumer_that_does_not_read_is_ended(tight: BrokerProcess, queue: str) -> None:
+    """``limits.write_timeout_s``; others get what it held."""
+    with Peer(tight.port) as peer, Peer(tight.port) as other:
+        for number in range(40):  # more than the kernels and the write buffer take
+            assert other.confirm(queue, b"{%03d" % number + b" " * 400_000) is None
+        peer.consume(queue, 40)
+        (first,) = peer.dispatches(1)
+        other.consume(queue, 40)
+        seen: set[bytes] = set()
+        while first.message_id not in seen:
+            (dispatch,) = other.dispatches(1)
+            other.ack(dispatch)
+            seen.add(dispatch.message_id)
