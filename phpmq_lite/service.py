@@ -4,6 +4,7 @@ Where the outcome of a commit is unknown, the process ends here at once, with ex
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -286,6 +287,10 @@ def run(settings: Settings) -> int:
     Raises:
         PhpmqError: the start is refused; ``cli/main.py`` has the exit codes.
     """
+    # A message makes a handful of objects and no cycle: looking for cycles every 700 objects cost
+    # about 6 % of the throughput.  What was imported stays, and is never looked at again.
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 100)
     with _runner() as runner:
         return runner.run(_until_signal(settings))
 
