@@ -17,7 +17,7 @@ from typing import Final
 from phpmq_lite.bench import clients
 from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.counters import peak_resident_bytes, resident_bytes
-from phpmq_lite.bench.processes import Job, run
+from phpmq_lite.bench.processes import Job, run, unwound_by_signals
 from phpmq_lite.protocol.connection import ClientSide
 
 QUEUE: Final = "backlog"
@@ -105,7 +105,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
     print(f"filling {options.messages:,} messages takes a while …", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
+    with (
+        unwound_by_signals(),
+        tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
+    ):
         broker = BrokerProcess(Path(folder) / "data")
         messages = before_the_kill(broker, options.messages, options.size)
         after_the_kill(broker, messages, options.size, options.window)

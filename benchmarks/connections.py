@@ -20,7 +20,7 @@ from phpmq_lite.bench import clients
 from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.clients import Address
 from phpmq_lite.bench.counters import resident_bytes
-from phpmq_lite.bench.processes import Job, run
+from phpmq_lite.bench.processes import Job, run, unwound_by_signals
 from phpmq_lite.bench.streams import DispatchStream, PublishStream
 
 SIZE: Final = 256
@@ -79,6 +79,7 @@ def main() -> None:
         *("--set", f"limits.connections_per_loopback_address={limit}"),
     ]
     with (
+        unwound_by_signals(),
         tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
         BrokerProcess(Path(folder) / "data", *settings) as broker,
     ):

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.bench import clients
 from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.clients import Address
-from phpmq_lite.bench.processes import Job, run
+from phpmq_lite.bench.processes import Job, run, unwound_by_signals
 from phpmq_lite.bench.report import Quantiles
 from phpmq_lite.bench.streams import DispatchStream, PublishStream
 from phpmq_lite.protocol.connection import ClientSide
@@ -136,7 +136,10 @@ def main() -> None:
     parser.add_argument("--on-expire", default="history", help="history, dead_letter, forward:X")
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
+    with (
+        unwound_by_signals(),
+        tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
+    ):
         data = Path(folder) / "data"
         with BrokerProcess(data, "--set", f"queues.on_expire={options.on_expire}") as broker:
             measure(broker, options)

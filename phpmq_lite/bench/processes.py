@@ -6,6 +6,7 @@ preparation, what it does after it is measured, and what it returns is its resul
 
 import multiprocessing
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from types import FrameType
 from typing import Any, Final
 
 from phpmq_lite.errors import ClientError, PhpmqError
@@ -50,6 +52,21 @@ def without(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+@contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does: no process must be left behind."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def run(

@@ -1,13 +1,8 @@
 """``bench``: measure throughput and latency, and what the machine would give without a broker."""
 
 import json
-import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import click
@@ -16,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phpmq_lite.bench.clients import UNCONFIRMED, Address
 from phpmq_lite.bench.machine import file_system
+from phpmq_lite.bench.processes import unwound_by_signals
 from phpmq_lite.bench.report import Limits, Quantiles, Rate, Report
 from phpmq_lite.bench.session import (
     FLOW,
@@ -148,27 +144,12 @@ def bench(
     if kind in _IN_MEMORY:
         raise CommandError(f"{folder} is in memory ({kind}); name a folder on a disk with --data")
     plan = Plan(seconds, size, window, workloads, folder, connect)
-    with _ended_by_signals(), _Bar(plan) as bar:
+    with unwound_by_signals(), _Bar(plan) as bar:
         report = measure(plan, bar)
     if output == "json":
         click.echo(json.dumps(report.document(), indent=2))
     else:
         _write(report)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind, as Ctrl-C does: the broker must not be left behind."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 class _Bar(Watcher):
