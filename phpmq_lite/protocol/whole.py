@@ -9,6 +9,7 @@ one ``startswith``: 0.9 us for a publish of 256 bytes, 1.8 where queues change a
 for an acknowledgement; the steps take 8 (``benchmarks/protocol.py``).
 """
 
+from abc import ABC, abstractmethod
 from typing import Final, Protocol
 
 from phpmq_lite.protocol.frames import Acknowledge, Dispatch, Frame, Publish, ReceiptFrame
@@ -50,7 +51,7 @@ class WholeFrames(Protocol):
         """Append the whole common frames that begin at ``pos``; return where the rest begins."""
 
 
-class _Remembered:
+class _Remembered(ABC):
     """The constant parts of the last long and the last short frame of one connection."""
 
     __slots__ = (
@@ -99,8 +100,9 @@ class _Remembered:
             header, data[pos : after + 3], queue
         )
 
+    @abstractmethod
     def _learn_long(self, header: bytes, head: bytes, queue: str) -> bool:
-        raise NotImplementedError
+        """Remember the head of a message with content, if it is one of this direction."""
 
     def _number_end(self, data: bytes, pos: int) -> int:
         """Return where the whole TTL packet at ``pos`` ends; 0 where there is none."""
