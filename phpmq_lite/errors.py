@@ -67,6 +67,10 @@ class StorageFullError(StorageError):
     """No space for the batch; it was rolled back and nothing of it is stored."""
 
 
+class ReadTooLongError(StorageError):
+    """A read passed its time limit and was stopped; narrow it or continue from a cursor."""
+
+
 class OutcomeUnknownError(StorageError):
     """A commit failed in a way that leaves open what is on disk: stop at once, answer nobody."""
 

@@ -142,6 +142,12 @@ class QueueSettings:
     payload_policy: str = "observe"
     delivery_paused: bool = False
     publishing_paused: bool = False
+    pinned: bool = False  # stays although it is empty and somebody wants it removed
+    note: str = ""  # for people, as the next two
+    owner: str = ""
+    link: str = ""
+    alert_messages: int = 0  # ready; past it the overview says so; 0: never
+    alert_age_s: int = 0  # of the oldest ready message; the same
 
 
 @dataclass(slots=True)
@@ -173,6 +179,36 @@ class Limits:
     write_bytes: int = 4 << 20  # dispatched to one connection in one batch, and a message
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
+
+
+@dataclass(slots=True)
+class AuditEntry:
+    """One row of the audit, written in the transaction of what it tells about.
+
+    Whoever asks fills the first part; the core adds the rest when it writes the row.
+    """
+
+    actor: str  # user, "token NAME", "local" (loopback without login) or "control" (its socket)
+    source: str  # ui, http or cli
+    address: str
+    action: str  # "queue.purge": the audit name of the route
+    target: str = ""  # queue, message id, user name, …
+    reason: str = ""  # why, as the person typed it
+    request_id: str = ""
+    detail: str = ""  # JSON: before and after of settings; never bodies, passwords, tokens
+    count: int = 0  # messages or things it was done to
+    result: str = "done"  # done, running, cancelled, or the code of the refusal
+    audit_id: int | None = None  # its number, once it is written
+
+
+@dataclass(slots=True, frozen=True)
+class RowsRequest:
+    """Load messages by seq, in that order, alive ones or settled; what is not there is left out."""
+
+    take: Callable[[list[Message], bool], None]  # handed back with the rows; always the last page
+    seqs: tuple[int, ...]
+    bodies: bool = False
+    settled: bool = False  # of the history; ``state`` is the outcome then
 
 
 class Peer(Protocol):
@@ -231,8 +267,8 @@ class Batch:
     """What one transaction stores, what is loaded right after it, and what is done then.
 
     Stored in this order: queues, born, dispatched, changed, settled, events, keys, clients,
-    counters.  A message is in ``born`` or on disk already; its object's values at the end of the
-    batch are what is written.
+    counters, rare rows.  A message is in ``born`` or on disk already; its object's values at the
+    end of the batch are what is written.
     """
 
     __slots__ = (
@@ -258,6 +294,8 @@ class Batch:
         "opened_clients",
         "pages",
         "queue_rows",
+        "rare",
+        "rows",
         "sends",
         "settled",
         "settled_bytes",
@@ -287,11 +325,13 @@ class Batch:
         self.closed_clients: list[tuple[int, str | None, str | None, str, int]] = []
         # (closed_at, framing, revision, reason, client)
         self.counters: dict[str, int] = {}
+        self.rare: list[tuple[str, str, tuple[Any, ...]]] = []  # (file, statement, parameters)
         # -- loaded after the commit
         self.filled: list[WindowRequest] = []
         self.named: set[int] = set()
         self.body_seqs: set[int] = set()
         self.pages: list[PageRequest] = []
+        self.rows: list[RowsRequest] = []
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
@@ -314,13 +354,19 @@ class Batch:
             or self.opened_clients
             or self.closed_clients
             or self.counters
+            or self.rare
         )
 
     @property
     def loads(self) -> bool:
         """Tell whether there is anything to load."""
         return bool(
-            self.filled or self.named or self.body_seqs or self.pages or self.due_at is not None
+            self.filled
+            or self.named
+            or self.body_seqs
+            or self.pages
+            or self.rows
+            or self.due_at is not None
         )
 
 

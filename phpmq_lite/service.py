@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ from phpmq_lite.server.tcp import Session, SessionLimits, Shared
 from phpmq_lite.server.watch import TimeLimits, Watch
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage import migrate
-from phpmq_lite.storage.browse import Browser
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.upkeep import Upkeep
 from phpmq_lite.storage.wal_guard import check_wal
@@ -51,8 +51,14 @@ _log = logs.get_logger(__name__)
 class Service:
     """One broker process from lock to last checkpoint.  ``announce`` gets a line per listener."""
 
-    def __init__(self, settings: Settings, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        announce: Callable[[str], None],
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
+        self._sources = sources or {}  # where each setting comes from
         self.front = Front(Figures())
         self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
         self.admin: list[str] = []
@@ -90,17 +96,16 @@ class Service:
 
     async def _open_admin(self, stack: AsyncExitStack, folder: DataFolder) -> None:
         """First of all: the health pages tell how the start goes on."""
-        browser = Browser(folder.database)
-        stack.push_async_callback(browser.close)
+        readers = Readers(folder.database)
+        stack.push_async_callback(readers.close)
         admin = self.settings.admin
         app = create_app(
             self.front,
-            browser,
-            hosts=admin.hosts,
-            base_path=admin.base_path,
+            readers,
+            self.settings,
             version=__version__,
             is_ready=lambda: self._ready.is_set() and not self._stop.is_set(),
-            max_content=self.settings.limits.max_content,
+            sources=self._sources,
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
         await runner.setup()
@@ -281,7 +286,7 @@ def _bounds(settings: Settings) -> RetentionBounds:
 # -- the process
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, sources: Mapping[str, str] | None = None) -> int:
     """Serve until a signal comes; return 0.  Prints one line per listener on stdout.
 
     Raises:
@@ -292,7 +297,7 @@ def run(settings: Settings) -> int:
     gc.freeze()
     gc.set_threshold(10_000, 50, 100)
     with _runner() as runner:
-        return runner.run(_until_signal(settings))
+        return runner.run(_until_signal(settings, sources))
 
 
 def _runner() -> asyncio.Runner:
@@ -303,8 +308,8 @@ def _runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def _until_signal(settings: Settings) -> int:
-    service = Service(settings, lambda line: print(line, flush=True))  # noqa: T201 - its data
+async def _until_signal(settings: Settings, sources: Mapping[str, str] | None) -> int:
+    service = Service(settings, lambda line: print(line, flush=True), sources)  # noqa: T201 - its data
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from secrets import token_hex
 from typing import Final
@@ -10,26 +10,24 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin import render
+from phpmq_lite.admin.access.headers import add_headers
+from phpmq_lite.admin.access.hosts import is_control, is_known_host
+from phpmq_lite.admin.access.origin import check_json, check_site
 from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of, status_of
 from phpmq_lite.admin.health import is_started
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
 from phpmq_lite.admin.requests import queue_name_of
-from phpmq_lite.admin.routes import Handler, Route, paths, register
-from phpmq_lite.admin.security import (
-    add_headers,
-    check_json,
-    check_site,
-    is_control,
-    is_known_host,
-)
+from phpmq_lite.admin.route import Handler, Route
+from phpmq_lite.admin.routes import paths, register
 from phpmq_lite.admin.trends import EVERY_S
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.logs import get_logger
 from phpmq_lite.resources import templates_folder
+from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
+from phpmq_lite.storage.readers import Readers
 
-MAX_CONTENT: Final = 8 << 20
 _HEAD_ROOM: Final = 1 << 20  # of a request around the content in base64
 
 _log = get_logger(__name__)
@@ -37,47 +35,43 @@ _log = get_logger(__name__)
 
 def create_app(
     engine: Engine,
-    reader: Browser,
+    readers: Readers,
+    settings: Settings,
     *,
-    hosts: Sequence[str],
-    base_path: str,
     version: str,
     is_ready: Callable[[], bool],
-    max_content: int = MAX_CONTENT,
-    publisher: int = 0,
+    sources: Mapping[str, str] | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> web.Application:
-    """Make the application; the caller runs it, and closes ``reader`` after it.
+    """Make the application; the caller runs it, and closes ``readers`` after it.
 
     Args:
         engine: figures and commands; asked from the first request on.
-        reader: opened on first use, so not before the database exists.
-        hosts: names that a browser may use besides loopback's and the bound address.
-        base_path: where a proxy serves the pages; those at the root stay.
+        readers: opened on first use, so not before the database exists.
+        settings: all of the broker's; what the admin does not need it shows.
         version: shown in the frame and in the metrics.
         is_ready: until it returns True only the health addresses answer.
-        max_content: bytes of one message published here.
-        publisher: the client number of messages published here.
+        sources: where each setting comes from.
         now_ms: Unix milliseconds; the ages on pages count from it.
     """
     folder = templates_folder()
     static = render.Static(folder / "static")
-    urls = Urls(base_path, paths(), static.version)
+    urls = Urls(settings.admin.base_path, paths(), static.version)
     app = web.Application(
         middlewares=[_observe, _guard_host, _answer_problems],
-        client_max_size=max_content * 4 // 3 + _HEAD_ROOM,
+        client_max_size=settings.limits.max_content * 4 // 3 + _HEAD_ROOM,
     )
     app[CONTEXT] = Context(
         engine=engine,
-        reader=reader,
+        readers=readers,
+        reader=Browser(readers),
+        settings=settings,
+        sources=sources or {},
         urls=urls,
         templates=render.environment(folder),
         version=version,
         is_ready=is_ready,
-        hosts=tuple(hosts),
         now_ms=now_ms,
-        max_content=max_content,
-        publisher=publisher,
     )
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_sampling)
@@ -125,7 +119,7 @@ def _method(request: web.Request) -> str:
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer nobody who calls this machine by a foreign name (``security.md`` 5)."""
-    if is_control(request) or is_known_host(request, context_of(request).hosts):
+    if is_control(request) or is_known_host(request, context_of(request).settings.admin.hosts):
         return await handler(request)
     return web.Response(status=421)
 

@@ -1,19 +1,21 @@
 """What every handler needs, made once per application."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import jinja2
 from aiohttp import web
 
-from phpmq_lite.admin.security import Sessions
+from phpmq_lite.admin.access.sessions import Sessions
 from phpmq_lite.admin.trends import Trends
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.server.status import Status
+from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
+from phpmq_lite.storage.readers import Readers
 
 Answer = Callable[[Any], None]
 
@@ -33,15 +35,15 @@ class Context:
     """The parts of one admin application."""
 
     engine: Engine
+    readers: Readers  # for the modules of storage that read
     reader: Browser
+    settings: Settings
+    sources: Mapping[str, str]  # where each setting comes from
     urls: Urls
     templates: jinja2.Environment
     version: str
     is_ready: Callable[[], bool]
-    hosts: tuple[str, ...]
     now_ms: Callable[[], int]  # Unix ms
-    max_content: int  # bytes of one message
-    publisher: int  # the client number of what is published here
     sessions: Sessions = field(default_factory=Sessions)
     trends: Trends = field(default_factory=Trends)
     requests: Counter[tuple[str, str, int]] = field(

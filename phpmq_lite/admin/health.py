@@ -1,10 +1,13 @@
 """Health: three addresses that answer from the first moment on, without the database."""
 
+from typing import Final
+
 from aiohttp import web
 
 from phpmq_lite.admin import metrics as figures
 from phpmq_lite.admin.context import context_of, status_of
-from phpmq_lite.admin.pages import oldest
+from phpmq_lite.admin.paging import oldest
+from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.errors import StorageError
 
 
@@ -45,3 +48,11 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         ages = {}
     text = figures.render(status, ages, context.requests, context.version, context.now_ms())
     return web.Response(body=text, headers={"Content-Type": figures.CONTENT_TYPE})
+
+
+ROUTES: Final = (
+    Route("GET", "/livez", Role.PUBLIC, "livez", live, is_early=True),
+    Route("GET", "/readyz", Role.PUBLIC, "readyz", ready, is_early=True),
+    Route("GET", "/startupz", Role.PUBLIC, "startupz", started, is_early=True),
+    Route("GET", "/metrics", Role.VIEWER, "metrics", metrics),
+)

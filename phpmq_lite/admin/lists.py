@@ -178,3 +178,10 @@ def csv_cell(value: Any) -> str:
         return json.dumps(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"'{text}" if text.startswith(_CSV_FORMULA) else text
+
+
+def as_json(data: object, status: int = 200) -> web.Response:
+    """Answer with a JSON document; a model is dumped."""
+    if isinstance(data, BaseModel):
+        data = data.model_dump(mode="json")
+    return web.json_response(data, status=status)

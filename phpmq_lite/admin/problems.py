@@ -6,8 +6,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import ValidationError
 
-from phpmq_lite.errors import RefusedError, StorageError, StorageFullError
-from phpmq_lite.storage.browse import ReadTooLongError
+from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 
 _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "unknown_queue": 404,

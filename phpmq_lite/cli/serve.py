@@ -53,7 +53,7 @@ def serve(
     """
     from phpmq_lite import logs, service
 
-    settings = load_settings(
+    effective = load_settings(
         config,
         assignments,
         data=data,
@@ -64,6 +64,7 @@ def serve(
         storage__accept_loss=accept_loss,
         log__level=log_level,
         log__format=log_format,
-    ).settings
+    )
+    settings = effective.settings
     logs.configure(settings.log.level, settings.log.format)
-    ctx.exit(service.run(settings))
+    ctx.exit(service.run(settings, effective.sources))

@@ -23,7 +23,7 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.endpoints import Endpoint, address_text
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
-from phpmq_lite.settings import Tcp
+from phpmq_lite.settings.sections import Tcp
 
 __all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_wide_binds"]
 

@@ -1,27 +1,19 @@
 """Pages for the admin: what is in the queues and the history, read without touching it.
 
-Every read runs on a read-only connection, in one call to its thread, with a limit on rows and
-on time; so no transaction stays open and no checkpoint waits for a reader (``storage.md`` 2).
+Each page has a limit on its rows; ``readers.py`` has the limit on its time.
 """
 
 import asyncio
 import json
-import sqlite3
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hmac import compare_digest
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-import aiosqlite
-
-from phpmq_lite.errors import StorageError
 from phpmq_lite.model import State, checksum
-from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.readers import Readers, Row
 
-READ_LIMIT_S: Final = 2.0  # one read
 PAGE_ROWS: Final = 200  # at most
 BODY_WHOLE_BYTES: Final = 256 * 1024  # shown whole up to here
 BODY_HEAD_BYTES: Final = 64 * 1024  # of a larger one
@@ -29,14 +21,7 @@ EVENT_ROWS: Final = 500
 EXPIRING_ROWS: Final = 10_000
 _HISTORY_SLICE: Final = 20_000  # offsets looked at in one read when a filter has no index
 _HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
-_STEPS_BETWEEN_LOOKS: Final = 10_000  # of SQLite's machine, below a millisecond
 _ID_DIGITS: Final = frozenset("0123456789abcdef")
-
-Row = tuple[Any, ...]
-
-
-class ReadTooLongError(StorageError):
-    """A read passed its time limit and was stopped; narrow it or continue from a cursor."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -165,49 +150,18 @@ def is_message_id(text: str) -> bool:
     return len(text) == 32 and _ID_DIGITS.issuperset(text)
 
 
-class _Reader(sqlite3.Connection):
-    """A connection that cannot write and stops each statement after a time."""
-
-    def __init__(self, *args: Any, limit_s: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._limit_s = limit_s
-        self._ends_s = monotonic() + limit_s
-        super().execute("PRAGMA query_only = 1")
-        self.set_progress_handler(self._is_over, _STEPS_BETWEEN_LOOKS)
-
-    def _is_over(self) -> bool:
-        return monotonic() > self._ends_s
-
-    def execute(self, *args: Any) -> sqlite3.Cursor:
-        """Run a statement; its time counts from here, in the connection's own thread."""
-        self._ends_s = monotonic() + self._limit_s
-        return super().execute(*args)
-
-
 class Browser:
-    """A few read-only connections to the database, opened on first use.
+    """What the pages ask for.
 
     All methods may raise ReadTooLongError, and StorageError where the database cannot be read.
     Pages are in the order they are shown; ``limit`` above ``PAGE_ROWS`` is cut to it.
     """
 
-    def __init__(self, path: Path, *, readers: int = 2, limit_s: float = READ_LIMIT_S) -> None:
-        self._path = path
-        self._limit_s = limit_s
-        self._statements = load("browse")
-        self._free: asyncio.LifoQueue[aiosqlite.Connection | None] = asyncio.LifoQueue()
-        for _ in range(readers):
-            self._free.put_nowait(None)  # not opened yet
-        self._open: list[aiosqlite.Connection] = []
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
 
-    async def close(self) -> None:
-        """Close the connections; a later read opens them again."""
-        for connection in self._open:
-            await connection.close()
-        for _ in range(self._free.qsize()):
-            self._free.get_nowait()
-            self._free.put_nowait(None)
-        self._open.clear()
+    async def _read(self, name: str, **parameters: Any) -> list[Row]:
+        return await self._readers.read("browse", name, **parameters)
 
     # -- queues
 
@@ -337,53 +291,6 @@ class Browser:
             lowest,
             highest,
         )
-
-    # -- connections
-
-    async def _read(self, name: str, **parameters: Any) -> list[Row]:
-        async with self._connection() as connection:
-            try:
-                rows = await connection.execute_fetchall(self._statements[name], parameters)
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorname == "SQLITE_INTERRUPT":
-                    raise ReadTooLongError(
-                        f"reading {name} took longer than {self._limit_s:g} s"
-                    ) from error
-                raise StorageError(f"cannot read {name}: {error}") from error
-            except sqlite3.Error as error:
-                raise StorageError(f"cannot read {name}: {error}") from error
-        return [tuple(row) for row in rows]
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[aiosqlite.Connection]:
-        connection = await self._free.get()
-        try:
-            if connection is None:
-                connection = await self._connect()
-            yield connection
-        finally:
-            self._free.put_nowait(connection)
-
-    async def _connect(self) -> aiosqlite.Connection:
-        try:
-            connection = await aiosqlite.connect(
-                self._uri(),
-                uri=True,
-                isolation_level=None,
-                factory=self._reader,
-            )
-        except sqlite3.Error as error:
-            raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
-        self._open.append(connection)
-        return connection
-
-    def _uri(self) -> str:
-        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
-            raise StorageError(f"there is no database {self._path.name}")
-        return f"{self._path.resolve().as_uri()}?mode=ro"
-
-    def _reader(self, *args: Any, **kwargs: Any) -> _Reader:
-        return _Reader(*args, limit_s=self._limit_s, **kwargs)
 
 
 def _page(limit: int) -> int:

@@ -145,6 +145,8 @@ class Store:
             execute(sql["configure_queue"], (*_own_values(row), row.queue_id))
         for counter in batch.counters.items():
             execute(sql["set_counter"], counter)
+        for file, name, parameters in batch.rare:
+            execute(load(file)[name], parameters)
 
     def _insert(self, batch: Batch) -> None:
         """New rows; records and envelopes, which have more columns, are the rare ones."""

@@ -12,7 +12,8 @@ from aiohttp.test_utils import TestServer
 
 from phpmq_lite.admin.app import create_app
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.storage.browse import Browser as Reader
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.readers import Readers
 from tests.unit.admin.cases import (
     HOSTILE,
     NOW_MS,
@@ -69,9 +70,9 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     queues[0] = replace(queues[0], delivery_paused=True, publishing_paused=True, dispatched=1)
     client = client_status(7, queues=dict.fromkeys(HOSTILE, (10, 1)), paused_reason="disk full")
     engine = FakeEngine(broker_status(*queues, clients=(client,), refused={"paused": 3}))
-    reader = Reader(database.path)
+    readers = Readers(database.path)
     app = create_app(
-        engine, reader, hosts=(), base_path="", version="0.1.0", is_ready=lambda: True,
+        engine, readers, Settings(), version="0.1.0", is_ready=lambda: True,
         now_ms=lambda: NOW_MS,
     )  # fmt: skip
     server = TestServer(app)
@@ -86,7 +87,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     } | {f"message {key}": f"/messages/{value}" for key, value in shown.items()}  # fmt: skip
     yield Site(server, engine, paths)
     await server.close()
-    await reader.close()
+    await readers.close()
 
 
 @pytest.fixture

@@ -13,12 +13,14 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from phpmq_lite.admin import app as admin_app
+from phpmq_lite.admin.access.headers import HEADERS
 from phpmq_lite.admin.app import create_app
-from phpmq_lite.admin.routes import ROUTES, Route
-from phpmq_lite.admin.security import HEADERS
+from phpmq_lite.admin.route import Route
+from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.storage.browse import Browser
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.readers import Readers
 from tests.unit.admin.cases import (
     HOSTILE,
     NOW_MS,
@@ -87,23 +89,24 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Give a function that starts an admin; all are stopped at the end."""
     stops: list[Callable[[], Awaitable[None]]] = []
 
-    async def run(*, base_path: str = "", hosts: tuple[str, ...] = (), **options: Any) -> Admin:
+    async def run(*, base_path: str = "", hosts: tuple[str, ...] = (), **sections: Any) -> Admin:
         database = Database(tmp_path / "phpmq.db")
         queues = []
         for queue_id, name in enumerate(("orders", "orders.dlq", *HOSTILE), 1):
             database.queue(name, queue_id)
             queues.append(queue_status(name, queue_id, ready=1, totals={"published": 1}))
         admin = Admin(database, FakeEngine(broker_status(*queues)))
-        reader = Browser(database.path)
+        readers = Readers(database.path)
+        own: Any = {"hosts": list(hosts), "base_path": base_path}
         app = create_app(
-            admin.engine, reader, hosts=hosts, base_path=base_path, version="0.1.0",
-            is_ready=lambda: admin.is_ready, now_ms=lambda: NOW_MS, **options,
+            admin.engine, readers, Settings(data=tmp_path, admin=own, **sections),
+            version="0.1.0", is_ready=lambda: admin.is_ready, now_ms=lambda: NOW_MS,
         )  # fmt: skip
         admin.base = base_path
         jar = aiohttp.CookieJar(unsafe=True)  # cookies for an address
         admin.client = TestClient(TestServer(app), cookie_jar=jar)
         await admin.client.start_server()
-        stops.extend((admin.client.close, reader.close))
+        stops.extend((admin.client.close, readers.close))
         return admin
 
     yield run
@@ -316,7 +319,7 @@ async def test_api_publishes_after_the_commit_and_gives_the_ids(admin: Admin) ->
 async def test_api_refuses_a_wrong_message_and_names_the_field(
     start: Start, path: str, body: Any, status: int, field: str | None
 ) -> None:
-    admin = await start(max_content=1_000)
+    admin = await start(limits={"max_content": 1_000})
     got, text = await admin.post(f"/api/v1/queues/{path}/messages", body)
     problem = json.loads(text)
     assert (got, problem["status"], problem.get("field")) == (status, status, field)
@@ -570,7 +573,7 @@ async def test_control_socket_needs_neither_host_nor_origin(tmp_path: Path, admi
     socket = tmp_path / "control.sock"
     runner = web.AppRunner(
         create_app(
-            admin.engine, Browser(admin.database.path), hosts=(), base_path="", version="0.1.0",
+            admin.engine, Readers(admin.database.path), Settings(), version="0.1.0",
             is_ready=lambda: True,
         )
     )  # fmt: skip

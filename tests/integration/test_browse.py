@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.errors import StorageError
+from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.model import State
 from phpmq_lite.storage import browse
-from phpmq_lite.storage.browse import Browser, MessageRow, ReadTooLongError
+from phpmq_lite.storage.browse import Browser, MessageRow
+from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.statements import load
 from tests.unit.admin.cases import NOW_MS, Database
 
@@ -26,9 +27,9 @@ def database(tmp_path: Path) -> Database:
 
 @pytest.fixture
 async def reader(database: Database) -> AsyncIterator[Browser]:
-    made = Browser(database.path)
-    yield made
-    await made.close()
+    readers = Readers(database.path)
+    yield Browser(readers)
+    await readers.close()
 
 
 def seqs(rows: list[MessageRow]) -> list[int]:
@@ -263,7 +264,7 @@ async def test_empty_history_is_an_empty_page(reader: Browser) -> None:
 async def test_reader_cannot_write(database: Database, reader: Browser) -> None:
     database.message(1)
     await reader.messages(1)
-    for connection in reader._open:
+    for connection in reader._readers._open:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             await connection.execute("DELETE FROM message")
 
@@ -274,25 +275,25 @@ async def test_read_is_stopped_when_it_takes_too_long(database: Database) -> Non
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 50000) "
         "SELECT x, x, 1, x, 0, 0, 0, 0 FROM n"
     )
-    reader = Browser(database.path, limit_s=-1.0)
+    readers = Readers(database.path, limit_s=-1.0)
     with pytest.raises(ReadTooLongError, match="messages_after"):
-        await reader.messages(1, state=State.DEAD)
-    await reader.close()
+        await Browser(readers).messages(1, state=State.DEAD)
+    await readers.close()
 
 
 async def test_reader_says_so_when_there_is_no_database(tmp_path: Path) -> None:
-    reader = Browser(tmp_path / "missing.db")
+    readers = Readers(tmp_path / "missing.db")
     with pytest.raises(StorageError, match=r"missing\.db"):
-        await reader.history()
+        await Browser(readers).history()
     assert not (tmp_path / "missing.db").exists()
-    await reader.close()
+    await readers.close()
 
 
 async def test_reader_opens_again_after_a_close(database: Database) -> None:
-    reader = Browser(database.path)
+    readers = Readers(database.path)
     for _ in range(2):
-        assert await reader.messages(1) == []
-        await reader.close()
+        assert await Browser(readers).messages(1) == []
+        await readers.close()
 
 
 STATEMENTS = load("browse")

@@ -20,7 +20,8 @@ import uvloop
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.admission import NOT_ALLOWED, TOO_MANY_OF_ADDRESS, Admission
 from phpmq_lite.server.listeners import KEEPALIVE, Listeners
-from phpmq_lite.settings import Settings, Tcp
+from phpmq_lite.settings import Settings
+from phpmq_lite.settings.sections import Tcp
 from tests.integration.authority import Authority, Certificate
 
 pytestmark = pytest.mark.timeout(30)

@@ -19,9 +19,9 @@ WHERE "offset" >= :lo ORDER BY "offset" LIMIT :limit;
 -- The next deleted rows in order.
 -- parameters: lo (offset, inclusive); limit
 -- columns: offset, seq, size, settled_at, is_passed (never)
--- index: history_deleted
+-- index: history_unusual
 SELECT "offset", seq, size, settled_at, 0 FROM history
-WHERE outcome = 5 AND "offset" >= :lo ORDER BY "offset" LIMIT :limit;
+WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo ORDER BY "offset" LIMIT :limit;
 
 -- name: remove_events
 -- At most so many events of what leaves: a message may have any number of them.

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from phpmq_lite.admin.routes import ROUTES, Role, Route
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.resources import templates_folder
 
 TEMPLATES = sorted(templates_folder().rglob("*.html"))

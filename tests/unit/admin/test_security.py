@@ -4,8 +4,9 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request
 
+from phpmq_lite.admin.access.hosts import host_name, is_known_host
+from phpmq_lite.admin.access.origin import check_json, check_site
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.security import check_json, check_site, host_name, is_known_host
 
 
 def post(**headers: str) -> Request:

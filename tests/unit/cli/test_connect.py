@@ -4,7 +4,8 @@ import pytest
 
 from phpmq_lite.cli.connect import address_of
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.settings import Settings, Tcp
+from phpmq_lite.settings import Settings
+from phpmq_lite.settings.sections import Tcp
 
 
 def settings(*listen: str) -> Settings:

@@ -16,7 +16,8 @@ from phpmq_lite.server.admission import (
     Network,
     most_connections,
 )
-from phpmq_lite.settings import Limits, Settings
+from phpmq_lite.settings import Settings
+from phpmq_lite.settings.sections import Limits
 
 
 def gate(total: int = 100, per_address: int = 10, per_loopback: int = 50, *allow: str) -> Admission:

@@ -5,10 +5,12 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin import actions, formats
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import queue_of
+from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.views import plural
 
 TEST_QUEUE: Final = "hello"
@@ -30,7 +32,7 @@ async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
     side = await _field(request, "side")
     if side not in _SIDES:
         raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
-    await actions.pause(context, queue.name, side, is_paused=is_paused)
+    await commands.pause(context, queue.name, side, is_paused=is_paused)
     word = "paused" if is_paused else "going on"
     context.sessions.note(request, f"{side.capitalize()} of {queue.name} is {word}.")
     raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name))
@@ -45,7 +47,7 @@ async def purge(request: web.Request) -> web.StreamResponse:
             "deleted.", field="name", bound=formats.visible(queue.name),
         )  # fmt: skip
     with_dispatched = await _field(request, "dispatched") == "yes"
-    count = await actions.purge(context, queue.name, with_dispatched=with_dispatched)
+    count = await commands.purge(context, queue.name, with_dispatched=with_dispatched)
     text = f"{formats.number(count)} {plural(count, 'message', 'messages')} deleted"
     context.sessions.note(request, f"{text}; the history keeps them for the retention time.")
     raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name))
@@ -59,7 +61,7 @@ async def redrive(request: web.Request) -> web.StreamResponse:
         raise Problem(
             422, "invalid", "ttl_s: not a number of seconds.", field="ttl_s", bound="0 or more"
         )
-    count = await actions.redrive(context, queue.name, ttl_s=int(ttl) if ttl else None)
+    count = await commands.redrive(context, queue.name, ttl_s=int(ttl) if ttl else None)
     text = f"{formats.number(count)} {plural(count, 'record', 'records')} redriven."
     context.sessions.note(request, text)
     raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name))
@@ -69,7 +71,7 @@ async def send_test(request: web.Request) -> web.StreamResponse:
     """Publish a first message, to see one."""
     context = context_of(request)
     content = json.dumps({"hello": "world", "sent_at": context.now_ms()})
-    ids = await actions.publish(context, TEST_QUEUE, [(content.encode(), None)])
+    ids = await commands.publish(context, TEST_QUEUE, [(content.encode(), None)])
     raise web.HTTPSeeOther(context.urls.to("message", id=ids[0]))
 
 
@@ -77,3 +79,12 @@ async def _field(request: web.Request, name: str) -> str:
     """Give a field of the form as browsers send it, line breaks folded back."""
     value = (await request.post()).get(name, "")
     return value if isinstance(value, str) else ""
+
+
+ROUTES: Final = (
+    Route("POST", "/queues/{q}/pause", Role.OPERATOR, "queue-pause", pause, "queue.pause"),
+    Route("POST", "/queues/{q}/resume", Role.OPERATOR, "queue-resume", resume, "queue.resume"),
+    Route("POST", "/queues/{q}/purge", Role.OPERATOR, "queue-purge", purge, "queue.purge"),
+    Route("POST", "/queues/{q}/redrive", Role.OPERATOR, "queue-redrive", redrive, "dead.redrive"),
+    Route("POST", "/test-message", Role.OPERATOR, "test-message", send_test, "message.publish"),
+)

@@ -6,6 +6,7 @@ looks nowhere.  What is unknown or out of bounds is a ``SettingsError`` that nam
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,185 +36,30 @@ from pydantic_settings import (
 )
 
 from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings.sections import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    Admin,
+    Audit,
+    History,
+    Limits,
+    Log,
+    Metrics,
+    Queues,
+    Receipts,
+    Section,
+    Storage,
+    Tcp,
+    Ui,
+    field,
+)
 
-KIB: Final = 1 << 10
-MIB: Final = 1 << 20
-GIB: Final = 1 << 30
-TIB: Final = 1 << 40
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
 PREFIX: Final = "PHPMQ_"
 BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names, and ours
-
-
-def _split(value: object) -> object:
-    """Take ``a, b`` for a list: flags and environment have no brackets."""
-    if isinstance(value, str):
-        return [piece.strip() for piece in value.split(",") if piece.strip()]
-    return value
-
-
-def _digits(value: object) -> object:
-    return str(value) if isinstance(value, int) else value
-
-
-def _base_path(value: str) -> str:
-    path = value.strip("/")
-    return f"/{path}" if path else ""
-
-
-def _on_expire(value: str) -> str:
-    kind, _, queue = value.partition(":")
-    if (kind, bool(queue)) in {("history", False), ("dead_letter", False), ("forward", True)}:
-        return value
-    raise ValueError("it must be history, dead_letter or forward:QUEUE")
-
-
-Texts = Annotated[list[str], BeforeValidator(_split)]
-Networks = Annotated[list[IPvAnyNetwork], BeforeValidator(_split)]
-Number = Annotated[int, Field(ge=1, le=10**9)]
-NumberOrOff = Annotated[int, Field(ge=0, le=10**12)]
-Seconds = Annotated[int, Field(ge=1, le=10**9)]
-SecondsOrOff = Annotated[int, Field(ge=0, le=10**9)]
-Size = Annotated[ByteSize, Field(ge=1, le=TIB)]
-SizeOrOff = Annotated[ByteSize, Field(ge=0, le=1024 * TIB)]
-# SQLite takes 1,000,000,000 bytes in a row; half of it leaves room for the rest of the frame
-ContentSize = Annotated[ByteSize, Field(ge=1, le=512 * MIB)]
-
-
-def _size(bytes_: int, help_text: str) -> Any:
-    return Field(ByteSize(bytes_), description=help_text)
-
-
-def _field(default: Any, help_text: str) -> Any:
-    return Field(default, description=help_text)
-
-
-class Section(BaseModel):
-    """One table of the TOML file; knows all its keys and refuses others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Tcp(Section):
-    """Listeners that speak PHPMQ.  The protocol has no login: who can connect can do everything."""
-
-    listen: Texts = _field(
-        ["127.0.0.1:9100"],
-        "for clients of the newer revision, with TTL: HOST:PORT, unix:PATH or none; port 0: any",
-    )
-    legacy_listen: Texts = _field(
-        ["127.0.0.1:9102"], "for clients of the older revision, without TTL"
-    )
-    allow: Networks = _field([], "networks that may connect; empty: all who reach the listener")
-    open: bool = _field(False, "allow a listener beyond loopback without tcp.allow and TLS")
-    http_guard: bool = _field(True, "hold bytes back while they may be a browser's request")
-    packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_digits)] = _field(
-        "auto", "bytes of a packet header: auto, 32 or 36"
-    )
-    tls_cert: Path | None = _field(None, "certificate chain, PEM; with tls_key: TLS only")
-    tls_key: Path | None = _field(None, "private key, PEM, readable by the owner only")
-    tls_client_ca: Path | None = _field(None, "clients need a certificate of this authority, PEM")
-
-    @model_validator(mode="after")
-    def _check_tls(self) -> "Tcp":
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key are needed together")
-        if self.tls_client_ca and not self.tls_cert:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key")
-        return self
-
-
-class Admin(Section):
-    """The web pages, the HTTP API, health and metrics."""
-
-    listen: Texts = _field(["127.0.0.1:9101"], "HOST:PORT, unix:PATH or none; port 0: any")
-    hosts: Texts = _field([], "names that a browser may use for this host, besides loopback's")
-    plaintext: bool = _field(False, "allow plain http beyond loopback")
-    trusted_proxies: Networks = _field([], "networks whose X-Forwarded-* headers count")
-    base_path: Annotated[str, AfterValidator(_base_path)] = _field(
-        "", "path under which a proxy serves the pages, as /broker"
-    )
-
-
-class Limits(Section):
-    """What one peer, or all together, may cost."""
-
-    max_content: ContentSize = _size(8 * MIB, "content of a message; longer: closed, HTTP 413")
-    max_queues: Number = _field(10_000, "queues; past it a publish to a new one is refused")
-    connections: Number = _field(500, "PHPMQ connections in all")
-    connections_per_address: Number = _field(100, "the same from one address")
-    connections_per_loopback_address: Number = _field(500, "the same from this machine")
-    frame_timeout_s: Seconds = _field(
-        60, "a message begun is whole by then, or frame_rate_bytes come"
-    )
-    frame_rate_bytes: Size = _size(
-        64 * KIB, "bytes a second that save a begun message from frame_timeout_s"
-    )
-    write_buffer: Size = _size(MIB, "waiting to be sent to one connection; past it none is added")
-    write_timeout_s: Seconds = _field(30, "a reader without progress for this long is closed")
-    credit: Number = _field(1_000, "unacknowledged messages of one consumer")
-    credit_bytes: Size = _size(16 * MIB, "the same in bytes; one message always goes")
-    held: Number = _field(50_000, "unacknowledged messages of all consumers")
-    held_bytes: Size = _size(256 * MIB, "the same in bytes")
-    window: Number = _field(1_000, "ready messages in memory, per queue with consumers")
-    body_cache: Size = _size(64 * MIB, "bodies in memory, over all queues")
-    unstored_frames: Number = _field(2_000, "read and not yet stored, per connection")
-    unstored_bytes: Size = _size(2 * MIB, "the same in bytes, and a message")
-    unstored_total: Size = _size(64 * MIB, "the same over all connections")
-    batch_commands: Number = _field(5_000, "commands in one transaction")
-    batch_bytes: Size = _size(4 * MIB, "bodies in one transaction")
-
-
-class Queues(Section):
-    """Defaults of every queue; a queue may have its own."""
-
-    max_deliveries: NumberOrOff = _field(20, "past it a message is a dead letter; 0: no limit")
-    ack_timeout_s: SecondsOrOff = _field(1_800, "then a message goes back to its place; 0: never")
-    on_expire: Annotated[str, AfterValidator(_on_expire)] = _field(
-        "history", "what becomes of an expired message: history, dead_letter or forward:QUEUE"
-    )
-    default_ttl_s: SecondsOrOff = _field(0, "for messages without a TTL; 0: they never expire")
-    max_messages: NumberOrOff = _field(0, "past it a publish is refused; 0: no limit")
-    max_bytes: SizeOrOff = _size(0, "the same in bytes; 0: no limit")
-
-
-class Receipts(Section):
-    """Keys of confirmed publishes: the same key within the window is stored once."""
-
-    window_s: Seconds = _field(600, "how long a key is remembered")
-    limit: Number = _field(100_000, "how many keys are remembered")
-
-
-class History(Section):
-    """How long settled messages stay: until the first of the bounds is passed."""
-
-    days: Annotated[float, Field(gt=0, le=36_500)] = _field(7, "age in days")
-    rows: Number = _field(5_000_000, "messages")
-    bytes: Size = _size(2 * GIB, "bytes of their bodies")
-    deleted_share: Annotated[float, Field(ge=0, le=1)] = _field(
-        0.1, "part of rows and bytes that deleted messages may take"
-    )
-
-
-class Storage(Section):
-    """The SQLite database in the data folder."""
-
-    allow_network_fs: bool = _field(False, "start on a network file system: its locks may lie")
-    cache_bytes: Size = _size(8 * MIB, "SQLite's page cache")
-    wal_bytes: Size = _size(64 * MIB, "the write-ahead log is cut back above this")
-    accept_loss: bool = _field(False, "start although the write-ahead log is damaged, once")
-
-
-class Log(Section):
-    """The log, on standard error."""
-
-    level: Literal["debug", "info", "warning", "error"] = _field(
-        "info", "the least that is written: debug, info, warning or error"
-    )
-    format: Literal["auto", "json", "console"] = _field(
-        "auto", "json, console, or auto: console on a terminal"
-    )
 
 
 class Settings(BaseSettings):
@@ -228,7 +74,7 @@ class Settings(BaseSettings):
         enable_decoding=False,
     )
 
-    data: Path = _field(Path("phpmq-data"), "folder of the database, lock and control socket")
+    data: Path = field(Path("phpmq-data"), "folder of the database, lock and control socket")
     tcp: Tcp = Tcp()
     admin: Admin = Admin()
     limits: Limits = Limits()
@@ -236,6 +82,9 @@ class Settings(BaseSettings):
     receipts: Receipts = Receipts()
     history: History = History()
     storage: Storage = Storage()
+    ui: Ui = Ui()
+    audit: Audit = Audit()
+    metrics: Metrics = Metrics()
     log: Log = Log()
 
     @classmethod
@@ -316,10 +165,10 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _list_settings() -> Iterator[Setting]:
-    for name, field in Settings.model_fields.items():
-        section = field.annotation
+    for name, info in Settings.model_fields.items():
+        section = info.annotation
         if not (isinstance(section, type) and issubclass(section, Section)):
-            yield Setting(name, field.description or "", field.default, "")
+            yield Setting(name, info.description or "", info.default, "")
             continue
         for key, leaf in section.model_fields.items():
             yield Setting(f"{name}.{key}", leaf.description or "", leaf.default, _bounds(leaf))

@@ -67,7 +67,7 @@ async def publish(context: Context, queue: str, messages: Sequence[Piece]) -> li
                 answer(ids)
 
         for body, ttl_s in messages:
-            core.publish_local(context.publisher, queue, body, ttl_s, collect)
+            core.publish_local(0, queue, body, ttl_s, collect)
 
     await _call(context, publish_all)
     return ids

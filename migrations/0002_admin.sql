@@ -1,0 +1,90 @@
+-- What the admin keeps: who may come in, who did what, what people saved, how it went over time.
+-- Times: *_at are Unix milliseconds.
+
+CREATE TABLE user (
+  user_id INTEGER PRIMARY KEY,
+  name TEXT NOT NULL UNIQUE,              -- 1 to 64 characters
+  password TEXT NOT NULL,                 -- argon2id, in its own encoding
+  role TEXT NOT NULL CHECK (role IN ('viewer', 'operator', 'admin')),
+  queues TEXT NOT NULL DEFAULT '[]',      -- globs, a JSON list; empty: all queues
+  created_at INTEGER NOT NULL,
+  last_login_at INTEGER
+);
+
+CREATE TABLE token (
+  token_id INTEGER PRIMARY KEY,
+  name TEXT NOT NULL UNIQUE,
+  sha256 BLOB NOT NULL UNIQUE,            -- of the token; the token itself is shown once
+  role TEXT NOT NULL CHECK (role IN ('viewer', 'operator', 'admin')),
+  queues TEXT NOT NULL DEFAULT '[]',
+  created_at INTEGER NOT NULL,
+  created_by TEXT NOT NULL,
+  expires_at INTEGER,                     -- NULL: never
+  last_used_at INTEGER
+);
+
+CREATE TABLE session (
+  session_id INTEGER PRIMARY KEY,
+  sha256 BLOB NOT NULL UNIQUE,            -- of the cookie
+  user_id INTEGER NOT NULL,
+  csrf TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  seen_at INTEGER NOT NULL,               -- written at most every five minutes
+  expires_at INTEGER NOT NULL,            -- whatever happens
+  address TEXT NOT NULL,
+  agent TEXT NOT NULL
+);
+CREATE INDEX session_user ON session (user_id);
+
+CREATE TABLE audit (                      -- appended only; a running row counts along
+  audit_id INTEGER PRIMARY KEY,
+  at_ms INTEGER NOT NULL,                 -- Unix ms
+  actor TEXT NOT NULL,
+  source TEXT NOT NULL,                   -- ui, http or cli
+  address TEXT NOT NULL,
+  action TEXT NOT NULL,
+  target TEXT NOT NULL,
+  count INTEGER NOT NULL,
+  reason TEXT NOT NULL,
+  result TEXT NOT NULL,                   -- done, running, interrupted, cancelled, or a refusal
+  detail TEXT NOT NULL,                   -- JSON or empty: before and after of settings
+  request_id TEXT NOT NULL
+);
+
+CREATE TABLE rollup (                     -- how each queue went, in spans of equal length
+  span_s INTEGER NOT NULL,                -- 60 or 900
+  queue_id INTEGER NOT NULL,              -- 0: all that have no rows of their own
+  at_s INTEGER NOT NULL,                  -- Unix seconds, the beginning
+  published INTEGER NOT NULL, dispatched INTEGER NOT NULL, redelivered INTEGER NOT NULL,
+  acked INTEGER NOT NULL, requeued INTEGER NOT NULL, expired INTEGER NOT NULL,
+  dead INTEGER NOT NULL, deleted INTEGER NOT NULL,  -- what happened within
+  ready INTEGER NOT NULL, held INTEGER NOT NULL, bytes INTEGER NOT NULL,  -- at the end
+  oldest_age_ms INTEGER NOT NULL,         -- of the oldest ready message, at the end
+  wait BLOB, hold BLOB,                   -- histograms; NULL: nothing was measured
+  PRIMARY KEY (span_s, queue_id, at_s)
+) WITHOUT ROWID;
+CREATE INDEX rollup_time ON rollup (span_s, at_s);
+
+CREATE TABLE saved (                      -- what people saved under a name
+  kind TEXT NOT NULL,                     -- view, template or label
+  name TEXT NOT NULL,
+  content TEXT NOT NULL,                  -- JSON
+  saved_at INTEGER NOT NULL,
+  saved_by TEXT NOT NULL,
+  PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+
+CREATE TABLE start (                      -- one row a start of the broker
+  start_id INTEGER PRIMARY KEY,
+  at_ms INTEGER NOT NULL,                 -- Unix ms
+  version TEXT NOT NULL,
+  was_clean INTEGER NOT NULL,             -- the stop before it, 0 or 1
+  down_from_ms INTEGER,                   -- when the broker was last seen; NULL: the first start
+  report TEXT NOT NULL,                   -- JSON: what was found, put back, checked
+  dismissed_by TEXT
+);
+
+-- A page of the history of one queue, or of one outcome, reads its rows only.
+CREATE INDEX history_queue ON history (queue_id, outcome, "offset");
+DROP INDEX history_deleted;
+CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;

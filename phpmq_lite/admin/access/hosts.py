@@ -1,0 +1,46 @@
+"""Known hosts: by which names this machine may be called (``security.md`` 5)."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import web
+
+CONTROL_SOCKET: Final = "control.sock"  # in the data folder, 0600: its peer owns the broker
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_control(request: web.BaseRequest) -> bool:
+    """Tell whether a request came over the control socket, which needs no more checks."""
+    name = local_name(request)
+    return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
+
+
+def local_name(request: web.BaseRequest) -> object:
+    """Give the local address of the connection: a path, or a tuple with the host first."""
+    transport = request.transport
+    name = transport.get_extra_info("sockname") if transport is not None else None
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
+def host_name(host: str) -> str:
+    """Give the name in a Host header without its port, in lower case, brackets off."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    if host.count(":") > 1:  # IPv6 as settings and sockets write it
+        return host.lower().removeprefix("::ffff:")
+    return host.partition(":")[0].lower().removesuffix(".")
+
+
+def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
+    """Tell whether the Host header names this machine (``security.md`` 5).
+
+    That is loopback, the local address of this connection, or one of ``hosts``.
+    """
+    given = request.headers.getall("Host", [])
+    if len(given) != 1:
+        return False
+    name = host_name(given[0])
+    if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
+        return True
+    local = local_name(request)
+    return isinstance(local, tuple) and name == host_name(str(local[0]))

@@ -1,0 +1,1 @@
+"""What an operator can do: single actions, frozen selections, work in the background."""

@@ -1,0 +1,57 @@
+"""One route: method, path, who may, how it is audited, what it takes and gives, and its handler."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Role(StrEnum):
+    """Who may use a route; each may what those before it may (``admin.md`` 3)."""
+
+    PUBLIC = "public"  # health and login: needs no login ever
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def may(self, needed: "Role") -> bool:
+        """Tell whether this role may use a route that needs another."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+@dataclass(slots=True, frozen=True)
+class Route:
+    """One method of one path; ``name`` is unique, ``audit`` names a change.
+
+    Routing, roles, audit, OpenAPI and the tests of all of them are made from it.  ``summary`` of
+    the documents is the first line of the handler's docstring.
+    """
+
+    method: str  # GET answers HEAD too
+    path: str  # {q}: a queue, {id}: a message; other names: as they are
+    role: Role
+    name: str
+    handler: Handler
+    audit: str | None = None  # of a change: "queue.purge"
+    query: type[BaseModel] | None = None  # API: the model of its query string
+    takes: Any = None  # API: the model of its JSON body; a list of it where it is list[Model]
+    gives: Any = None  # API: the model of its answer
+    status: int = 200  # API: of its answer
+    cli: str | None = None  # the command that uses it: "queue purge"
+    is_early: bool = False  # answers before the broker is ready
+
+    @property
+    def is_api(self) -> bool:
+        """Tell whether it speaks JSON only."""
+        return self.path.startswith("/api/")
+
+    @property
+    def is_writing(self) -> bool:
+        """Tell whether it changes anything; then it has an audit name."""
+        return self.method not in ("GET", "HEAD")

@@ -1,0 +1,116 @@
+"""Read-only connections: each read is one call to a thread, whole, with a limit on its time.
+
+So no transaction stays open over an ``await`` and no checkpoint waits for a reader
+(``storage.md`` 2).
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import aiosqlite
+
+from phpmq_lite.errors import ReadTooLongError, StorageError
+from phpmq_lite.storage.statements import load
+
+READ_LIMIT_S: Final = 2.0  # one read
+_STEPS_BETWEEN_LOOKS: Final = 10_000  # of SQLite's machine, below a millisecond
+
+Row = tuple[Any, ...]
+
+
+class _Reader(sqlite3.Connection):
+    """A connection that cannot write and stops each statement after a time."""
+
+    def __init__(self, *args: Any, limit_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limit_s = limit_s
+        self._ends_s = monotonic() + limit_s
+        super().execute("PRAGMA query_only = 1")
+        self.set_progress_handler(self._is_over, _STEPS_BETWEEN_LOOKS)
+
+    def _is_over(self) -> bool:
+        return monotonic() > self._ends_s
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """Run a statement; its time counts from here, in the connection's own thread."""
+        self._ends_s = monotonic() + self._limit_s
+        return super().execute(*args)
+
+
+class Readers:
+    """A few read-only connections to one database, opened on first use.
+
+    All methods may raise ReadTooLongError, and StorageError where the database cannot be read.
+    """
+
+    def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
+        self._path = path
+        self._limit_s = limit_s
+        self._free: asyncio.LifoQueue[aiosqlite.Connection | None] = asyncio.LifoQueue()
+        for _ in range(count):
+            self._free.put_nowait(None)  # not opened yet
+        self._open: list[aiosqlite.Connection] = []
+
+    async def close(self) -> None:
+        """Close the connections; a later read opens them again."""
+        for connection in self._open:
+            await connection.close()
+        for _ in range(self._free.qsize()):
+            self._free.get_nowait()
+            self._free.put_nowait(None)
+        self._open.clear()
+
+    async def read(self, file: str, name: str, /, **parameters: Any) -> list[Row]:
+        """Run the statement ``name`` of ``sql/<file>.sql`` and return all its rows."""
+        return await self.run(name, load(file)[name], parameters)
+
+    async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
+        """Run a statement put together from the parts of a file; ``name`` is for errors."""
+        async with self._connection() as connection:
+            try:
+                rows = await connection.execute_fetchall(text, parameters)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname == "SQLITE_INTERRUPT":
+                    raise ReadTooLongError(
+                        f"reading {name} took longer than {self._limit_s:g} s"
+                    ) from error
+                raise StorageError(f"cannot read {name}: {error}") from error
+            except sqlite3.Error as error:
+                raise StorageError(f"cannot read {name}: {error}") from error
+        return [tuple(row) for row in rows]
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[aiosqlite.Connection]:
+        connection = await self._free.get()
+        try:
+            if connection is None:
+                connection = await self._connect()
+            yield connection
+        finally:
+            self._free.put_nowait(connection)
+
+    async def _connect(self) -> aiosqlite.Connection:
+        try:
+            connection = await aiosqlite.connect(
+                self._uri(),
+                uri=True,
+                isolation_level=None,
+                factory=self._reader,
+            )
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
+        self._open.append(connection)
+        return connection
+
+    def _uri(self) -> str:
+        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
+            raise StorageError(f"there is no database {self._path.name}")
+        return f"{self._path.resolve().as_uri()}?mode=ro"
+
+    def _reader(self, *args: Any, **kwargs: Any) -> _Reader:
+        return _Reader(*args, limit_s=self._limit_s, **kwargs)
