@@ -6,27 +6,15 @@ looks nowhere.  What is unknown or out of bounds is a ``SettingsError`` that nam
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    IPvAnyNetwork,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
