@@ -11,10 +11,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, Loaded, Message, Now, QueueSettings, Receipt, State
+from phpmq_lite.model import (
+    AuditEntry,
+    Batch,
+    Limits,
+    Loaded,
+    Message,
+    Now,
+    QueueSettings,
+    Receipt,
+    State,
+)
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.writer import Store
@@ -195,6 +206,8 @@ class Question:
     ask: Callable[..., None]
     verb: str
     arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    entry: AuditEntry
     answer: Any = None
     number: int = 0  # the next of the number line when it was put
 
@@ -271,10 +284,16 @@ class Driver:
         self._opening.append(client)
         return client
 
-    def ask(self, verb: str, *arguments: Any) -> Question:
-        """Give an operator's command: the name of a method of the core, and its arguments."""
-        question = Question(lambda core, answer: getattr(core, verb)(*arguments, answer), verb,
-                            arguments)  # fmt: skip
+    def ask(self, verb: str, *arguments: Any, **options: Any) -> Question:
+        """Give an operator's command: the name of an operation, and its arguments."""
+        entry = AuditEntry("anna", "ui", "10.0.0.5", options.pop("audit", f"queue.{verb}"))
+        given = dict(options)
+        question = Question(
+            lambda core, answer: getattr(operations, verb)(
+                core, entry, *arguments, answer, **given
+            ),
+            verb, arguments, options, entry,
+        )  # fmt: skip
         self.inbox.append(question)
         return question
 

@@ -11,19 +11,21 @@ is stored.
 """
 
 from collections import Counter
-from dataclasses import asdict, fields
+from collections.abc import Mapping
 from enum import IntEnum
 from hmac import compare_digest
 from typing import Any
 
-from phpmq_lite.broker import sweeps, turns
+from phpmq_lite.broker import intake, turns
 from phpmq_lite.broker.lives import Lives
-from phpmq_lite.broker.queue import Connection, Consumer, Queue, settings_of
+from phpmq_lite.broker.queue import Connection, Consumer, Queue
+from phpmq_lite.broker.queue_settings import check_name
 from phpmq_lite.broker.receipts import Receipts
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.broker.window import Window
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
+    AuditEntry,
     Batch,
     Limits,
     Loaded,
@@ -34,8 +36,6 @@ from phpmq_lite.model import (
     Receipt,
     Stored,
 )
-
-_QUEUE_SETTINGS = frozenset(field.name for field in fields(QueueSettings))
 
 
 class Result(IntEnum):
@@ -56,9 +56,13 @@ class Broker:
         self.lives = lives = Lives(limits, defaults)
         for row in stored.queues:
             lives.adopt(row)
+        lives.next_queue_id = max(lives.next_queue_id, stored.counters.get("next_queue_id", 1))
         lives.next_number = stored.counters.get("next_number", 1)
         lives.next_deadline_ms = stored.next_deadline_ms
         self._next_client = stored.counters.get("next_client", 1)
+        self._next_audit = stored.counters.get("next_audit", 1)
+        self.audited: Counter[str] = Counter()  # rows of the audit since the start, by action
+        self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
         self.receipts = Receipts(limits.receipts, limits.receipt_window_ms)
         for queue_id, key, seq, at_ms in stored.receipts:
             self.receipts.add(queue_id, key, seq, at_ms)
@@ -89,9 +93,7 @@ class Broker:
         lives.now = now
         lives.batch = batch = Batch(now.wall_ms, lives.next_number)
         self.batch_number += 1
-        self._named = {}
-        if loaded is not None:
-            self._take(loaded)
+        self._named = {} if loaded is None else intake.take(lives, loaded)
         while lives.limited:
             self.wake(lives.limited.pop())
         if lives.next_deadline_ms is not None and lives.next_deadline_ms <= now.steady_ms:
@@ -115,61 +117,6 @@ class Broker:
             batch.counters["next_number"] = lives.next_number
         return batch
 
-    def _take(self, loaded: Loaded) -> None:
-        """Take in what was loaded: windows first, before anything joins them at their end.
-
-        A message may have come several times, as several objects: only one of them has a turn.
-        Bodies come last, because a message is dying, and passed over, until its body is here.
-        """
-        lives = self.lives
-        lives.gone.clear()
-        for queue_id, page, reaches_end in loaded.windows:
-            self._extend_window(lives.by_id[queue_id], page, reaches_end)
-        if loaded.named:
-            self._take_named(loaded)
-        if loaded.asked_due:
-            lives.next_deadline_ms = loaded.next_deadline_ms
-            for row in loaded.due:
-                if row.seq not in lives.dying:
-                    lives.gone.add(row.seq)
-                    lives.expire(lives.known.get(row.seq, row))
-        for take, page, is_last in loaded.pages:
-            take(page, is_last)
-        for seq, body in loaded.bodies.items():
-            self._take_body(seq, body)
-
-    def _take_named(self, loaded: Loaded) -> None:
-        """Keep what was loaded by seq, but not what is in memory or may have a turn now."""
-        others = {row.seq for row in loaded.due}
-        for _, page, _ in loaded.pages:
-            others.update(row.seq for row in page)
-        others.update(self.lives.dying)
-        known = self.lives.known
-        self._named = {
-            seq: row for seq, row in loaded.named.items() if seq not in known and seq not in others
-        }
-
-    def _take_body(self, seq: int, body: bytes | None) -> None:
-        lives = self.lives
-        if seq in lives.dying:
-            lives.bury(*lives.dying[seq], body)
-        elif (message := lives.known.get(seq)) is not None and message.holder is None:
-            queue = lives.by_id[message.queue_id]
-            if body is None:  # damaged: never delivered
-                lives.bury(message, "crc", None)
-            elif queue.window is not None:
-                queue.window.keep_body(message, body)
-                lives.hungry[queue.queue_id] = queue
-
-    def _extend_window(self, queue: Queue, page: list[Message], reaches_end: bool) -> None:
-        if queue.window is None:
-            return
-        page = [message for message in page if message.seq not in self.lives.dying]
-        queue.window.extend(page, reaches_end)
-        for message in page:
-            self.lives.known[message.seq] = message
-        self.lives.hungry[queue.queue_id] = queue
-
     def drain(self, answer: Answer) -> None:
         """Dispatch nothing any more; answers once nothing is held.  Everything else goes on."""
         self._drained = answer
@@ -179,12 +126,17 @@ class Broker:
     def connect(self, peer: Peer, kind: str, address: str) -> Connection:
         """Take in a new connection; it gets the next client number."""
         lives = self.lives
-        connection = Connection(self._next_client, peer, kind, address, lives.now.wall_ms)
-        self._next_client += 1
-        self.connections[connection.number] = connection
-        lives.batch.opened_clients += (connection.number, kind, address, lives.now.wall_ms)
-        lives.batch.counters["next_client"] = self._next_client
+        number = self._number_client()
+        connection = Connection(number, peer, kind, address, lives.now.wall_ms)
+        self.connections[number] = connection
+        lives.batch.opened_clients += (number, kind, address, lives.now.wall_ms)
         return connection
+
+    def _number_client(self) -> int:
+        number = self._next_client
+        self._next_client = number + 1
+        self.lives.batch.counters["next_client"] = self._next_client
+        return number
 
     def disconnect(
         self, connection: Connection, framing: str | None, revision: str | None, reason: str
@@ -243,6 +195,7 @@ class Broker:
         if key is not None and (
             self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
         ):
+            queue.totals.deduplicated += 1
             self._answer(connection, Receipt(name, key))
             return Result.DONE
         if (settings.publishing_paused or settings.max_messages or settings.max_bytes) and (
@@ -328,9 +281,7 @@ class Broker:
             self.lives.give_back(message, detail, is_charged=message is charged)
         if consumer.in_turn:
             queue.turns.remove(consumer)
-        if queue.window is not None:
-            for message in queue.window.cut():
-                del self.lives.known[message.seq]
+        self.lives.cut_window(queue)
 
     def _close_window(self, queue: Queue) -> None:
         if queue.window is not None:
@@ -443,57 +394,63 @@ class Broker:
                     self.lives.give_back(message, "acknowledgement timeout", is_charged=True)
         self._next_timeout_ms = soonest
 
-    # -- commands of an operator: ``answer`` is called with the result, after the commit
+    # -- for commands of an operator, see operations.py
 
-    def _existing(self, name: str) -> Queue:
+    @property
+    def is_draining(self) -> bool:
+        """Tell whether the broker is about to stop."""
+        return self._drained is not None
+
+    def existing(self, name: str) -> Queue:
+        """Return a queue by its name.
+
+        Raises:
+            RefusedError: ``unknown_queue``.
+        """
         queue = self.lives.queues.get(name)
         if queue is None:
             raise RefusedError("unknown_queue", f"there is no queue {name!r}")
         return queue
 
-    def purge(self, name: str, with_dispatched: bool, answer: Answer) -> None:
-        """Settle what is in the queue as deleted; answers with the number of messages."""
-        sweeps.purge(self.lives, self._existing(name), answer, with_dispatched=with_dispatched)
+    def goal(self, name: str, *, create: bool) -> Queue | None:
+        """Return a queue that messages are to come to; None: ``lives.queue`` will make it.
 
-    def redrive(
-        self, name: str, target: str | None, ttl_s: int | None, limit: int | None, answer: Answer
-    ) -> None:
-        """Send dead-letter records back to where they died; answers with their number."""
-        queue = self._existing(name)
-        goal = None if target is None else self._existing(target)
-        sweeps.redrive(self.lives, queue, answer, target=goal, ttl_s=ttl_s, limit=limit)
+        Raises:
+            RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
+        """
+        queue = self.lives.queues.get(name)
+        if queue is None:
+            if not create:
+                return self.existing(name)
+            check_name(name)
+            if len(self.lives.queues) >= self.limits.queues:
+                raise RefusedError("too_many_queues", f"the limit is {self.limits.queues} queues")
+        return queue
 
-    def pause(self, name: str, side: str, paused: bool, answer: Answer) -> None:
-        """Stop or resume delivery or publishing of a queue; it stays so over a restart."""
-        if side not in ("delivery", "publishing"):
-            raise RefusedError("bad_side", f"side is {side!r}, not delivery or publishing")
-        self.configure(name, {f"{side}_paused": paused}, answer)
-
-    def configure(self, name: str, changes: dict[str, Any], answer: Answer) -> None:
-        """Change settings of a queue; a value of None goes back to the default."""
-        queue = self._existing(name)
-        if unknown := changes.keys() - _QUEUE_SETTINGS:
-            raise RefusedError("unknown_setting", f"no queue setting {sorted(unknown)[0]!r}")
-        own = queue.row.own | changes
-        queue.row.own = {key: value for key, value in own.items() if value is not None}
-        queue.settings = settings_of(queue.row, self.lives.defaults)
-        self.lives.batch.configured.append(queue.row)
+    def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
+        """Have new settings count for what is held, for who waits, and for who is hungry."""
         self.lives.hungry[queue.queue_id] = queue
         if "ack_timeout_s" in changes:
             self._next_timeout_ms = self.lives.now.steady_ms  # look at all that is held anew
         self.lives.unpark(queue)
-        self.lives.batch.answers.append((answer, asdict(queue.settings)))
 
-    def publish_local(
-        self, client: int, name: str, body: bytes, ttl_s: int | None, answer: Answer
-    ) -> None:
-        """Publish without a connection; answers with the message id, 32 hex digits."""
-        queue = self.lives.queue(name)
-        if queue is None:
-            raise RefusedError("too_many_queues", f"the limit is {self.limits.queues} queues")
-        if (reason := queue.refusal()) is not None:
-            queue.totals.refused += 1
-            self.refused[reason] += 1
-            raise RefusedError(reason.replace(" ", "_").replace(":", ""), reason)
-        message = self.lives.publish(queue, body, ttl_s, client)
-        self.lives.batch.answers.append((answer, message.message_id.decode()))
+    def client_of(self, entry: AuditEntry) -> int:
+        """Return the client number of somebody without a connection; a new one the first time."""
+        who = (entry.source, entry.actor)
+        number = self._publishers.get(who)
+        if number is None:
+            number = self._publishers[who] = self._number_client()
+            address = f"{entry.actor} ({entry.address})".encode(
+                "utf-8", "backslashreplace"
+            ).decode()
+            self.lives.batch.opened_clients += (
+                number, entry.source, address, self.lives.now.wall_ms,
+            )  # fmt: skip
+        return number
+
+    def number_audit(self) -> int:
+        """Take the next number of the audit; stored with the batch that uses it."""
+        number = self._next_audit
+        self._next_audit = number + 1
+        self.lives.batch.counters["next_audit"] = self._next_audit
+        return number

@@ -14,6 +14,9 @@ class Event(StrEnum):
     ACKNOWLEDGE = "acknowledge"
     REQUEUE = "requeue"
     RETURN = "return"
+    RELEASE = "release"
+    MOVE = "move"
+    PLACE = "place"
     FORWARD = "forward"
     EXPIRE = "expire"
     DEAD_LETTER = "dead_letter"
@@ -25,12 +28,15 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.READY, Event.ACKNOWLEDGE): State.ACKED,  # held by nobody: its consumer came back
     (State.READY, Event.REQUEUE): State.READY,  # the end of its queue
     (State.READY, Event.FORWARD): State.READY,  # another queue, the same message
+    (State.READY, Event.MOVE): State.READY,  # the same, by an operator
+    (State.READY, Event.PLACE): State.READY,  # where it was before a requeue or move
     (State.READY, Event.EXPIRE): State.EXPIRED,
     (State.READY, Event.DEAD_LETTER): State.DEAD,
     (State.READY, Event.DELETE): State.DELETED,
     (State.DISPATCHED, Event.ACKNOWLEDGE): State.ACKED,
     (State.DISPATCHED, Event.REQUEUE): State.READY,
     (State.DISPATCHED, Event.RETURN): State.READY,  # its old place
+    (State.DISPATCHED, Event.RELEASE): State.READY,  # the same, by an operator
     (State.DISPATCHED, Event.DEAD_LETTER): State.DEAD,
     (State.DISPATCHED, Event.DELETE): State.DELETED,
 }

@@ -8,9 +8,10 @@ who asked for it, is decided in ``core.py``.
 from os import urandom
 from typing import Final
 
+from phpmq_lite.broker.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Consumer, Queue
-from phpmq_lite.broker.window import Bodies
+from phpmq_lite.broker.window import Bodies, Window
 from phpmq_lite.model import Batch, Limits, Message, Now, QueueRow, QueueSettings, State, checksum
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
@@ -22,6 +23,7 @@ DEAD: Final = next_state(State.DISPATCHED, Event.DEAD_LETTER)
 DELETED: Final = next_state(State.READY, Event.DELETE)
 
 ACKED_KEY: Final = (int(ACKED), None)
+REMOVED: Final = "removed"  # beside the settings in the row of a queue that is no more
 LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
 _TOKENS_AT_ONCE: Final = 512
 
@@ -46,7 +48,8 @@ class Lives:
         self.hungry: dict[int, Queue] = {}  # may have both a ready message and free credit
         self.limited: set[Connection] = set()  # got all that one batch may send to them
         self.bodies = Bodies()
-        self._next_queue_id = 1
+        self.removed: dict[str, QueueRow] = {}  # their names are in the history
+        self.next_queue_id = 1
         self._tokens: list[int] = []
 
     # -- numbers and places
@@ -57,7 +60,8 @@ class Lives:
         self.next_number = number + 1
         return number
 
-    def _token(self) -> int:
+    def token(self) -> int:
+        """Take 63 random bits."""
         if not self._tokens:
             pool = urandom(8 * _TOKENS_AT_ONCE)  # one system call for many
             self._tokens = [
@@ -69,17 +73,43 @@ class Lives:
         """Return the queue, made now where there is none; None where the limit is reached."""
         queue = self.queues.get(name)
         if queue is None and len(self.queues) < self.limits.queues:
-            row = QueueRow(self._next_queue_id, name, self.now.wall_ms)
-            self.batch.new_queues.append(row)
+            row = self.removed.pop(name, None)
+            if row is None:
+                row = QueueRow(self.next_queue_id, name, self.now.wall_ms)
+                self.batch.new_queues.append(row)
+                self.batch.counters["next_queue_id"] = self.next_queue_id + 1
+            else:  # under its old number: what the history has of it is the same queue
+                row.own = {}
+                self.batch.configured.append(row)
             queue = self.adopt(row)
         return queue
 
-    def adopt(self, row: QueueRow) -> Queue:
-        """Take over a queue's row into memory."""
+    def adopt(self, row: QueueRow) -> Queue | None:
+        """Take over a queue's row into memory; one that was removed only keeps its name."""
+        self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
+        if REMOVED in row.own:
+            self.removed[row.name] = row
+            return None
         queue = Queue(row, self.defaults)
         self.queues[row.name] = self.by_id[row.queue_id] = queue
-        self._next_queue_id = max(self._next_queue_id, row.queue_id + 1)
         return queue
+
+    def remove(self, queue: Queue) -> None:
+        """Forget an empty queue without consumers; its row stays, for the history's sake."""
+        row = queue.row
+        row.own = {REMOVED: True}
+        self.removed[row.name] = row
+        self.batch.configured.append(row)
+        del self.queues[row.name], self.by_id[row.queue_id]
+        self.hungry.pop(row.queue_id, None)
+        self.batch.wakes |= queue.parked  # whoever waits publishes to a new one
+        queue.parked.clear()
+
+    def revive(self, queue_id: int) -> Queue | None:
+        """Make a removed queue again; None where there was none, or the limit is reached."""
+        names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
+        name = next(names, None)
+        return None if name is None else self.queue(name)
 
     def event(self, message: Message, kind: str, detail: str | None = None) -> None:
         """Write down an unusual turn for the timeline."""
@@ -92,12 +122,29 @@ class Lives:
         ):
             self.next_deadline_ms = deadline_ms
 
-    def _set_ttl(self, message: Message, ttl_s: int) -> None:
-        if ttl_s > 0:
-            message.ttl_s = min(ttl_s, LONGEST_TTL_S)
-            message.deadline_ms = self.now.steady_ms + message.ttl_s * 1_000
-        else:
-            message.ttl_s = message.deadline_ms = None
+    def deadline(self, ttl_s: int) -> tuple[int | None, int | None]:
+        """Return a TTL that is not too long, and the deadline (steady ms); 0: None and None."""
+        if ttl_s <= 0:
+            return None, None
+        ttl_s = min(ttl_s, LONGEST_TTL_S)
+        return ttl_s, self.now.steady_ms + ttl_s * 1_000
+
+    def set_ttl(self, message: Message, ttl_s: int) -> None:
+        """Have a message expire in ``ttl_s`` seconds; 0: never."""
+        message.ttl_s, message.deadline_ms = self.deadline(ttl_s)
+
+    def has_room(self, window: Window, size: int) -> bool:
+        """Tell whether a window may keep one more body of that size in memory."""
+        return (
+            window.body_bytes + size <= self.limits.window_bytes
+            and self.bodies.total_bytes + size <= self.limits.bodies_bytes
+        )
+
+    def cut_window(self, queue: Queue) -> None:
+        """Forget what a window has above its limit, because something came back to it."""
+        if queue.window is not None:
+            for message in queue.window.cut():
+                del self.known[message.seq]
 
     # -- born
 
@@ -118,7 +165,7 @@ class Lives:
             self.note_deadline(deadline_ms)
         size = len(body)
         message = Message(
-            seq, self._tokens.pop() if self._tokens else self._token(), queue.queue_id, seq, 0,
+            seq, self._tokens.pop() if self._tokens else self.token(), queue.queue_id, seq, 0,
             kept_ttl_s, deadline_ms, wall_ms, None, None, 0, 0, size, checksum(seq, body),
             publisher, None,
         )  # fmt: skip
@@ -133,7 +180,7 @@ class Lives:
         queue.totals.published += 1
         window = queue.window
         if window is not None:
-            limits = self.limits
+            limits = self.limits  # has_room(), without the call
             if (
                 window.body_bytes + size <= limits.window_bytes
                 and self.bodies.total_bytes + size <= limits.bodies_bytes
@@ -158,6 +205,10 @@ class Lives:
         message.last_dispatched_at = wall_ms
         if message.first_dispatched_at is None:
             message.first_dispatched_at = wall_ms
+            ms = wall_ms - message.published_at  # measured: this and the hold cost 0.17 µs
+            if (wait := queue.wait) is None:
+                wait = queue.wait = [0] * BUCKETS
+            wait[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
         else:
             queue.totals.redelivered += 1
         batch.dispatched.append(message)
@@ -174,7 +225,7 @@ class Lives:
             entry = batch.sends[connection] = ([], [])
         entry[0].append(message)
 
-    def _let_go(self, message: Message, queue: Queue) -> None:
+    def let_go(self, message: Message, queue: Queue) -> None:
         """Take a message from whoever holds it, or out of its window."""
         consumer = message.holder
         if consumer is not None:
@@ -194,7 +245,7 @@ class Lives:
             queue.window.discard(message)
             self.hungry[queue.queue_id] = queue  # another one is first now
 
-    def _put_in_place(self, message: Message, queue: Queue) -> None:
+    def put_in_place(self, message: Message, queue: Queue) -> None:
         """A message is ready again: at its position, in the window or on disk."""
         message.state = READY_AGAIN
         self.batch.changed[message.seq] = message
@@ -206,7 +257,7 @@ class Lives:
         else:
             self.known.pop(message.seq, None)
 
-    def _put_at_end(self, message: Message, queue: Queue) -> None:
+    def put_at_end(self, message: Message, queue: Queue) -> None:
         """A message is ready at the end of ``queue``, under its old id."""
         message.state = READY_AGAIN
         message.position = self.number()
@@ -225,35 +276,35 @@ class Lives:
     def give_back(self, message: Message, detail: str, *, is_charged: bool) -> None:
         """Return a held message to its old place; past ``max_deliveries`` it dies instead."""
         queue = self.by_id[message.queue_id]
-        self._let_go(message, queue)
+        self.let_go(message, queue)
         queue.totals.returned += 1
         self.event(message, Event.RETURN, detail)
         if is_charged and self._is_poison(message, queue):
             self.kill(message, "max_deliveries")
         else:
-            self._put_in_place(message, queue)
+            self.put_in_place(message, queue)
 
     def take_back(self, message: Message) -> None:
         """Undo a dispatch that was not sent; its deadline passed while the batch was stored."""
         queue = self.by_id[message.queue_id]
-        self._let_go(message, queue)
+        self.let_go(message, queue)
         message.deliveries -= 1
         if message.deliveries == 0:
             message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
-        self._put_in_place(message, queue)
+        self.put_in_place(message, queue)
 
     def requeue(self, message: Message, ttl_s: int) -> None:
         """Put a message at the end of its queue with a new TTL; past the limit it dies instead."""
         queue = self.by_id[message.queue_id]
         was_held = message.holder is not None
-        self._let_go(message, queue)
+        self.let_go(message, queue)
         queue.totals.requeued += 1
         self.event(message, Event.REQUEUE)
         if was_held and self._is_poison(message, queue):
             self.kill(message, "max_deliveries")
             return
-        self._set_ttl(message, ttl_s)
-        self._put_at_end(message, queue)
+        self.set_ttl(message, ttl_s)
+        self.put_at_end(message, queue)
 
     def _is_poison(self, message: Message, queue: Queue) -> bool:
         message.charged += 1
@@ -264,15 +315,15 @@ class Lives:
     def forward(self, message: Message, target: Queue) -> None:
         """Move a ready message to the end of another queue, with that queue's TTL."""
         queue = self.by_id[message.queue_id]
-        self._let_go(message, queue)
-        self._count_out(message, queue)
+        self.let_go(message, queue)
+        self.count_out(message, queue)
         queue.totals.forwarded += 1
         self.event(message, Event.FORWARD, f"{queue.name} to {target.name}")
-        self._set_ttl(message, target.settings.default_ttl_s)
+        self.set_ttl(message, target.settings.default_ttl_s)
         target.row.live_count += 1
         target.row.live_bytes += message.size
         self.batch.queue_rows[target.queue_id] = target.row
-        self._put_at_end(message, target)
+        self.put_at_end(message, target)
 
     # -- settled
 
@@ -306,6 +357,11 @@ class Lives:
         row.live_bytes -= size
         batch.queue_rows[queue.queue_id] = row
         queue.totals.acked += 1
+        if (dispatched_at := message.last_dispatched_at) is not None:
+            ms = batch.wall_ms - dispatched_at
+            if (hold := queue.hold) is None:
+                hold = queue.hold = [0] * BUCKETS
+            hold[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
         if queue.parked:
             self.unpark(queue)
 
@@ -315,16 +371,17 @@ class Lives:
         ``message.state`` stays as it was: it is what a row born in this batch is inserted with.
         """
         queue = self.by_id[message.queue_id]
-        self._let_go(message, queue)
+        self.let_go(message, queue)
         self.known.pop(message.seq, None)
         self.batch.settled.setdefault((int(outcome), reason), []).append(message.seq)
         if outcome is State.DELETED:
             self.batch.deleted_bytes += message.size
         else:
             self.batch.settled_bytes += message.size
-        self._count_out(message, queue)
+        self.count_out(message, queue)
 
-    def _count_out(self, message: Message, queue: Queue) -> None:
+    def count_out(self, message: Message, queue: Queue) -> None:
+        """A message is no longer among those of ``queue``."""
         queue.row.live_count -= 1
         queue.row.live_bytes -= message.size
         self.batch.queue_rows[queue.queue_id] = queue.row
@@ -340,6 +397,7 @@ class Lives:
         """The deadline of a ready message has passed: do what its queue says."""
         queue = self.by_id[message.queue_id]
         queue.totals.expired += 1
+        queue.totals.expired_never += not message.deliveries
         on_expire = queue.settings.on_expire
         if on_expire == "dead_letter":
             self.kill(message, "expired")
@@ -358,7 +416,10 @@ class Lives:
         can have it, and on disk it is still what it was.
         """
         queue = self.by_id[message.queue_id]
-        self._let_go(message, queue)
+        if message.holder is not None and message.last_dispatched_at is not None:
+            queue.hold = queue.hold or [0] * BUCKETS
+            queue.hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
+        self.let_go(message, queue)
         self.known.pop(message.seq, None)
         body = message.body
         if body is None and not queue.is_dead_letter_queue:
@@ -371,9 +432,11 @@ class Lives:
         """Settle as dead and store the record; without a body (damaged) there is no record."""
         queue = self.by_id[message.queue_id]
         self.dying.pop(message.seq, None)
+        if body is None and not queue.is_dead_letter_queue:
+            reason = "crc"
         queue.totals.dead += 1
-        self.settle(message, DEAD, reason if body is not None or queue.is_dead_letter_queue
-                    else "crc")  # fmt: skip
+        queue.deaths[reason] = queue.deaths.get(reason, 0) + 1
+        self.settle(message, DEAD, reason)
         if body is None or queue.is_dead_letter_queue:
             return
         target = self.queue(queue.name + DEAD_LETTER_SUFFIX)
@@ -383,6 +446,14 @@ class Lives:
             record.source_queue_id = queue.queue_id
             record.source_reason = reason
             self.event(message, Event.DEAD_LETTER, record.message_id.decode())
+
+    def redrive(self, record: Message, body: bytes, origin: Queue, ttl_s: int | None) -> Message:
+        """Store what a dead-letter record is about as a new message; the record settles."""
+        message = self.publish(origin, body, ttl_s, record.publisher)
+        self.event(message, "redrive", record.message_id.decode())
+        self.event(record, "redrive", message.message_id.decode())
+        self.delete(record, "redriven")
+        return message
 
     # -- waiting publishers
 

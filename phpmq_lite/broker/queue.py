@@ -64,17 +64,43 @@ class Consumer:
 class Totals:
     """What happened on one queue since the broker started."""
 
-    published: int = 0
+    published: int = 0  # over all sources: the next three and tcp
+    published_http: int = 0
+    published_ui: int = 0
+    published_cli: int = 0
+    deduplicated: int = 0  # publishes under a key that was stored before
     dispatched: int = 0
     redelivered: int = 0
     acked: int = 0
-    requeued: int = 0
+    requeued: int = 0  # by consumers and operators
+    requeued_operator: int = 0
     returned: int = 0
     forwarded: int = 0
+    moved: int = 0
     expired: int = 0
+    expired_never: int = 0  # of them: never dispatched
     dead: int = 0
     deleted: int = 0
+    restored: int = 0
     refused: int = 0
+
+    @property
+    def turns(self) -> int:
+        """All that has happened: where it has not grown, nothing has."""
+        return (
+            self.published + self.deduplicated + self.dispatched + self.acked + self.requeued
+            + self.returned + self.forwarded + self.moved + self.expired + self.dead
+            + self.deleted + self.restored + self.refused
+        )  # fmt: skip
+
+    def count_source(self, source: str, number: int = 1) -> None:
+        """Count messages published by page (``ui``), API (``http``) or command line (``cli``)."""
+        if source == "http":
+            self.published_http += number
+        elif source == "ui":
+            self.published_ui += number
+        elif source == "cli":
+            self.published_cli += number
 
 
 class Queue:
@@ -82,8 +108,11 @@ class Queue:
 
     __slots__ = (
         "consumers",
+        "deaths",
         "held",
         "held_bytes",
+        "hold",
+        "is_dead_letter_queue",
         "name",
         "parked",
         "queue_id",
@@ -91,6 +120,7 @@ class Queue:
         "settings",
         "totals",
         "turns",
+        "wait",
         "window",
     )
 
@@ -98,6 +128,7 @@ class Queue:
         self.row = row
         self.queue_id = row.queue_id
         self.name = row.name
+        self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)  # has records of another
         self.settings = settings_of(row, defaults)
         self.consumers: dict[Connection, Consumer] = {}
         self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
@@ -106,11 +137,11 @@ class Queue:
         self.held_bytes = 0
         self.parked: set[Connection] = set()  # publishers that wait until it takes messages
         self.totals = Totals()
-
-    @property
-    def is_dead_letter_queue(self) -> bool:
-        """Tell whether records of another queue's dead letters live here."""
-        return self.name.endswith(DEAD_LETTER_SUFFIX)
+        self.deaths: dict[str, int] = {}  # of totals.dead, by reason
+        # Histograms, see histogram.py; None until there is something to count: most queues of
+        # many are idle, and each list takes 2 KB.
+        self.wait: list[int] | None = None  # from publish to first dispatch
+        self.hold: list[int] | None = None  # from dispatch to settlement
 
     def refusal(self) -> str | None:
         """Return why a publish is not taken now, or None."""

@@ -12,6 +12,7 @@ from phpmq_lite.model import Message, PageRequest, State
 
 SLICE = 1_000  # rows a batch
 Answer = Callable[[Any], None]
+Noting = Callable[[int, bool], None]  # how many were done in a page; is it the last?
 
 
 class Sweep:
@@ -23,6 +24,7 @@ class Sweep:
         queue: Queue,
         act: Callable[[Message, bytes | None], bool],
         answer: Answer,
+        note: Noting,
         *,
         limit: int | None = None,
         with_bodies: bool = False,
@@ -31,6 +33,7 @@ class Sweep:
         self._queue = queue
         self._act = act  # True where it did something
         self._answer = answer
+        self._note = note
         self._left = limit
         self._with_bodies = with_bodies
         self._upto = lives.next_number - 1
@@ -45,24 +48,34 @@ class Sweep:
 
     def take(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or answer."""
-        lives = self._lives
+        lives, before = self._lives, self.done
         for row in page:
             if self._left == 0:
                 break
-            if row.seq in lives.dying or row.seq in lives.gone:
-                continue
+            if row.seq in lives.dying or row.seq in lives.gone or row.seq > self._upto:
+                continue  # the last: restored meanwhile, to an old place
             if self._act(lives.known.get(row.seq, row), row.body):
                 lives.gone.add(row.seq)
                 self.done += 1
                 if self._left is not None:
                     self._left -= 1
-        if is_last or self._left == 0 or not page:
+        is_over = is_last or self._left == 0 or not page
+        self._note(self.done - before, is_over)
+        if is_over:
             self._lives.batch.answers.append((self._answer, self.done))
         else:
             self._ask(after=page[-1].position)
 
 
-def purge(lives: Lives, queue: Queue, answer: Answer, *, with_dispatched: bool) -> None:
+def purge(
+    lives: Lives,
+    queue: Queue,
+    answer: Answer,
+    note: Noting,
+    *,
+    with_dispatched: bool,
+    limit: int | None,
+) -> None:
     """Settle what is in the queue as deleted."""
 
     def act(message: Message, _body: bytes | None) -> bool:
@@ -71,28 +84,31 @@ def purge(lives: Lives, queue: Queue, answer: Answer, *, with_dispatched: bool) 
         lives.delete(message, "purge")
         return True
 
-    Sweep(lives, queue, act, answer)
+    Sweep(lives, queue, act, answer, note, limit=limit)
 
 
 def redrive(
     lives: Lives,
     queue: Queue,
     answer: Answer,
+    note: Noting,
     *,
     target: Queue | None,
     ttl_s: int | None,
     limit: int | None,
+    source: str,
 ) -> None:
     """Store each ready record again in its origin queue, or ``target``; the record settles."""
+    target_id = None if target is None else target.queue_id
 
     def act(record: Message, body: bytes | None) -> bool:
-        origin = target or lives.by_id.get(record.source_queue_id or 0)
-        if record.state != State.READY or body is None or origin is None or origin is queue:
+        origin = lives.by_id.get(target_id or record.source_queue_id or 0)  # it may be gone by now
+        if origin is None or origin.queue_id == queue.queue_id:
             return False
-        message = lives.publish(origin, body, ttl_s, record.publisher)
-        lives.event(message, "redrive", record.message_id.decode())
-        lives.event(record, "redrive", message.message_id.decode())
-        lives.delete(record, "redriven")
+        if record.state != State.READY or body is None:
+            return False
+        lives.redrive(record, body, origin, ttl_s)
+        origin.totals.count_source(source)
         return True
 
-    Sweep(lives, queue, act, answer, limit=limit, with_bodies=True)
+    Sweep(lives, queue, act, answer, note, limit=limit, with_bodies=True)

@@ -6,19 +6,28 @@ core decides on all of it, one transaction stores the result, and only then is a
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.logs import get_logger
 from phpmq_lite.model import Batch, Loaded, Now
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
 
+_log = get_logger(__name__)
 Command = Callable[[Broker], None]
+Tap = Callable[[Batch], None]
 
+# Upper bounds of the histograms; each has one more bucket, for what lies above.
+COMMIT_BOUNDS_S: Final = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 _UPKEEP_S = 1.0
 
 
@@ -41,7 +50,12 @@ class Engine:
         self.commits = 0
         self.last_commit_ms = 0.0
         self.last_batch_rows = 0
+        self.commit_counts = [0] * (len(COMMIT_BOUNDS_S) + 1)
+        self.commit_s_sum = 0.0
+        self.batch_counts = [0] * (len(BATCH_BOUNDS) + 1)
+        self.batch_sum = 0  # messages born, dispatched or settled
         self.is_stopping = False
+        self.taps: set[Tap] = set()  # called with each batch that was stored, before it is told
         self._writer = writer
         self._upkeep = upkeep
         self._upkeep_task: asyncio.Task[None] | None = None
@@ -153,12 +167,21 @@ class Engine:
             return None
         started = time.perf_counter()
         loaded = await self._writer.run(lambda store: store.commit(batch))
-        self.last_commit_ms = (time.perf_counter() - started) * 1_000
+        seconds = time.perf_counter() - started
+        self.last_commit_ms = seconds * 1_000
         self.last_batch_rows = len(batch.born) + sum(map(len, batch.settled.values()))
         self.commits += 1
+        if batch.stores:
+            self.commit_counts[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
+            self.commit_s_sum += seconds
+            messages = self.last_batch_rows + len(batch.dispatched)
+            self.batch_counts[bisect_left(BATCH_BOUNDS, messages)] += 1
+            self.batch_sum += messages
         return loaded
 
     def _act(self, batch: Batch) -> None:
+        if self.taps and batch.stores:
+            self._show(batch)
         if batch.sends:
             now_ms = self.clock.now().steady_ms
             for connection, (dispatches, receipts) in batch.sends.items():
@@ -169,6 +192,15 @@ class Engine:
             answer(value)
         for connection in batch.wakes:
             connection.peer.resume()
+
+    def _show(self, batch: Batch) -> None:
+        """Let others look at a batch; whoever fails at it looks at no more of them."""
+        for tap in tuple(self.taps):
+            try:
+                tap(batch)
+            except Exception:
+                self.taps.discard(tap)
+                _log.exception("tap_failed")
 
     def _look_after(self, *, is_idle: bool) -> None:
         """Start upkeep if it is time; the next batch queues up behind it in the thread."""

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -13,18 +13,24 @@ from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Queue, Total
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings
-from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.engine import Engine, Tap
 from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.pressure import Pressure
 from phpmq_lite.server.tcp import Session
 
 RATE_WINDOW_S: Final = 10.0
+NO_RATES: Final = (0.0, 0.0, 0.0)
+SLICE: Final = 500  # queues
 _TOTALS: Final = tuple(field.name for field in fields(Totals))
 _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long, for each queue
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)  # frozen would take four times as long to make, and there are many
 class QueueStatus:
-    """One queue now; rates are per second over the last ten, totals since the start."""
+    """One queue now; rates are per second over the last ten, totals since the start.
+
+    One that stands for a quiet queue is given again and again: nobody changes it.
+    """
 
     queue_id: int
     name: str
@@ -41,6 +47,9 @@ class QueueStatus:
     publishing_paused: bool
     settings: QueueSettings
     totals: dict[str, int]
+    wait: Sequence[int] = ()  # histograms, empty where nothing was measured
+    hold: Sequence[int] = ()
+    deaths: Mapping[str, int] = field(default_factory=dict)  # of totals["dead"], by reason
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +69,7 @@ class ClientStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     paused_reason: str | None = None
+    acked_per_s: float = 0.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,6 +100,13 @@ class Status:
     bytes_out: int = 0
     listeners: tuple[str, ...] = ()
     last_error: str | None = None
+    commit_counts: tuple[int, ...] = ()  # by engine.COMMIT_BOUNDS_S, and one for longer ones
+    commit_s_sum: float = 0.0
+    batch_counts: tuple[int, ...] = ()  # by engine.BATCH_BOUNDS, the same
+    batch_sum: int = 0
+    audited: Mapping[str, int] | None = None  # rows of the audit, by action
+    clock_jumps: int = 0
+    unstored_bytes: int = 0  # read from clients, not yet in a batch
 
 
 class Rates:
@@ -111,14 +128,17 @@ class Rates:
     def of(self, queue: Queue, at_s: float) -> tuple[float, float, float]:
         """Return published, dispatched and acked per second."""
         if not self._samples:
-            return 0.0, 0.0, 0.0
+            return NO_RATES
         since, counts = self._samples[0]
         before = counts.get(queue.queue_id, (0, 0, 0))
         totals, span_s = queue.totals, max(at_s - since, 0.5)
+        now = (totals.published, totals.dispatched, totals.acked)
+        if now == before:
+            return NO_RATES
         return (
-            (totals.published - before[0]) / span_s,
-            (totals.dispatched - before[1]) / span_s,
-            (totals.acked - before[2]) / span_s,
+            (now[0] - before[0]) / span_s,
+            (now[1] - before[1]) / span_s,
+            (now[2] - before[2]) / span_s,
         )
 
 
@@ -129,8 +149,10 @@ class Front:
         self.figures = figures
         self.rates = Rates()
         self.engine: Engine | None = None
+        self.pressure: Pressure | None = None
         self.loop_lag_ms = 0.0
         self._base = Status(started_at=time.time_ns() // 1_000_000)
+        self._quiet: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> totals.turns, its status
 
     def set(self, **changes: object) -> None:
         """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
@@ -142,12 +164,29 @@ class Front:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
         return await self.engine.call(command)
 
+    def tap(self, look: Tap) -> Callable[[], None]:
+        """Have ``look`` called with each batch that was stored; returns what ends it.
+
+        It is called between the commit and the answers, so it must be quick and must not raise.
+        """
+        engine = self.engine
+        if engine is None:
+            raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
+        engine.taps.add(look)
+        return lambda: engine.taps.discard(look)
+
     def status(self) -> Status:
-        """Return the figures of this moment; O(queues + clients)."""
+        """Return the figures of this moment; O(queues + clients), 1 µs for a quiet queue."""
+        queues = tuple(status for some in self.queue_slices() for status in some)
+        return replace(self.summary(), queues=queues)
+
+    def summary(self) -> Status:
+        """Return the figures of this moment without those of each queue; O(clients)."""
         figures, engine = self.figures, self.engine
         base = replace(
             self._base,
             loop_lag_ms=self.loop_lag_ms,
+            unstored_bytes=0 if self.pressure is None else self.pressure.total_bytes,
             protocol_errors=dict(figures.protocol_errors),
             closed=dict(figures.closed),
             clients_opened=figures.clients_opened,
@@ -157,12 +196,8 @@ class Front:
         if engine is None:
             return replace(base, acks_ignored={}, refused={})
         core, lives = engine.core, engine.core.lives
-        at_s = asyncio.get_running_loop().time()
         return replace(
             base,
-            queues=tuple(
-                self._queue(queue, lives.queues, at_s) for queue in list(lives.queues.values())
-            ),
             clients=tuple(_client(connection) for connection in core.connections.values()),
             held=lives.held,
             held_bytes=lives.held_bytes,
@@ -174,29 +209,81 @@ class Front:
             commit_ms_last=engine.last_commit_ms,
             acks_ignored=dict(core.ignored),
             refused=dict(core.refused),
+            commit_counts=tuple(engine.commit_counts),
+            commit_s_sum=engine.commit_s_sum,
+            batch_counts=tuple(engine.batch_counts),
+            batch_sum=engine.batch_sum,
+            audited=dict(core.audited),
+            clock_jumps=engine.clock.jumps,
         )
 
-    def _queue(self, queue: Queue, queues: dict[str, Queue], at_s: float) -> QueueStatus:
-        records = queues.get(queue.name + DEAD_LETTER_SUFFIX)
-        published, dispatched, acked = self.rates.of(queue, at_s)
-        credit = sum(max(0, c.credit - len(c.held)) for c in queue.consumers.values())
-        return QueueStatus(
-            queue_id=queue.queue_id,
-            name=queue.name,
-            ready=queue.row.live_count - queue.held,
-            dispatched=queue.held,
-            dead=0 if records is None else records.row.live_count,
-            bytes=queue.row.live_bytes,
-            published_per_s=published,
-            dispatched_per_s=dispatched,
-            acked_per_s=acked,
-            consumers=len(queue.consumers),
-            credit=credit,
-            delivery_paused=queue.settings.delivery_paused,
-            publishing_paused=queue.settings.publishing_paused,
-            settings=queue.settings,  # replaced as a whole when it changes
-            totals=dict(zip(_TOTALS, _totals(queue.totals), strict=True)),
-        )
+    def queue_slices(self, size: int = SLICE) -> Iterator[list[QueueStatus]]:
+        """Give the figures of all queues, ``size`` at a time, so that the loop can go on between.
+
+        Queues that come or go meanwhile may be among them or not.
+        """
+        engine = self.engine
+        if engine is None:
+            return
+        queues = list(engine.core.lives.queues.values())
+        dead = {
+            queue.name.removesuffix(DEAD_LETTER_SUFFIX): queue.row.live_count
+            for queue in queues
+            if queue.is_dead_letter_queue
+        }
+        at_s = asyncio.get_running_loop().time()
+        for at in range(0, len(queues), size):
+            some = queues[at : at + size]
+            yield [self._queue(queue, dead.get(queue.name, 0), at_s) for queue in some]
+        if len(self._quiet) > 2 * len(queues):
+            self._quiet.clear()  # many are gone
+
+    def _queue(self, queue: Queue, dead: int, at_s: float) -> QueueStatus:
+        """Give the figures of a queue: those of the last time, where it has been quiet since."""
+        rates = self.rates.of(queue, at_s)
+        turns, row = queue.totals.turns, queue.row
+        if queue.consumers or rates is not NO_RATES:
+            return _queue(queue, dead, rates)
+        last = self._quiet.get(queue.queue_id)
+        if last is not None:
+            before, status = last
+            if (
+                before == turns
+                and status.settings is queue.settings
+                and status.dead == dead
+                and status.bytes == row.live_bytes
+                and status.ready + status.dispatched == row.live_count
+                and status.dispatched == queue.held
+            ):
+                return status
+        status = _queue(queue, dead, rates)
+        self._quiet[queue.queue_id] = (turns, status)
+        return status
+
+
+def _queue(queue: Queue, dead: int, rates: tuple[float, float, float]) -> QueueStatus:
+    published, dispatched, acked = rates
+    credit = sum(max(0, c.credit - len(c.held)) for c in queue.consumers.values())
+    return QueueStatus(
+        queue_id=queue.queue_id,
+        name=queue.name,
+        ready=queue.row.live_count - queue.held,
+        dispatched=queue.held,
+        dead=dead,
+        bytes=queue.row.live_bytes,
+        published_per_s=published,
+        dispatched_per_s=dispatched,
+        acked_per_s=acked,
+        consumers=len(queue.consumers),
+        credit=credit,
+        delivery_paused=queue.settings.delivery_paused,
+        publishing_paused=queue.settings.publishing_paused,
+        settings=queue.settings,  # replaced as a whole when it changes
+        totals=dict(zip(_TOTALS, _totals(queue.totals), strict=True)),
+        wait=queue.wait or (),
+        hold=queue.hold or (),
+        deaths=queue.deaths,
+    )
 
 
 def _client(connection: Connection) -> ClientStatus:
@@ -222,4 +309,5 @@ def _client(connection: Connection) -> ClientStatus:
         bytes_in=session.bytes_in,
         bytes_out=session.bytes_out,
         paused_reason=", ".join(sorted(session.paused | parked)) or None,
+        acked_per_s=session.acks.per_s,
     )

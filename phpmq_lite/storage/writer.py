@@ -20,6 +20,7 @@ from phpmq_lite.model import (
     Message,
     PageRequest,
     QueueRow,
+    RowsRequest,
     State,
     Stored,
     WindowRequest,
@@ -88,6 +89,8 @@ class Store:
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_held"]).rowcount
         execute(sql["close_clients"], (wall_ms, "the broker stopped"))
+        execute(load("audit")["interrupt"])
+        execute(sql["forget_queues"])
         execute("COMMIT")
         counters: dict[str, int] = dict(execute(sql["counters"]).fetchall())
         keys_after_ms = wall_ms - counters.get("clock_step_ms", 0) - receipt_window_ms
@@ -181,6 +184,8 @@ class Store:
             loaded.windows.append(self._window(request))
         for page_request in batch.pages:
             loaded.pages.append(self._page(page_request))
+        for rows_request in batch.rows:
+            loaded.pages.append(self._rows(rows_request))
         if batch.named:
             loaded.named = dict.fromkeys(batch.named)
             for row in many("live", "by_seq").run(self.execute, list(batch.named)):
@@ -220,6 +225,23 @@ class Store:
             self._give_bodies(page, sum(message.size for message in page))
         return request.take, page, is_last
 
+    def _rows(
+        self, request: RowsRequest
+    ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
+        name = "settled_by_seq" if request.settled else "by_seq"
+        found = {row[0]: row for row in many("live", name).run(self.execute, request.seqs)}
+        page = [rows.message_of(found[seq]) for seq in request.seqs if seq in found]
+        is_last = True
+        if request.bodies:
+            count = max(1, _how_many(page, _PAGE_BYTES))
+            is_last = count >= len(page)
+            page = page[:count]
+            checksums = "settled_checksums" if request.settled else "checksums"
+            bodies = self._bodies([message.seq for message in page], checksums)
+            for message in page:
+                message.body = bodies[message.seq]
+        return request.take, page, is_last
+
     def _give_bodies(self, page: list[Message], room: int) -> None:
         """Load the bodies of the first messages, as many as fit into ``room`` bytes."""
         some = page[: _how_many(page, room)]
@@ -227,9 +249,9 @@ class Store:
         for message in some:
             message.body = bodies[message.seq]
 
-    def _bodies(self, seqs: list[int]) -> dict[int, bytes | None]:
+    def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
         """Return the bodies; None where one is missing or its checksum is wrong."""
-        expected = dict(many("live", "checksums").run(self.execute, seqs))
+        expected = dict(many("live", checksums).run(self.execute, seqs))
         found = many("live", "bodies").run(self.execute, seqs)
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
         return {seq: whole.get(seq) for seq in seqs}

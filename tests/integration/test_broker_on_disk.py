@@ -127,7 +127,7 @@ def test_settings_of_a_queue_survive_a_restart(make: MakeDriver) -> None:
     driver.publish(b"a")
     changes = {
         "on_expire": "dead_letter", "max_deliveries": 7, "ack_timeout_s": 5, "default_ttl_s": 9,
-        "max_messages": 3, "max_bytes": 1 << 40, "payload_policy": "strict",
+        "max_messages": 3, "max_bytes": 1 << 40, "payload_policy": "envelope",
     }  # fmt: skip
     driver.ask("configure", "orders", changes)
     driver.ask("pause", "orders", "delivery", True)
@@ -271,7 +271,7 @@ def test_damaged_record_is_not_redriven(make: MakeDriver) -> None:
     worker.dead_letter("orders", worker.got[0].message_id)
     driver.step()
     damage(driver, 2)
-    question = driver.ask("redrive", "orders.dlq", None, None, None)
+    question = driver.ask("redrive", "orders.dlq")
     driver.step()
     assert question.answer == 0
     assert driver.live("orders.dlq") == (1, 2)

@@ -109,7 +109,7 @@ def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:
     with pytest.raises(OutcomeUnknownError):
         driver.store.commit(failing)
     driver.kill_and_restart()
-    driver.ask("purge", "orders", False)
+    driver.ask("purge", "orders")
     driver.step()
     assert driver.outcomes() == [(1, 1, 5, "purge"), (2, 2, 5, "purge")]
 

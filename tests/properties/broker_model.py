@@ -71,6 +71,10 @@ class Model:
     history: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
     keys: dict[tuple[str, bytes], int] = field(default_factory=dict)  # added, steady ms
+    ids: dict[tuple[str, bytes], list[str]] = field(default_factory=dict)  # stored under a key
+    ever_removed: set[str] = field(default_factory=set)  # queues, since the last rest
+    present: set[str] = field(default_factory=set)  # queues that were there before this turn
+    acts: Any = None  # broker_acts.Acts
     credit: dict[Client, dict[str, int]] = field(default_factory=dict)
     choked: set[Client] = field(default_factory=set)
     sweeps: list[Sweep] = field(default_factory=list)
@@ -84,6 +88,14 @@ class Model:
 
     def settings(self, queue: str) -> QueueSettings:
         return settings_of(QueueRow(0, queue, 0, self.own.get(queue, {})), self.defaults)
+
+    def queue_id(self, name: str) -> int:
+        return next(number for number, known in self.queue_names.items() if known == name)
+
+    def is_gone(self, queue: str) -> bool:
+        """Tell whether there is no such queue, or no more."""
+        rows = self.rows("SELECT settings FROM queue WHERE name = ?", queue)
+        return rows in ([], [('{"removed": true}',)])
 
     def of_queue(self, queue: str) -> list[Copy]:
         """Return all that are alive there, in order."""
@@ -104,6 +116,7 @@ class Model:
         """Follow one turn that has been committed."""
         self.now_ms = turn.now.steady_ms
         self.queue_names = dict(self.rows("SELECT queue_id, name FROM queue"))
+        self.acts.follow(turn)
         self._spontaneous(turn.begun)
         self._time_out()
         for client in turn.opened:
@@ -113,12 +126,15 @@ class Model:
         receipts = {c.peer: iter(given) for c, (_, given) in turn.batch.sends.items()}
         for item in turn.done:
             if isinstance(item, Question):
-                self._ask(item)
+                if self.acts.ask(item, turn):
+                    self._ask(item)
             else:
                 self._do(item, receipts.get(item.client, iter(())))
         assert [r for given in receipts.values() for r in given] == []
         self._spontaneous(turn.finished)
         self._dispatch(turn)
+        names = self.rows("SELECT name FROM queue WHERE settings <> '{\"removed\": true}'")
+        self.present = {name for (name,) in names}
         self.number = max(self.number, *(r[0] for r in self.rows(
             "SELECT value FROM counter WHERE name = 'next_number' UNION SELECT 1")))  # fmt: skip
 
@@ -130,6 +146,7 @@ class Model:
         self.choked.clear()
         self.sweeps.clear()
         self.ignored.clear()
+        self.acts.restart()
 
     # -- what the core does by itself
 
@@ -183,8 +200,9 @@ class Model:
             and m.position < s.question.number
         ]  # fmt: skip
         sweeps = [
-            s for s in asked if m.holder is None or (verb == "purge" and s.question.arguments[1])
-        ]
+            s for s in asked
+            if m.holder is None or (verb == "purge" and s.question.options["with_dispatched"])
+        ]  # fmt: skip
         assert sweeps, f"nobody asked for a {verb} of {m}"
         sweeps[0].done += 1  # several: their sum counts
         if verb == "redrive":
@@ -201,7 +219,7 @@ class Model:
         again = self._learn(int(detail[:16], 16))
         assert again.body == m.body
         assert again.source is None
-        asked = [(s.question.arguments[1], s.question.arguments[2]) for s in sweeps]
+        asked = [(s.question.options["target"], s.question.options["ttl_s"]) for s in sweeps]
         ends = [(target or (m.source and m.source[1]), ttl_s) for target, ttl_s in asked]
         assert again.queue in [queue for queue, _ in ends]
         expected = {self._deadline(again.queue, ttl_s) for _, ttl_s in ends}
@@ -245,6 +263,7 @@ class Model:
                 assert self.refuses(queue, len(self.of_queue(queue)))
                 return
             self.keys[queue, key] = self.now_ms
+            self.ids.pop((queue, key), None)
         alive = [m for m in self.of_queue(queue) if m.dying is None]
         assert not self.refuses(queue, len(alive))
         [(token,)] = self.rows(
@@ -353,6 +372,7 @@ class Model:
     def _settle(self, m: Copy, outcome: State, reason: str | None) -> None:
         del self.alive[m.seq]
         assert m.seq not in self.history
+        self.acts.settled[m.seq] = m
         self.history[m.seq] = (m.queue, m.position, outcome, reason, m.deliveries, m.charged)
 
     def _bury(self, m: Copy) -> None:
@@ -367,15 +387,16 @@ class Model:
         assert record.source == (m.seq, m.queue, m.dying)
         self.events["dead_letter"] += 1
 
-    def _learn(self, seq: int) -> Copy:
-        """Read what the core made by itself: a record, or a redriven message."""
+    def _learn(self, seq: int, *, is_restored: bool = False) -> Copy:
+        """Read what the core made by itself: a record, a redriven or a restored message."""
         [(token, queue_id, position, deadline_ms, publisher, *source, body)] = self.rows(
             "SELECT token, queue_id, position, deadline_ms, publisher, source_seq,"
             " source_queue_id, source_reason, content FROM message JOIN body USING (seq)"
             " WHERE seq = ?", seq,
         )  # fmt: skip
         assert seq not in self.alive
-        assert position == seq >= self.number
+        assert seq >= self.number
+        assert is_restored or position == seq
         of = None if source[0] is None else (source[0], self.queue_names[source[1]], source[2])
         m = Copy(seq, token, self.queue_names[queue_id], position, body, deadline_ms, publisher, of)
         self.alive[seq] = m
@@ -413,9 +434,11 @@ class Model:
         """Tell whether a sweep that is over should have taken what nobody else has touched."""
         if m.queue != question.arguments[0] or question.verb == "purge":
             return bool(m.queue == question.arguments[0])
-        _, target, _, limit = question.arguments
-        origin = target or (m.source and m.source[1])
-        return limit is None and not m.is_damaged and origin not in (None, m.queue)
+        options = question.options
+        origin = options["target"] or (m.source and m.source[1])
+        if origin in self.ever_removed:
+            return False
+        return options["limit"] is None and not m.is_damaged and origin not in (None, m.queue)
 
     def left_undone(self) -> Iterator[str]:
         """Yield one sentence for each thing that should have been done by now."""
@@ -437,3 +460,4 @@ class Model:
             if None in answers or sum(answers) != sum(sweep.done for sweep in sweeps):
                 yield f"{kind} answered {answers}, done {[sweep.done for sweep in sweeps]}"
         self.sweeps.clear()
+        self.ever_removed.clear()

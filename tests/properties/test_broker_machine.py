@@ -21,9 +21,11 @@ from hypothesis.stateful import (
 )
 
 from phpmq_lite.broker import sweeps, turns
-from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.model import Limits, QueueSettings, State
 from phpmq_lite.storage import writer
 from tests.driving import Client, Driver, Turn
+from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model
 from tests.properties.broker_rest import assert_memory_agrees, assert_rows_agree, unserved
 
@@ -76,6 +78,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             each.start()
         self.driver = Driver(Path(self.folder.name), LIMITS, DEFAULTS)
         self.model = Model(DEFAULTS, self.driver.rows, window_ms=LIMITS.receipt_window_ms)
+        self.model.acts = Acts(self.model)
         self.driver.on_turn = self.follow
         self.bodies = 0
         self.is_at_rest = True
@@ -115,6 +118,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         if self.is_at_rest:
             assert list(self.model.left_undone()) == []
             assert list(unserved(self.model, self.driver)) == []
+            self.model.acts.assert_at_rest()
             assert Counter(self.driver.core.ignored) == self.model.ignored
 
     def wait_for_a_deadline(self, is_wanted: bool) -> None:
@@ -235,7 +239,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         """Several want the same message at once, perhaps just when it expires."""
         m = list(self.model.alive.values())[whom % len(self.model.alive)]
         if is_purged:
-            self.driver.ask("purge", m.queue, True)
+            self.driver.ask("purge", m.queue, with_dispatched=True)
         self.wait_for_a_deadline(is_due)
         for pick, verb in what:
             self.act(self.client(pick), m, verb, 3)
@@ -269,7 +273,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
     @rule(queue=queues, with_dispatched=st.booleans(), how=then)
     def purge(self, queue: str, with_dispatched: bool, how: str) -> None:
-        self.driver.ask("purge", queue, with_dispatched)
+        self.driver.ask("purge", queue, with_dispatched=with_dispatched)
         self.go_on(how)
 
     @rule(
@@ -282,7 +286,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def redrive(
         self, queue: str, goal: str | None, ttl_s: int | None, limit: int | None, how: str
     ) -> None:
-        self.driver.ask("redrive", queue, goal, ttl_s, limit)
+        self.driver.ask("redrive", queue, target=goal, ttl_s=ttl_s, limit=limit)
         self.go_on(how)
 
     @rule(
@@ -312,6 +316,95 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     )  # fmt: skip
     def configure(self, queue: str, own: dict[str, int | None], how: str) -> None:
         self.driver.ask("configure", queue, own)
+        self.go_on(how)
+
+    def some(self, action: Action, picks: list[int]) -> list[int]:
+        """Pick messages, alive or settled, and one that never was; rather what is possible."""
+        model = self.model
+        seqs = [*model.alive, *model.history, 999_999]
+        if action is Action.REDRIVE:
+            seqs += [m.seq for m in model.alive.values() if m.source] * 5
+        elif action is Action.RESTORE:
+            seqs += [seq for seq, row in model.history.items() if row[2] is State.DELETED] * 3
+        elif action is not Action.ERASE:
+            seqs += [*model.alive] * 2
+        return [seqs[-1 - pick % len(seqs)] for pick in picks]
+
+    @rule(
+        action=st.sampled_from([*Action, Action.RESTORE, Action.DELETE]),
+        whom=st.lists(picks, min_size=1, max_size=6),
+        ttl_s=st.sampled_from([None, None, 0, 2]),
+        goal=st.sampled_from([None, "late", "orders", "new"]),
+        create=st.booleans(),
+        with_dispatched=st.booleans(),
+        only=st.sampled_from([None, None, None, frozenset({1, 2})]),
+        how=then,
+    )
+    def act_on_some(
+        self,
+        action: Action,
+        whom: list[int],
+        ttl_s: int | None,
+        goal: str | None,
+        create: bool,
+        with_dispatched: bool,
+        only: frozenset[int] | None,
+        how: str,
+    ) -> None:
+        seqs = self.some(action, whom)
+        places = self.model.acts.places
+        if action is Action.PLACE:
+            seqs = [*seqs, *places][-6:]
+        options = Options(ttl_s, goal, create, with_dispatched, only, dict(places))
+        self.driver.ask("act", action, seqs, options, audit=f"message.{action}")
+        self.go_on(how)
+
+    @rule(
+        queue=queues,
+        count=st.integers(1, 6),
+        ttl_s=st.sampled_from([None, 5]),
+        seconds=st.sampled_from([0, 0, 2]),
+        how=then,
+    )
+    def delete_by_mistake(
+        self, queue: str, count: int, ttl_s: int | None, seconds: int, how: str
+    ) -> None:
+        """Delete, and take it back."""
+        seqs = [m.seq for m in self.model.of_queue(queue)][:count]
+        options = Options(ttl_s, with_dispatched=True)
+        self.driver.ask("act", Action.DELETE, seqs, options, audit="message.delete")
+        self.go_on(how)
+        self.driver.clock.advance(seconds)
+        self.driver.ask("act", Action.RESTORE, seqs, options, audit="message.restore")
+        self.go_on(how)
+
+    @rule(
+        queue=queues,
+        count=st.integers(1, 4),
+        ttl_s=ttls,
+        key=st.sampled_from([None, b"k1", b"k2"]),
+        is_repeated=st.booleans(),
+        how=then,
+    )
+    def publish_by_hand(
+        self,
+        queue: str,
+        count: int,
+        ttl_s: int | None,
+        key: bytes | None,
+        is_repeated: bool,
+        how: str,
+    ) -> None:
+        messages = [(self.body(n), ttl_s) for n in range(count)]
+        self.driver.ask("publish", queue, messages, key=key)
+        self.go_on(how)
+        if is_repeated:
+            self.driver.ask("publish", queue, messages, key=key)
+            self.go_on(how)
+
+    @rule(queue=st.sampled_from(["late", "mails.dlq", "orders.dlq", "new"]), how=then)
+    def remove_queue(self, queue: str, how: str) -> None:
+        self.driver.ask("remove_queue", queue)
         self.go_on(how)
 
     # -- time, damage and crashes

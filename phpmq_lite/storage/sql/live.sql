@@ -121,6 +121,19 @@ ORDER BY position LIMIT ?;
 SELECT {message}
 FROM message WHERE seq IN ({rows:?});
 
+-- name: settled_by_seq
+-- Settled messages in the columns of one that is alive.  The state is the outcome, or 0 (ready)
+-- where it was restored: its event then has the id of a younger message.
+-- rows: seq
+-- index: history_seq
+SELECT seq, token, queue_id, position,
+  CASE WHEN EXISTS (SELECT 1 FROM event WHERE event.seq = history.seq AND kind = 'restore'
+    AND detail > printf('%016x%016x', history.seq, token)) THEN 0 ELSE outcome END,
+  ttl_s, deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged,
+  size, crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
+  source_reason
+FROM history WHERE seq IN ({rows:?});
+
 -- name: due
 -- Ready messages whose deadline has passed, the soonest first.
 -- parameters: now (steady ms); limit
@@ -144,6 +157,11 @@ SELECT seq, content FROM body WHERE seq IN ({rows:?});
 -- rows: seq
 SELECT seq, crc FROM message WHERE seq IN ({rows:?});
 
+-- name: settled_checksums
+-- rows: seq
+-- index: history_seq
+SELECT seq, crc FROM history WHERE seq IN ({rows:?});
+
 -- name: release_held
 -- At start: what connections held is ready again, in its old place.
 -- index: message_held
@@ -152,6 +170,13 @@ UPDATE message SET state = 0 WHERE state = 1;
 -- name: queues
 SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ack_timeout_s,
   max_messages, max_bytes, settings, live_count, live_bytes FROM queue;
+
+-- name: forget_queues
+-- At start: removed queues that neither the history nor a key needs any more.
+-- index: history_queue
+DELETE FROM queue WHERE settings = '{"removed": true}'
+  AND NOT EXISTS (SELECT 1 FROM history WHERE history.queue_id = queue.queue_id)
+  AND queue_id NOT IN (SELECT queue_id FROM receipt);
 
 -- name: receipts
 -- Keys that still count, oldest first.

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.model import (
+    AuditEntry,
     Batch,
     Limits,
     Loaded,
@@ -99,6 +101,38 @@ class Rig:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.steady_ms += round(seconds * 1_000)
+
+    # -- operators
+
+    def entry(self, action: str = "queue.purge", **changes: Any) -> AuditEntry:
+        """Make an audit entry as the admin would."""
+        return AuditEntry("anna", "ui", "10.0.0.5", action, **changes)
+
+    def purge(self, name: str, *, with_dispatched: bool = False) -> None:
+        """Call ``operations.purge`` in an open batch; as the next ones."""
+        operations.purge(
+            self.core, self.entry(), name, self.answers.append, with_dispatched=with_dispatched
+        )
+
+    def redrive(
+        self,
+        name: str,
+        target: str | None = None,
+        ttl_s: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        operations.redrive(
+            self.core, self.entry("dead.redrive"), name, self.answers.append,
+            target=target, ttl_s=ttl_s, limit=limit,
+        )  # fmt: skip
+
+    def pause(self, name: str, side: str, paused: bool) -> None:
+        entry = self.entry("queue.pause")
+        operations.pause(self.core, entry, name, side, paused, self.answers.append)
+
+    def configure(self, name: str, changes: dict[str, Any]) -> None:
+        entry = self.entry("queue.configure")
+        operations.configure(self.core, entry, name, changes, self.answers.append)
 
     # -- people
 

@@ -379,12 +379,12 @@ def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
     rig = Rig()
     one = rig.connect()
     rig.turn(lambda: publish(rig, one, b"a", b"k1"))
-    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: rig.pause("orders", "publishing", True))
     batch = rig.turn(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
     assert receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
     assert (batch.born, batch.keys) == ([], [])
     assert rig.core.refused == {"paused": 1}
-    rig.turn(lambda: rig.core.pause("orders", "publishing", False, rig.answers.append))
+    rig.turn(lambda: rig.pause("orders", "publishing", False))
     assert receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
 
 
@@ -405,7 +405,7 @@ def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
 def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() -> None:
     rig = Rig()
     worker, one = rig.consumer(credit=1), rig.connect()
-    rig.turn(lambda: rig.core.configure("orders", {"max_messages": 1}, rig.answers.append))
+    rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
     [held] = held_by(rig, worker, b"a")
     rig.begin()
     assert publish(rig, one, b"b", None) is Result.PARK
@@ -421,11 +421,11 @@ def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
     rig = Rig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: rig.pause("orders", "publishing", True))
     rig.turn(lambda: publish(rig, one, b"b", None))
-    batch = rig.turn(lambda: rig.core.configure("orders", {"max_bytes": 9}, rig.answers.append))
+    batch = rig.turn(lambda: rig.configure("orders", {"max_bytes": 9}))
     assert batch.wakes == set()  # still paused
-    batch = rig.turn(lambda: rig.core.pause("orders", "publishing", False, rig.answers.append))
+    batch = rig.turn(lambda: rig.pause("orders", "publishing", False))
     assert batch.wakes == {one}
 
 
@@ -433,10 +433,10 @@ def test_publisher_that_leaves_waits_no_more() -> None:
     rig = Rig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: rig.pause("orders", "publishing", True))
     rig.turn(lambda: publish(rig, one, b"b", None))
     rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
-    batch = rig.turn(lambda: rig.core.pause("orders", "publishing", False, rig.answers.append))
+    batch = rig.turn(lambda: rig.pause("orders", "publishing", False))
     assert batch.wakes == set()
 
 
@@ -444,7 +444,7 @@ def test_publisher_that_also_consumes_is_let_through() -> None:
     rig = Rig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
+    rig.turn(lambda: rig.pause("orders", "publishing", True))
     rig.turn(lambda: publish(rig, one, b"b", None))
     batch = rig.turn(lambda: rig.core.force_publish(one, "orders", b"b", None))
     assert [m.size for m in batch.born] == [1]

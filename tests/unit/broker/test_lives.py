@@ -18,7 +18,7 @@ def due(rig: Rig, *messages: Message, next_deadline_ms: int | None = None) -> Lo
 
 
 def configure(rig: Rig, queue: str = "orders", **changes: object) -> None:
-    rig.turn(lambda: rig.core.configure(queue, dict(changes), rig.answers.append))
+    rig.turn(lambda: rig.configure(queue, dict(changes)))
 
 
 def one_held(rig: Rig, worker: Connection) -> Message:
@@ -190,11 +190,9 @@ def test_message_of_a_retry_queue_is_forwarded_to_its_origin_by_itself() -> None
 
 
 def test_queue_that_forwards_to_itself_lets_its_messages_expire() -> None:
-    rig = Rig()
-    rig.publish(b"x")
-    configure(rig, on_expire="forward:orders")
+    rig = Rig(defaults=QueueSettings(on_expire="forward:orders"))
     expire_one(rig)
-    assert outcomes(rig.batch) == {EXPIRED: [2]}
+    assert outcomes(rig.batch) == {EXPIRED: [1]}
 
 
 def test_message_expires_where_there_is_no_room_for_the_queue_to_forward_to() -> None:

@@ -19,7 +19,7 @@ def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> Loaded:
 
 
 def purge(rig: Rig, *, with_dispatched: bool = False) -> Batch:
-    return rig.turn(lambda: rig.core.purge("orders", with_dispatched, rig.answers.append))
+    return rig.turn(lambda: rig.purge("orders", with_dispatched=with_dispatched))
 
 
 def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message:
@@ -89,8 +89,8 @@ def test_two_purges_at_once_delete_each_message_once() -> None:
     rig = Rig()
     rig.publish(b"a", b"b")
     batch = rig.turn(
-        lambda: rig.core.purge("orders", False, rig.answers.append),
-        lambda: rig.core.purge("orders", True, rig.answers.append),
+        lambda: rig.purge("orders", with_dispatched=False),
+        lambda: rig.purge("orders", with_dispatched=True),
     )
     rows = [[message(1), message(2)] for _ in "12"]
     batch = rig.turn(loaded=pages(batch, *rows))
@@ -117,9 +117,10 @@ def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
     rig = Rig()
     worker = rig.consumer("orders.done")
     rig.publish(b"a", queue="orders", ttl_s=1)
-    rig.turn(lambda: rig.core.configure("orders", {"on_expire": "forward:orders.done"}, print))
+    rig.turn(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
+    rig.answers.clear()
     rig.advance(1)
-    batch = rig.turn(lambda: rig.core.purge("orders", True, rig.answers.append))
+    batch = rig.turn(lambda: rig.purge("orders", with_dispatched=True))
     loaded = pages(batch, [message(1, queue_id=2)])
     loaded.due, loaded.asked_due = [message(1, queue_id=2, body=b"a")], True
     batch = rig.turn(loaded=loaded)
@@ -156,7 +157,7 @@ def test_purge_wakes_publishers_that_wait_for_room() -> None:
     rig = Rig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.core.configure("orders", {"max_messages": 1}, rig.answers.append))
+    rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
     rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
     assert rig.turn(loaded=pages(purge(rig), [message(1)])).wakes == {one}
 
@@ -175,7 +176,7 @@ def test_redrive_stores_the_record_again_in_its_origin() -> None:
     rig = Rig()
     row = with_record(rig)
     worker = rig.consumer("orders")
-    batch = rig.turn(lambda: rig.core.redrive("orders.dlq", None, 60, None, rig.answers.append))
+    batch = rig.turn(lambda: rig.redrive("orders.dlq", None, 60, None))
     assert batch.pages[0].bodies
     batch = rig.turn(loaded=pages(batch, [row]))
     [born] = batch.born
@@ -194,7 +195,7 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
     with_record(rig)
     rig.publish(b"y", queue="again")
     rows = [record(2, 1), record(3, 1), record(4, 1)]
-    batch = rig.turn(lambda: rig.core.redrive("orders.dlq", "again", None, 2, rig.answers.append))
+    batch = rig.turn(lambda: rig.redrive("orders.dlq", "again", None, 2))
     batch = rig.turn(loaded=pages(batch, rows, is_last=False))
     assert [m.queue_id for m in batch.born] == [rig.queue("again").queue_id] * 2
     assert (rig.answers, batch.pages) == ([2], [])
@@ -203,8 +204,8 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
 def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> None:
     rig = Rig()
     row = with_record(rig)
-    rig.turn(lambda: rig.core.configure("orders", {"default_ttl_s": 5}, rig.answers.append))
-    batch = rig.turn(lambda: rig.core.redrive("orders.dlq", None, None, None, rig.answers.append))
+    rig.turn(lambda: rig.configure("orders", {"default_ttl_s": 5}))
+    batch = rig.turn(lambda: rig.redrive("orders.dlq"))
     assert rig.turn(loaded=pages(batch, [row])).born[0].ttl_s == 5
 
 
@@ -223,7 +224,7 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
     row = with_record(rig)
     assert callable(change)
     change(row)
-    batch = rig.turn(lambda: rig.core.redrive("orders.dlq", None, None, None, rig.answers.append))
+    batch = rig.turn(lambda: rig.redrive("orders.dlq"))
     batch = rig.turn(loaded=pages(batch, [row]))
     assert (outcomes(batch), batch.born, rig.answers) == ({}, [], [0])
 
@@ -235,55 +236,32 @@ def test_operator_is_refused_what_does_not_exist() -> None:
     rig = Rig()
     rig.publish(b"a")
     rig.begin()
-    core, answer = rig.core, rig.answers.append
     asked: list[Callable[[], None]] = [
-        lambda: core.purge("none", False, answer),
-        lambda: core.redrive("none", None, None, None, answer),
-        lambda: core.redrive("orders", "none", None, None, answer),
-        lambda: core.pause("none", "delivery", True, answer),
-        lambda: core.configure("none", {}, answer),
+        lambda: rig.purge("none"),
+        lambda: rig.redrive("none"),
+        lambda: rig.redrive("orders", "none"),
+        lambda: rig.pause("none", "delivery", True),
+        lambda: rig.configure("none", {}),
     ]
     for ask in asked:
         with pytest.raises(RefusedError, match="none") as caught:
             ask()
         assert caught.value.code == "unknown_queue"
     with pytest.raises(RefusedError, match="bad") as caught:
-        core.pause("orders", "bad", True, answer)
+        rig.pause("orders", "bad", True)
     assert caught.value.code == "bad_side"
     with pytest.raises(RefusedError, match="colour") as caught:
-        core.configure("orders", {"colour": 1}, answer)
+        rig.configure("orders", {"colour": 1})
     assert caught.value.code == "unknown_setting"
     assert not rig.finish().stores
     assert rig.answers == []
 
 
-def test_operator_publishes_and_learns_the_id() -> None:
-    rig = Rig()
-    worker = rig.consumer()
-    batch = rig.turn(lambda: rig.core.publish_local(7, "orders", b"a", 5, rig.answers.append))
-    [born] = sent(batch, worker)
-    assert (born.publisher, born.ttl_s) == (7, 5)
-    assert rig.answers == [born.message_id.decode()]
-
-
-def test_operator_is_refused_where_a_client_would_wait() -> None:
-    rig = Rig()
-    rig.publish(b"a")
-    rig.turn(lambda: rig.core.pause("orders", "publishing", True, rig.answers.append))
-    rig.begin()
-    with pytest.raises(RefusedError, match="paused"):
-        rig.core.publish_local(7, "orders", b"b", None, rig.answers.append)
-    assert rig.finish().born == []
-    assert (rig.core.refused["paused"], rig.queue().totals.refused) == (1, 1)
-
-
 def test_setting_goes_back_to_the_default() -> None:
     rig = Rig()
     rig.publish(b"a")
-    rig.turn(lambda: rig.core.configure("orders", {"max_deliveries": 3}, rig.answers.append))
-    batch = rig.turn(
-        lambda: rig.core.configure("orders", {"max_deliveries": None}, rig.answers.append)
-    )
+    rig.turn(lambda: rig.configure("orders", {"max_deliveries": 3}))
+    batch = rig.turn(lambda: rig.configure("orders", {"max_deliveries": None}))
     assert [answer["max_deliveries"] for answer in rig.answers] == [3, 20]
     assert batch.configured == [rig.queue().row]
     assert rig.queue().row.own == {}

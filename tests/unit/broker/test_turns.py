@@ -120,9 +120,9 @@ def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
 def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
     rig = Rig()
     worker = rig.consumer()
-    rig.turn(lambda: rig.core.pause("orders", "delivery", True, rig.answers.append))
+    rig.turn(lambda: rig.pause("orders", "delivery", True))
     assert rig.publish(b"a").sends == {}
-    batch = rig.turn(lambda: rig.core.pause("orders", "delivery", False, rig.answers.append))
+    batch = rig.turn(lambda: rig.pause("orders", "delivery", False))
     assert bodies(sent(batch, worker)) == [b"a"]
     assert [answer["delivery_paused"] for answer in rig.answers] == [True, False]
 

@@ -1,0 +1,271 @@
+"""What an operator does to messages picked by their numbers, one slice of them at a time.
+
+The rows are loaded after the commit, as for a sweep; then each is acted on, or skipped with a
+reason, and the audit counts along in the transaction that stores it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from phpmq_lite.broker import audit, interventions
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry, Message, RowsRequest, State
+
+SLICE: Final = 1_000  # messages in one call
+
+
+class Action(StrEnum):
+    """What can be done to a message."""
+
+    REQUEUE = "requeue"  # ready, dispatched: the end of its queue, the same id
+    RELEASE = "release"  # dispatched: ready, in its old place
+    MOVE = "move"  # ready: the end of another queue, the same id
+    DELETE = "delete"  # ready; dispatched only on demand
+    REDRIVE = "redrive"  # a dead-letter record: a new message, the record is deleted
+    RESTORE = "restore"  # deleted: a new message in the old place
+    ERASE = "erase"  # settled: the body goes, the row stays
+    PLACE = "place"  # ready: back to where it was, undoes requeue and move
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """How it is done."""
+
+    # requeue: None keeps the deadline; redrive: None is the queue's default; restore: only for
+    # those whose deadline has passed; 0: never expires
+    ttl_s: int | None = None
+    target: str | None = None  # of move, which must exist; of redrive, None: where it died
+    create: bool = False  # move: make the target
+    with_dispatched: bool = False  # delete: also what consumers hold
+    queues: frozenset[int] | None = None  # only messages of these queue_ids; None: of all
+    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    # of place: seq -> queue_id, position
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of each message."""
+
+    done: list[int] = field(default_factory=list)  # seqs, in order
+    made: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
+    skipped: Counter[str] = field(default_factory=Counter)  # reasons
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # seq -> queue_id and position before, of requeue and move
+
+
+_WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
+_SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
+
+
+class Act:
+    """One action on one slice of messages; ``answer`` gets the ``Outcome``."""
+
+    def __init__(
+        self,
+        core: Broker,
+        entry: AuditEntry,
+        action: Action,
+        seqs: Sequence[int],
+        options: Options,
+        answer: Callable[[Any], None],
+    ) -> None:
+        self._core = core
+        self._lives = core.lives
+        self._entry = entry
+        self._action = action
+        self._options = options
+        self._answer = answer
+        self._all = dict.fromkeys(seqs)  # each once, in order
+        self._detail = audit.plain(f"by {entry.actor}")
+        self._touched: dict[int, Queue] = {}  # windows that something came back to
+        self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
+        self.outcome = Outcome()
+        self._ask([seq for seq in self._all if 0 < seq < self._lives.next_number])
+
+    def _ask(self, seqs: Sequence[int]) -> None:
+        self._asked = seqs
+        if not seqs:
+            self._end()
+            return
+        self._lives.batch.rows.append(
+            RowsRequest(
+                self.take,
+                tuple(seqs),
+                bodies=self._action in _WITH_BODIES,
+                settled=self._action in _SETTLED,
+            )
+        )
+
+    def take(self, page: list[Message], is_last: bool) -> None:
+        """Act on the rows; with large bodies they come in several pages."""
+        outcome, before = self.outcome, len(self.outcome.done)
+        for row in page:
+            reason = self._try(row)
+            if reason is None:
+                self._lives.gone.add(row.seq)
+                outcome.done.append(row.seq)
+            else:
+                outcome.skipped[reason] += 1
+        for queue in self._touched.values():
+            self._lives.cut_window(queue)
+        self._touched.clear()
+        done = len(outcome.done) - before
+        if is_last or not page:
+            self._end(done)
+        else:
+            audit.count(self._core, self._entry, done, is_last=False)
+            self._ask(self._asked[self._asked.index(page[-1].seq) + 1 :])
+
+    def _end(self, done: int = 0) -> None:
+        outcome = self.outcome
+        if gone := len(self._all) - len(outcome.done) - outcome.skipped.total():
+            outcome.skipped["gone"] += gone
+        audit.count(self._core, self._entry, done)
+        self._lives.batch.answers.append((self._answer, outcome))
+
+    def _try(self, row: Message) -> str | None:
+        """Act on one message; return why not."""
+        lives, seq = self._lives, row.seq
+        if seq in lives.dying or seq in lives.gone:
+            return "gone"
+        message = row if self._action in _SETTLED else lives.known.get(seq, row)
+        queues = self._options.queues
+        if queues is not None and message.queue_id not in queues:
+            return "foreign queue"
+        return self._do(message, row.body)
+
+    def _is_held(self, message: Message) -> bool:
+        return message.state == State.DISPATCHED
+
+    def _note_place(self, message: Message) -> None:
+        self.outcome.places[message.seq] = (message.queue_id, message.position)
+
+    # -- one method an action; each returns why it was not done
+
+    def _requeue(self, message: Message, _body: bytes | None) -> str | None:
+        self._note_place(message)
+        interventions.requeue(self._lives, message, self._options.ttl_s, self._detail)
+        return None
+
+    def _release(self, message: Message, _body: bytes | None) -> str | None:
+        if not self._is_held(message):
+            return "not dispatched"
+        queue = self._lives.by_id[message.queue_id]
+        interventions.release(self._lives, message, self._detail)
+        self._touched[queue.queue_id] = queue
+        return None
+
+    def _move(self, message: Message, _body: bytes | None) -> str | None:
+        if self._is_held(message):
+            return "dispatched"
+        target = self._target(self._options.target or "", create=self._options.create)
+        if target is None:
+            return "queue gone"
+        if target.queue_id == message.queue_id:
+            return "there already"
+        if (reason := target.refusal()) is not None:
+            return _short(reason)
+        self._note_place(message)
+        interventions.move(self._lives, message, target)
+        return None
+
+    def _place(self, message: Message, _body: bytes | None) -> str | None:
+        if self._is_held(message):
+            return "dispatched"
+        place = self._options.places.get(message.seq)
+        if place is None or not 0 < place[1] < self._lives.next_number:
+            return "no place"
+        if place == (message.queue_id, message.position):
+            return "there already"
+        if self._options.queues is not None and place[0] not in self._options.queues:
+            return "foreign queue"
+        target = self._lives.by_id.get(place[0])
+        if target is None:
+            return "queue gone"
+        interventions.place(self._lives, message, target, place[1])
+        self._touched[target.queue_id] = target
+        return None
+
+    def _delete(self, message: Message, _body: bytes | None) -> str | None:
+        if self._is_held(message) and not self._options.with_dispatched:
+            return "dispatched"
+        self._lives.delete(message, self._entry.action.rpartition(".")[2] or "delete")
+        return None
+
+    def _redrive(self, record: Message, body: bytes | None) -> str | None:
+        lives, name = self._lives, self._options.target
+        if record.source_queue_id is None:
+            return "not a record"
+        if self._is_held(record):
+            return "dispatched"
+        if body is None:
+            return "damaged"
+        origin = lives.by_id.get(record.source_queue_id) if name is None else self._target(name)
+        if origin is None:
+            return "queue gone"
+        if origin.queue_id == record.queue_id:
+            return "there already"
+        if (reason := origin.refusal()) is not None:
+            return _short(reason)
+        message = lives.redrive(record, body, origin, self._options.ttl_s)
+        origin.totals.count_source(self._entry.source)
+        self.outcome.made[record.seq] = message.message_id.decode()
+        return None
+
+    def _restore(self, old: Message, body: bytes | None) -> str | None:
+        lives = self._lives
+        if old.state == State.READY:  # see live.sql, settled_by_seq
+            return "restored already"
+        if old.state != State.DELETED:
+            return "not deleted"
+        if body is None:
+            return "body gone"
+        queue = lives.by_id.get(old.queue_id) or lives.revive(old.queue_id)
+        if queue is None:
+            return "queue gone"
+        if (reason := queue.refusal()) is not None and reason != "paused":
+            return _short(reason)
+        ttl_s, deadline_ms = old.ttl_s, old.deadline_ms
+        if deadline_ms is not None and deadline_ms <= lives.now.steady_ms:
+            if self._options.ttl_s is None:
+                return "deadline passed"
+            ttl_s, deadline_ms = lives.deadline(self._options.ttl_s)
+        made = interventions.restore(lives, old, body, queue, ttl_s, deadline_ms)
+        self._touched[queue.queue_id] = queue
+        self.outcome.made[old.seq] = made.message_id.decode()
+        return None
+
+    def _erase(self, message: Message, _body: bytes | None) -> str | None:
+        interventions.erase(self._lives, message, self._detail)
+        return None
+
+    def _target(self, name: str, *, create: bool = False) -> Queue | None:
+        lives = self._lives
+        return lives.queue(name) if create else lives.queues.get(name)
+
+
+def _short(refusal: str) -> str:
+    """Give the reason of a refusal without its bound: ``queue full``."""
+    return refusal.partition(":")[0]
+
+
+def check(core: Broker, action: Action, seqs: Sequence[int], options: Options) -> None:
+    """Refuse an action as a whole, before anything is done.
+
+    Raises:
+        RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
+    """
+    if len(seqs) > SLICE:
+        raise RefusedError("too_many", f"{len(seqs)} messages at once, the limit is {SLICE}")
+    name = options.target
+    if action is Action.MOVE and not name:
+        raise RefusedError("unknown_queue", "a move needs the queue to move to")
+    if name is None or action not in (Action.MOVE, Action.REDRIVE):
+        return
+    may_create = options.create and action is Action.MOVE
+    core.goal(name, create=may_create)

@@ -1,0 +1,231 @@
+"""What an operator can change: the only way in for the admin.
+
+Each function is called in a batch, ``engine.call(lambda core, answer: purge(core, …, answer))``.
+``answer`` gets the result after the commit.  ``entry`` becomes one row of the audit, stored in
+the same transaction.  Where a function raises RefusedError nothing has changed, the audit neither:
+``note`` stores the row of the refusal.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from phpmq_lite.broker import actions, audit, sweeps
+from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.publishing import publish
+from phpmq_lite.broker.queue import settings_of
+from phpmq_lite.broker.queue_settings import check_settings
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+
+__all__ = [
+    "SLICE",
+    "Action",
+    "Options",
+    "Outcome",
+    "act",
+    "configure",
+    "create_queue",
+    "disconnect",
+    "note",
+    "pause",
+    "publish",
+    "purge",
+    "redrive",
+    "remove_queue",
+    "write",
+]
+
+Row = tuple[str, str, tuple[Any, ...]]  # file and name of a statement, its parameters
+
+DISCONNECTED: Final = "disconnected by an operator"
+
+
+def act(
+    core: Broker,
+    entry: AuditEntry,
+    action: Action,
+    seqs: Sequence[int],
+    options: Options,
+    answer: Answer,
+) -> None:
+    """Do one thing to messages by their seqs, at most ``SLICE``; answers with an ``Outcome``.
+
+    Slices of one piece of work pass the same entry: its row is stored with the first and counts
+    along.  Until the last one ``entry.result`` is ``running``; then it says how the work ended.
+
+    Raises:
+        RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
+    """
+    actions.check(core, action, seqs, options)
+    actions.Act(core, entry, action, seqs, options, answer)
+
+
+def purge(
+    core: Broker,
+    entry: AuditEntry,
+    name: str,
+    answer: Answer,
+    *,
+    with_dispatched: bool = False,
+    limit: int | None = None,
+) -> None:
+    """Settle what is in a queue as deleted, or its ``limit`` oldest; answers with the number."""
+    queue = core.existing(name)
+    sweeps.purge(
+        core.lives, queue, answer, _noting(core, entry),
+        with_dispatched=with_dispatched, limit=limit,
+    )  # fmt: skip
+
+
+def redrive(
+    core: Broker,
+    entry: AuditEntry,
+    name: str,
+    answer: Answer,
+    *,
+    target: str | None = None,
+    ttl_s: int | None = None,
+    limit: int | None = None,
+) -> None:
+    """Send dead-letter records back to where they died, or to ``target``; answers how many.
+
+    ``ttl_s`` None is the default of the queue they come to, 0 never expires.
+    """
+    queue = core.existing(name)
+    goal = None if target is None else core.existing(target)
+    sweeps.redrive(
+        core.lives, queue, answer, _noting(core, entry),
+        target=goal, ttl_s=ttl_s, limit=limit, source=entry.source,
+    )  # fmt: skip
+
+
+def _noting(core: Broker, entry: AuditEntry) -> sweeps.Noting:
+    return lambda number, is_last: audit.count(core, entry, number, is_last=is_last)
+
+
+def pause(
+    core: Broker, entry: AuditEntry, name: str, side: str, paused: bool, answer: Answer
+) -> None:
+    """Stop or resume ``delivery`` or ``publishing`` of a queue; it stays so over a restart.
+
+    Raises:
+        RefusedError: ``bad_side`` or ``unknown_queue``.
+    """
+    if side not in ("delivery", "publishing"):
+        raise RefusedError("bad_side", f"side is {side!r}, not delivery or publishing")
+    configure(core, entry, name, {f"{side}_paused": paused}, answer)
+
+
+def configure(
+    core: Broker, entry: AuditEntry, name: str, changes: Mapping[str, Any], answer: Answer
+) -> None:
+    """Change settings of a queue; None goes back to the default.  Answers with all settings.
+
+    Raises:
+        RefusedError: ``unknown_queue``, ``unknown_setting``, or ``bad_setting`` with the bound.
+    """
+    queue = core.existing(name)
+    check_settings(name, changes)
+    before = asdict(queue.settings)
+    own = {**queue.row.own, **changes}
+    queue.row.own = {key: value for key, value in own.items() if value is not None}
+    queue.settings = settings_of(queue.row, core.lives.defaults)
+    core.lives.batch.configured.append(queue.row)
+    core.settings_changed(queue, changes)
+    after = asdict(queue.settings)
+    if not entry.detail:
+        entry.detail = _difference(before, after)
+    audit.count(core, entry, 1)
+    core.lives.batch.answers.append((answer, after))
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    names = [name for name in after if after[name] != before[name]]
+    sides = ({name: side[name] for name in names} for side in (before, after))
+    return json.dumps(dict(zip(("before", "after"), sides, strict=True)))
+
+
+def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> None:
+    """Make a queue; answers True, or False where there is one already.
+
+    Raises:
+        RefusedError: ``bad_name`` or ``too_many_queues``.
+    """
+    is_new = name not in core.lives.queues
+    core.goal(name, create=True)
+    core.lives.queue(name)
+    audit.count(core, entry, int(is_new))
+    core.lives.batch.answers.append((answer, is_new))
+
+
+def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> None:
+    """Remove an empty queue; what it was called stays in the history.  Answers True.
+
+    Raises:
+        RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``.
+    """
+    queue = core.existing(name)
+    if queue.row.live_count:
+        raise RefusedError("queue_not_empty", f"{name!r} has {queue.row.live_count} messages")
+    if queue.consumers:
+        raise RefusedError("queue_consumed", f"{name!r} has {len(queue.consumers)} consumers")
+    if queue.settings.pinned:
+        raise RefusedError("queue_pinned", f"{name!r} is pinned")
+    core.lives.remove(queue)
+    audit.count(core, entry, 1)
+    core.lives.batch.answers.append((answer, True))
+
+
+def disconnect(core: Broker, entry: AuditEntry, client: int, answer: Answer) -> None:
+    """End a connection; answers with how many messages go back to their place.
+
+    Raises:
+        RefusedError: ``unknown_client``: it has no open connection.
+    """
+    connection = core.connections.get(client)
+    if connection is None:
+        raise RefusedError("unknown_client", f"client {client} is not connected")
+    held = sum(len(consumer.held) for consumer in connection.consumers.values())
+    audit.count(core, entry, held)
+    answers = core.lives.batch.answers
+    answers.append((connection.peer.end, DISCONNECTED))
+    answers.append((answer, held))
+
+
+def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: Answer) -> None:
+    """Store rows of the admin's own tables with their audit row; answers with their number.
+
+    Without an entry there is no audit row: when a session or a token was seen last.
+    A statement that breaks a constraint would stop the broker: check before, or say ON CONFLICT.
+
+    Raises:
+        RefusedError: ``bad_value``: SQLite cannot take one of the values.
+    """
+    for _, name, parameters in rows:
+        for value in parameters:
+            _check_value(name, value)
+    core.lives.batch.rare += rows
+    if entry is not None:
+        audit.count(core, entry, 0 if entry.count else 1)
+    core.lives.batch.answers.append((answer, len(rows)))
+
+
+def _check_value(name: str, value: Any) -> None:
+    try:
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise RefusedError("bad_value", f"{name}: {value} has more than 64 bits")
+    except UnicodeEncodeError:
+        raise RefusedError("bad_value", f"{name}: a text is not UTF-8") from None
+
+
+def note(core: Broker, entry: AuditEntry, answer: Answer | None = None) -> None:
+    """Store the audit row alone: a refusal, or what changed nothing here.  Answers None."""
+    audit.count(core, entry, 0)
+    if answer is not None:
+        core.lives.batch.answers.append((answer, None))

@@ -1,0 +1,155 @@
+"""Publishing without a connection: by page, API or command line, all of a list or nothing."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from phpmq_lite.broker import audit
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry, Message, RowsRequest
+
+Piece = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
+
+MOST_AT_ONCE: Final = 1_000
+KEY_BYTES: Final = 64
+_LAST: Final = b":last"  # behind a key padded to 64 bytes: no client's key is as long
+
+
+def publish(
+    core: Broker,
+    entry: AuditEntry,
+    name: str,
+    messages: Sequence[Piece],
+    answer: Answer,
+    *,
+    key: bytes | None = None,
+    source: tuple[int, str] | None = None,
+    create: bool = True,
+) -> None:
+    """Store messages at the end of a queue, all or none; answers with their ids.
+
+    The same ``key`` again within the window of receipts stores nothing and answers with the ids
+    of the first time.  ``source`` is a seq and a kind: an event of that kind on both sides ties
+    the first message to it.
+
+    Raises:
+        RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
+            ``too_many``, ``bad_key``, ``paused`` or ``queue_full``.
+    """
+    _check(core, messages, key)
+    known = core.goal(name, create=create)
+    if key is not None and (first := _first_seq(core, name, key)):
+        _repeat(core, entry, name, key, first, answer)
+        return
+    if known is not None and (refusal := _refusal(known, messages)) is not None:
+        reason, detail = refusal
+        known.totals.refused += 1
+        core.refused[reason] += 1
+        raise RefusedError("paused" if reason == "paused" else "queue_full", detail)
+    lives = core.lives
+    queue = lives.queue(name)
+    if queue is None:  # goal() has looked
+        raise RefusedError("too_many_queues", "no room for another queue")
+    client = core.client_of(entry)
+    made = [lives.publish(queue, body, ttl_s, client) for body, ttl_s in messages]
+    queue.totals.count_source(entry.source, len(made))
+    if key is not None and made:
+        _remember(core, queue, key, made)
+    if source is not None and made:
+        _tie(core, made[0], *source)
+    audit.count(core, entry, len(made))
+    lives.batch.answers.append((answer, [message.message_id.decode() for message in made]))
+
+
+def _check(core: Broker, messages: Sequence[Piece], key: bytes | None) -> None:
+    if core.is_draining:
+        raise RefusedError("draining", "the broker stops: it takes no messages")
+    if len(messages) > MOST_AT_ONCE:
+        raise RefusedError(
+            "too_many", f"{len(messages)} messages at once, the limit is {MOST_AT_ONCE}"
+        )
+    if key is not None and not 0 < len(key) <= KEY_BYTES:
+        raise RefusedError("bad_key", f"the key has {len(key)} bytes, it may have 1 to {KEY_BYTES}")
+
+
+def _refusal(queue: Queue, messages: Sequence[Piece]) -> tuple[str, str] | None:
+    """Return why the queue does not take all of them, for the counter and for people."""
+    settings, row = queue.settings, queue.row
+    if settings.publishing_paused:
+        return "paused", f"publishing to {queue.name!r} is paused"
+    if settings.max_messages and row.live_count + len(messages) > settings.max_messages:
+        return (
+            "queue full: messages",
+            f"the queue has {row.live_count} messages, its limit is {settings.max_messages}",
+        )
+    size = sum(len(body) for body, _ in messages)
+    if settings.max_bytes and row.live_bytes + size > settings.max_bytes:
+        return (
+            "queue full: bytes",
+            f"the queue has {row.live_bytes} bytes, its limit is {settings.max_bytes}",
+        )
+    return None
+
+
+# -- the same key again
+
+
+def _last_key(key: bytes) -> bytes:
+    return key.ljust(KEY_BYTES, b"\0") + _LAST
+
+
+def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
+    """Return the seq stored under a key, also where the queue was removed since."""
+    known = core.lives.queues.get(name)
+    row = core.lives.removed.get(name) if known is None else known.row
+    if row is None:
+        return None
+    return core.receipts.find(row.queue_id, key, core.lives.now.steady_ms)
+
+
+def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
+    """Store the key with the first seq and, of several, a second entry with the last.
+
+    The second is the younger one: where it is forgotten, so is the first.
+    """
+    entries = [(key, made[0].seq)]
+    if len(made) > 1:
+        entries.append((_last_key(key), made[-1].seq))
+    now_ms = core.lives.now.steady_ms
+    for name, seq in entries:
+        core.receipts.add(queue.queue_id, name, seq, now_ms)
+        core.lives.batch.keys += (queue.queue_id, name, seq, now_ms)
+
+
+def _repeat(
+    core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, answer: Answer
+) -> None:
+    """Answer with the ids of the first time: their tokens are on disk, alive or settled."""
+    if (known := core.lives.queues.get(name)) is not None:
+        known.totals.deduplicated += 1
+    last = max(first, _first_seq(core, name, _last_key(key)) or first)
+    seqs = tuple(range(first, min(last, first + MOST_AT_ONCE - 1) + 1))
+    found: dict[int, str] = {}
+
+    def take(page: list[Message], _is_last: bool) -> None:
+        found.update((row.seq, row.message_id.decode()) for row in page)
+
+    def take_last(page: list[Message], is_last: bool) -> None:
+        take(page, is_last)
+        ids = [found[seq] for seq in seqs if seq in found]
+        core.lives.batch.answers.append((answer, ids))
+
+    rows = core.lives.batch.rows
+    rows.append(RowsRequest(take, seqs))
+    rows.append(RowsRequest(take_last, seqs, settled=True))
+    audit.count(core, entry, 0)
+
+
+def _tie(core: Broker, message: Message, source_seq: int, kind: str) -> None:
+    """Write an event on both sides; the source's token is looked up as its row is stored."""
+    batch = core.lives.batch
+    at_ms = core.lives.now.wall_ms
+    batch.events += (source_seq, at_ms, kind, message.message_id.decode())
+    batch.rare.append(("rare", "tie", (message.seq, at_ms, kind, *[source_seq] * 3)))

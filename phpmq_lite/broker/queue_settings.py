@@ -1,0 +1,102 @@
+"""What a queue may be called, and what its settings may be."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from phpmq_lite.broker.lives import LONGEST_TTL_S
+from phpmq_lite.errors import RefusedError
+
+NAME_BYTES: Final = 255
+POLICIES: Final = ("opaque", "observe", "envelope")
+_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # a line feed is allowed on the wire
+_FORWARD: Final = "forward:"
+_MANY: Final = 10**12
+_SECONDS: Final = 10**9
+
+_NUMBERS: Final[dict[str, int]] = {  # setting -> the most; the least is 0
+    "max_deliveries": _MANY,
+    "ack_timeout_s": _SECONDS,
+    "default_ttl_s": LONGEST_TTL_S,
+    "max_messages": _MANY,
+    "max_bytes": 1 << 50,
+    "alert_messages": _MANY,
+    "alert_age_s": _SECONDS,
+}
+_TEXTS: Final[dict[str, int]] = {"note": 2_000, "owner": 200, "link": 2_000}  # -> most characters
+_SWITCHES: Final = frozenset({"delivery_paused", "publishing_paused", "pinned"})
+SETTINGS: Final = _NUMBERS.keys() | _TEXTS.keys() | _SWITCHES | {"on_expire", "payload_policy"}
+
+
+def name_problem(name: str) -> str | None:
+    """Return what is wrong with the name of a queue, or None."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if not 0 < size <= NAME_BYTES:
+        return f"has {size} bytes, it may have 1 to {NAME_BYTES}"
+    return "has a control character" if _CONTROL.search(name) else None
+
+
+def check_name(name: str) -> None:
+    """Raise where no queue can be called that.
+
+    Raises:
+        RefusedError: ``bad_name``.
+    """
+    if (problem := name_problem(name)) is not None:
+        raise RefusedError("bad_name", f"the name of the queue {problem}")
+
+
+def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
+    """Check what a queue's settings are to be; None, back to the default, is always right.
+
+    Raises:
+        RefusedError: ``unknown_setting``, or ``bad_setting``; the text names setting and bound.
+    """
+    for name, value in changes.items():
+        if name not in SETTINGS:
+            raise RefusedError("unknown_setting", f"no queue setting {name!r}")
+        if value is not None and (problem := _problem(queue, name, value)) is not None:
+            raise RefusedError("bad_setting", f"{name} {problem}")
+
+
+def _problem(queue: str, name: str, value: Any) -> str | None:
+    """Return what is wrong with a value, as the rest of a sentence."""
+    if name in _SWITCHES:
+        return None if isinstance(value, bool) else "must be true or false"
+    if (most := _NUMBERS.get(name)) is not None:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return None if is_number and 0 <= value <= most else f"must be a number from 0 to {most}"
+    if name == "payload_policy":
+        return None if value in POLICIES else f"must be one of {', '.join(POLICIES)}"
+    if not isinstance(value, str):
+        return "must be a text"
+    if name == "on_expire":
+        return _on_expire_problem(queue, value)
+    return _text_problem(value, _TEXTS[name], is_link=name == "link")
+
+
+def _text_problem(value: str, most: int, *, is_link: bool) -> str | None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "must be UTF-8"
+    if len(value) > most:
+        return f"has {len(value)} characters, the limit is {most}"
+    if is_link and value and not value.startswith(("https://", "http://")):
+        return "must begin with https:// or http://"
+    return None
+
+
+def _on_expire_problem(queue: str, value: str) -> str | None:
+    if value in ("history", "dead_letter"):
+        return None
+    target = value.removeprefix(_FORWARD)
+    if target == value:
+        return "must be history, dead_letter or forward:QUEUE"
+    if target == queue:
+        return "cannot forward to the same queue"
+    problem = name_problem(target)
+    return None if problem is None else f"forwards to a queue whose name {problem}"

@@ -1,0 +1,65 @@
+"""Who looks along with the engine sees each batch that was stored, before anybody is told."""
+
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry, Batch
+from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.status import Front
+from phpmq_lite.testing import running_service
+
+
+def entry(action: str) -> AuditEntry:
+    return AuditEntry("anna", "http", "10.0.0.5", action)
+
+
+async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data") as running:
+        front = running.service.front
+        seen: list[Batch] = []
+        remove = front.tap(seen.append)
+        other: list[Batch] = []
+        front.tap(other.append)()  # looked for a moment
+        ids = await front.call(lambda core, answer: operations.publish(
+            core, entry("message.publish"), "orders", [(b"a", None)],
+            lambda value: answer((value, len(seen))),
+        ))  # fmt: skip
+        (message_id,), tapped = ids
+        assert tapped == 1
+        assert [m.message_id.decode() for m in seen[0].born] == [message_id]
+        assert seen[0].bodies == [1, b"a"]
+        outcome = await front.call(lambda core, answer: operations.act(
+            core, entry("message.delete"), Action.DELETE, [1], Options(), answer
+        ))  # fmt: skip
+        assert (outcome.done, len(seen), other) == ([1], 2, [])
+        remove()
+        await front.call(lambda core, answer: operations.note(core, entry("x"), answer))
+        assert len(seen) == 2
+        status = front.status()
+        assert sum(status.commit_counts) == sum(status.batch_counts) == status.commits - 1
+        assert (status.batch_sum, status.commit_s_sum > 0) == (2, True)
+        assert status.audited == {"message.publish": 1, "message.delete": 1, "x": 1}
+
+
+async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data") as running:
+        front = running.service.front
+        seen: list[Batch] = []
+
+        def fail(batch: Batch) -> None:
+            seen.append(batch)
+            raise ValueError("a defect of whoever looks")
+
+        front.tap(fail)
+        for _ in "ab":
+            await front.call(lambda core, answer: operations.note(core, entry("x"), answer))
+        assert len(seen) == 1
+
+
+async def test_nobody_looks_before_there_is_an_engine() -> None:
+    with pytest.raises(RefusedError, match="not ready"):
+        Front(Figures()).tap(lambda _batch: None)

@@ -1,0 +1,324 @@
+"""What operators do, as the naive model follows it: what was done must have been right to do.
+
+An action happens at the beginning of a turn, when its rows have come.  What it did is read from
+the core's own outcome; here is checked that each was allowed, and each that was not, not.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from phpmq_lite.broker.actions import Act, Action, Options, Outcome
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import State
+from tests.driving import Question, Turn
+from tests.properties.broker_model import Copy, Model
+
+SETTLED = (Action.RESTORE, Action.ERASE)
+
+
+@dataclass(eq=False)
+class UnderWay:
+    """An action whose rows are being loaded."""
+
+    question: Question
+    act: Act
+    asked: list[int]
+    seen: int = 0  # of outcome.done
+    expected: Counter[str] = field(default_factory=Counter)  # reasons
+    unclear: int = 0  # skipped or not, for a reason that depends on the order within a turn
+
+
+@dataclass
+class Acts:
+    """Follows the actions of all operators; part of a ``Model``."""
+
+    model: Model
+    under_way: list[UnderWay] = field(default_factory=list)
+    settled: dict[int, Copy] = field(default_factory=dict)  # as they were
+    restored: set[int] = field(default_factory=set)
+    erased: set[int] = field(default_factory=set)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # all that were left
+    accepted: list[Question] = field(default_factory=list)  # since the start
+    audited_before: int = 0  # rows
+
+    def restart(self) -> None:
+        """What was under way is not any more; its audit row says so."""
+        self.under_way.clear()
+        self.accepted.clear()
+        rows = self.model.rows("SELECT result, count(*) FROM audit GROUP BY result")
+        results = dict(rows)
+        assert results.keys() <= {"done", "interrupted"}
+        self.audited_before = sum(results.values())
+
+    # -- what was asked
+
+    def ask(self, question: Question, turn: Turn) -> bool:
+        """Take note of a command; False where it was refused."""
+        if isinstance(question.answer, RefusedError):
+            self._check_refusal(question, question.answer)
+            return False
+        self.accepted.append(question)
+        match question.verb:
+            case "act":
+                found = [r.take.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
+                         if isinstance(getattr(r.take, "__self__", None), Act)]  # fmt: skip
+                for act in found:
+                    if act._entry is question.entry:
+                        self.under_way.append(UnderWay(question, act, list(act._asked)))
+            case "publish":
+                self._publish(question)
+            case "remove_queue":
+                [queue] = question.arguments
+                assert not self.model.of_queue(queue)
+                assert not any(queue in credits_of for credits_of in self.model.credit.values())
+                self.model.own.pop(queue, None)
+                self.model.ever_removed.add(queue)
+        return True
+
+    def _check_refusal(self, question: Question, refusal: RefusedError) -> None:
+        model, queue = self.model, question.arguments[0]
+        match refusal.code:
+            case "unknown_queue":
+                name = question.options.get("target") or queue
+                if question.verb == "act":
+                    name = question.arguments[2].target
+                gone = {name, queue} - model.present
+                assert gone or model.ever_removed & {name, queue}
+            case "queue_not_empty":
+                assert model.of_queue(queue)
+            case "queue_consumed":
+                assert any(queue in credits_of for credits_of in model.credit.values())
+            case "paused":
+                assert model.settings(queue).publishing_paused
+            case "queue_full":
+                count = len(model.of_queue(queue)) + len(question.arguments[1])
+                assert 0 < model.settings(queue).max_messages < count
+            case other:
+                raise AssertionError(other)
+
+    def _publish(self, question: Question) -> None:
+        model = self.model
+        queue, messages = question.arguments
+        key = question.options["key"]
+        if key is not None:
+            added_ms = model.keys.get((queue, key))
+            if added_ms is not None and model.now_ms - added_ms < model.window_ms:
+                question.options["expected"] = model.ids.get((queue, key))
+                return
+            model.keys[queue, key] = model.now_ms
+        ids = []
+        for n, (body, ttl_s) in enumerate(messages):
+            seq = question.number + n
+            [(token, publisher)] = model.rows(
+                "SELECT token, publisher FROM message WHERE seq = ?1 UNION "
+                "SELECT token, publisher FROM history WHERE seq = ?1", seq,
+            )  # fmt: skip
+            who = model.rows("SELECT kind, address FROM client WHERE client = ?", publisher)
+            assert who == [("ui", "anna (10.0.0.5)")]
+            deadline_ms = model._deadline(queue, ttl_s)
+            model.alive[seq] = Copy(seq, token, queue, seq, body, deadline_ms, publisher)
+            ids.append(model.alive[seq].message_id.decode())
+        question.options["expected"] = ids
+        model.ids[queue, key] = ids
+
+    # -- what was done
+
+    def follow(self, turn: Turn) -> None:
+        """Take in what happened at the beginning of a turn."""
+        begun = turn.begun
+        touched = {*begun.settled, *begun.moved, *begun.dying}
+        for under_way in self.under_way:
+            touched.update(under_way.act.outcome.done[under_way.seen :])
+        answered = [value for _, value in turn.batch.answers]
+        for under_way in list(self.under_way):
+            is_over = any(value is under_way.act.outcome for value in answered)
+            self._follow(under_way, turn, touched, is_over=is_over)
+            if is_over:
+                self.under_way.remove(under_way)
+
+    def _follow(self, under_way: UnderWay, turn: Turn, touched: set[int], *, is_over: bool) -> None:
+        outcome = under_way.act.outcome
+        left = [] if is_over else list(under_way.act._asked)
+        handled = [seq for seq in under_way.asked if seq not in left]
+        done = outcome.done[under_way.seen :]
+        under_way.asked, under_way.seen = left, len(outcome.done)
+        _, seqs, options = under_way.question.arguments
+        action = under_way.act._action
+        assert [seq for seq in handled if seq in done] == done
+        for seq in handled:
+            reason, is_clear = self._reason(action, seq, options)
+            if seq in done:
+                assert reason is None or not is_clear, f"{action} of {seq} although {reason}"
+                self._do(action, seq, options, outcome, turn)
+            elif not is_clear or (seq in touched and reason != "gone"):
+                under_way.unclear += 1
+            else:
+                assert reason is not None, f"no {action} of {seq}: {outcome.skipped}"
+                under_way.expected[reason] += 1
+        if is_over:
+            unknown = len(set(seqs)) - len(outcome.done) - outcome.skipped.total()
+            assert unknown == 0
+            self._check_skipped(under_way, set(seqs), outcome)
+            self.places |= outcome.places
+
+    def _check_skipped(self, under_way: UnderWay, seqs: set[int], outcome: Outcome) -> None:
+        """Compare the reasons, but for those that depend on the order."""
+        known = under_way.expected.total() + under_way.unclear + len(outcome.done)
+        under_way.expected["gone"] += len(seqs) - known  # never asked for
+        assert +(under_way.expected - outcome.skipped) == Counter()
+        assert (outcome.skipped - under_way.expected).total() == under_way.unclear
+
+    def _reason(self, action: Action, seq: int, options: Options) -> tuple[str | None, bool]:
+        """Return why not, None for do it; and whether that is certain."""
+        model = self.model
+        if action in SETTLED:
+            return self._reason_of_settled(action, seq, options)
+        m = model.alive.get(seq)
+        if m is None or m.dying is not None:
+            return "gone", True
+        if options.queues is not None and model.queue_id(m.queue) not in options.queues:
+            return "foreign queue", True
+        is_held = m.holder is not None
+        match action:
+            case Action.RELEASE:
+                return (None if is_held else "not dispatched"), True
+            case Action.DELETE:
+                return ("dispatched" if is_held and not options.with_dispatched else None), True
+            case Action.MOVE if is_held:
+                return "dispatched", True
+            case Action.MOVE:
+                return self._reason_of_goal(m, options.target or "", can_make=options.create)
+            case Action.PLACE:
+                return self._reason_of_place(m, options), True
+            case Action.REDRIVE:
+                if m.source is None:
+                    return "not a record", True
+                if is_held:
+                    return "dispatched", True
+                if m.is_damaged:  # perhaps only since its row was loaded
+                    return "damaged", False
+                return self._reason_of_goal(m, options.target or m.source[1], can_make=False)
+        return None, True
+
+    def _reason_of_goal(self, m: Copy, goal: str, *, can_make: bool) -> tuple[str | None, bool]:
+        model = self.model
+        if model.is_gone(goal) and not can_make:
+            return "queue gone", False  # perhaps only in the turn that is stored by now
+        if goal == m.queue:
+            return "there already", True
+        settings = model.settings(goal)
+        if settings.publishing_paused:
+            return "paused", goal not in model.ever_removed
+        return None, not settings.max_messages and goal not in model.ever_removed
+
+    def _reason_of_place(self, m: Copy, options: Options) -> str | None:
+        if m.holder is not None:
+            return "dispatched"
+        place = options.places.get(m.seq)
+        if place is None:
+            return "no place"
+        if place == (self.model.queue_id(m.queue), m.position):
+            return "there already"
+        name = self.model.queue_names.get(place[0])
+        return "queue gone" if name is None or self.model.is_gone(name) else None
+
+    def _reason_of_settled(
+        self, action: Action, seq: int, options: Options
+    ) -> tuple[str | None, bool]:
+        model, old = self.model, self.settled.get(seq)
+        if old is None:
+            return "gone", True
+        if options.queues is not None and model.queue_id(old.queue) not in options.queues:
+            return "foreign queue", True
+        if action is Action.ERASE:
+            return None, True
+        if seq in self.restored:
+            return "restored already", True
+        if model.history[seq][2] is not State.DELETED:
+            return "not deleted", True
+        if old.is_damaged or seq in self.erased:
+            return "body gone", not old.is_damaged
+        is_bounded = bool(model.settings(old.queue).max_messages)
+        is_late = old.deadline_ms is not None and old.deadline_ms <= model.now_ms
+        if is_late and options.ttl_s is None:
+            return "deadline passed", not is_bounded
+        return None, not is_bounded
+
+    def _do(self, action: Action, seq: int, options: Options, outcome: Outcome, turn: Turn) -> None:
+        model = self.model
+        if action in SETTLED:
+            getattr(self, f"_{action}")(seq, options, outcome)
+            return
+        m = model.alive[seq]
+        place = (model.queue_id(m.queue), m.position)
+        for sweep in model.sweeps:
+            sweep.is_untouched.discard(m)
+        m.holder = None
+        match action:
+            case Action.DELETE:
+                model._settle(m, State.DELETED, "delete")
+                return
+            case Action.REDRIVE:
+                self._redrive(m, options, outcome)
+                return
+            case Action.REQUEUE if options.ttl_s is not None:
+                model._set_ttl(m, options.ttl_s)
+            case Action.MOVE:
+                m.queue = options.target or ""
+            case Action.PLACE:
+                queue_id, m.position = options.places[seq]
+                m.queue = model.queue_names[queue_id]
+        model.events[str(action)] += 1
+        if action in (Action.REQUEUE, Action.MOVE):
+            assert outcome.places[seq] == place
+            m.position = turn.begun.moved[seq][1]
+            assert m.position >= model.number
+
+    def _redrive(self, m: Copy, options: Options, outcome: Outcome) -> None:
+        model = self.model
+        assert m.source is not None
+        again = model._learn(int(outcome.made[m.seq][:16], 16))
+        model.events["redrive"] += 2
+        assert (again.body, again.source) == (m.body, None)
+        assert again.queue == (options.target or m.source[1])
+        assert again.deadline_ms == model._deadline(again.queue, options.ttl_s)
+        model._settle(m, State.DELETED, "redriven")
+
+    def _restore(self, seq: int, options: Options, outcome: Outcome) -> None:
+        model, old = self.model, self.settled[seq]
+        again = model._learn(int(outcome.made[seq][:16], 16), is_restored=True)
+        assert again.message_id.decode() == outcome.made[seq]
+        assert (again.queue, again.position, again.body, again.publisher, again.source) == (
+            old.queue, old.position, old.body, old.publisher, old.source,
+        )  # fmt: skip
+        is_late = old.deadline_ms is not None and old.deadline_ms <= model.now_ms
+        deadline_ms = model._deadline(old.queue, options.ttl_s) if is_late else old.deadline_ms
+        assert again.deadline_ms == deadline_ms
+        self.restored.add(seq)
+        model.events["restore"] += 2
+
+    def _erase(self, seq: int, _options: Options, _outcome: Outcome) -> None:
+        assert self.model.rows("SELECT 1 FROM body WHERE seq = ?", seq) == []
+        self.erased.add(seq)
+        self.model.events["erase"] += 1
+
+    # -- at rest
+
+    def assert_at_rest(self) -> None:
+        """All is answered, and each command has its one row in the audit."""
+        assert self.under_way == []
+        rows: dict[int, tuple[Any, ...]] = {
+            row[0]: row[1:]
+            for row in self.model.rows("SELECT audit_id, action, count, result FROM audit")
+        }
+        assert len(rows) == self.audited_before + len(self.accepted)
+        for question in self.accepted:
+            entry, answer = question.entry, question.answer
+            assert rows[entry.audit_id or 0] == (entry.action, entry.count, "done")
+            if question.verb == "act":
+                assert entry.count == len(answer.done)
+            elif question.verb in ("purge", "redrive"):
+                assert entry.count == answer
+            elif question.verb == "publish" and question.options["expected"] is not None:
+                assert answer == question.options["expected"]

@@ -1,0 +1,497 @@
+"""What an operator does to single messages, by the rows given by hand; and each reason why not."""
+
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.operations import SLICE, Action, Options, Outcome, act
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Limits, Loaded, Message, State
+from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent
+
+
+def ask(rig: Rig, action: Action, *seqs: int, **options: Any) -> Batch:
+    """Give the command in a batch of its own, which asks for the rows."""
+    entry = rig.entry(f"message.{action}")
+    return rig.turn(
+        lambda: act(rig.core, entry, action, seqs, Options(**options), rig.answers.append)
+    )
+
+
+def take(rig: Rig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+    """Answer to the request for rows, in a batch of its own."""
+    [request] = batch.rows
+    return rig.turn(loaded=Loaded(pages=[(request.take, list(rows), is_last)]))
+
+
+def do(rig: Rig, action: Action, row: Message, **options: Any) -> Batch:
+    return take(rig, ask(rig, action, row.seq, **options), row)
+
+
+def outcome(rig: Rig) -> Outcome:
+    found = rig.answers[-1]
+    assert isinstance(found, Outcome)
+    return found
+
+
+def skipped(rig: Rig) -> dict[str, int]:
+    assert outcome(rig).done == []
+    return dict(outcome(rig).skipped)
+
+
+def held_one(rig: Rig) -> Message:
+    """Have a consumer hold message 1 of orders."""
+    worker = rig.consumer(credit=1)
+    [held] = sent(rig.publish(b"a"), worker)
+    return held
+
+
+def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
+    row = message(seq, **changes)
+    row.state = state
+    return row
+
+
+def record(rig: Rig) -> Message:
+    """Make queue 1 ``orders`` and queue 2 with a record of it, seq 2, on disk; return its row."""
+    rig.publish(b"x", queue="orders")
+    rig.publish(b"r", queue="orders.dlq")
+    row = message(2, body=b"r", queue_id=2)
+    row.source_seq, row.source_queue_id, row.source_reason = 1, 1, "client"
+    return row
+
+
+# -- requeue
+
+
+def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b", ttl_s=60)
+    row = message(1, deadline_ms=rig.steady_ms + 5_000)
+    batch = do(rig, Action.REQUEUE, row)
+    assert batch.changed == {1: row}
+    assert (row.position, row.deadline_ms) == (3, rig.steady_ms + 5_000)
+    assert kinds(batch) == [(1, "requeue")]
+    assert batch.events[3] == "by anna"
+    assert (outcome(rig).done, outcome(rig).places) == ([1], {1: (1, 1)})
+    assert (rig.queue().totals.requeued, rig.queue().totals.requeued_operator) == (1, 1)
+
+
+@pytest.mark.parametrize(("ttl_s", "deadline_ms"), [(0, None), (7, 7_000)])
+def test_requeue_gives_another_ttl(ttl_s: int, deadline_ms: int | None) -> None:
+    rig = Rig()
+    rig.publish(b"a", ttl_s=60)
+    row = message(1, deadline_ms=rig.steady_ms + 60_000)
+    do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
+    expected = None if deadline_ms is None else rig.steady_ms + deadline_ms
+    assert row.deadline_ms == expected
+
+
+def test_requeue_takes_a_message_from_its_holder_and_charges_nobody() -> None:
+    rig = Rig()
+    held = held_one(rig)
+    held.body = None  # as after its sending
+    batch = do(rig, Action.REQUEUE, message(1))
+    assert (held.position, held.charged) == (2, 0)
+    assert rig.core.lives.held == 0
+    assert batch.body_seqs == {1}  # to be dispatched again
+
+
+# -- release
+
+
+def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    [held] = sent(rig.publish(b"a"), worker)
+    held.body = None  # as after its sending
+    batch = do(rig, Action.RELEASE, message(1))
+    assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
+    assert (kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert outcomes(batch) == {(State.ACKED, None): [1]}
+
+
+def test_release_skips_what_nobody_holds() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    do(rig, Action.RELEASE, message(1))
+    assert skipped(rig) == {"not dispatched": 1}
+
+
+# -- move
+
+
+def test_move_puts_a_message_at_the_end_of_another_queue() -> None:
+    rig = Rig()
+    rig.publish(b"abc")
+    rig.publish(b"x", queue="mails")
+    row = message(1, size=3, deadline_ms=rig.steady_ms + 9)
+    batch = do(rig, Action.MOVE, row, target="mails")
+    assert (row.queue_id, row.position, row.deadline_ms) == (2, 3, rig.steady_ms + 9)
+    assert (kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
+    assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
+    assert (rig.queue("mails").row.live_count, rig.queue("mails").row.live_bytes) == (2, 4)
+    assert (rig.queue().totals.moved, outcome(rig).places) == (1, {1: (1, 1)})
+
+
+def test_move_makes_the_target_only_where_that_is_wanted() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    rig.begin()
+    for options in (Options(target="new"), Options(), Options(target="")):
+        with pytest.raises(RefusedError) as caught:
+            act(rig.core, rig.entry(), Action.MOVE, [1], options, rig.answers.append)
+        assert caught.value.code == "unknown_queue"
+    assert not rig.finish().loads
+    batch = do(rig, Action.MOVE, message(1), target="new", create=True)
+    assert [row.name for row in batch.new_queues] == ["new"]
+    with pytest.raises(RefusedError, match="control") as caught:
+        ask(rig, Action.MOVE, 1, target="a\0", create=True)
+    assert caught.value.code == "bad_name"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"publishing_paused": True}, "paused"), ({"max_messages": 1}, "queue full")],
+)
+def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reason: str) -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    rig.publish(b"x", queue="mails")
+    rig.turn(lambda: rig.configure("mails", changes))
+    do(rig, Action.MOVE, message(1), target="mails")
+    assert skipped(rig) == {reason: 1}
+
+
+def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() -> None:
+    rig = Rig()
+    held_one(rig)
+    rig.publish(b"b")
+    rig.publish(b"x", queue="mails")
+    do(rig, Action.MOVE, message(1), target="mails")
+    assert skipped(rig) == {"dispatched": 1}
+    do(rig, Action.MOVE, message(2), target="orders")
+    assert skipped(rig) == {"there already": 1}
+    batch = ask(rig, Action.MOVE, 2, target="mails")
+    rig.core.lives.remove(rig.queue("mails"))
+    take(rig, batch, message(2))
+    assert skipped(rig) == {"queue gone": 1}
+
+
+# -- place
+
+
+def test_place_undoes_a_requeue_in_a_window() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    rig.publish(b"a", b"b", b"c")  # a is held
+    do(rig, Action.REQUEUE, message(2))
+    places = outcome(rig).places
+    batch = do(rig, Action.PLACE, message(2), places=places)
+    assert (places, kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
+    assert [m.seq for m in rig.queue().window or ()] == [2, 3]
+    assert [held.seq for held in worker.consumers[1].held.values()] == [1]
+
+
+def test_place_undoes_a_move() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    rig.publish(b"x", queue="mails")
+    row = message(1)
+    do(rig, Action.MOVE, row, target="mails")
+    batch = do(rig, Action.PLACE, row, places=outcome(rig).places)
+    assert (row.queue_id, row.position, batch.events[3]) == (1, 1, "mails to orders")
+    assert (rig.queue().row.live_count, rig.queue("mails").row.live_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("places", "queues", "reason"),
+    [
+        ({}, None, "no place"),
+        ({2: (1, 99)}, None, "no place"),
+        ({2: (1, 2)}, None, "there already"),
+        ({2: (7, 1)}, None, "queue gone"),
+        ({2: (7, 1)}, frozenset({1}), "foreign queue"),
+    ],
+)
+def test_place_skips(
+    places: dict[int, tuple[int, int]], queues: frozenset[int] | None, reason: str
+) -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b")
+    do(rig, Action.PLACE, message(2), places=places, queues=queues)
+    assert skipped(rig) == {reason: 1}
+
+
+def test_place_skips_what_is_held() -> None:
+    rig = Rig()
+    held_one(rig)
+    do(rig, Action.PLACE, message(1), places={1: (1, 1)})
+    assert skipped(rig) == {"dispatched": 1}
+
+
+# -- delete
+
+
+def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
+    rig = Rig()
+    held_one(rig)
+    rig.publish(b"b")
+    batch = take(rig, ask(rig, Action.DELETE, 1, 2), message(1), message(2))
+    assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
+    assert (outcome(rig).done, outcome(rig).skipped) == ([2], {"dispatched": 1})
+    batch = do(rig, Action.DELETE, message(1), with_dispatched=True)
+    assert outcomes(batch) == {(State.DELETED, "delete"): [1]}
+    assert rig.core.lives.held == 0
+
+
+# -- redrive
+
+
+def test_redrive_makes_a_message_of_a_record() -> None:
+    rig = Rig()
+    batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
+    [born] = batch.born
+    assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
+    assert batch.bodies == [3, b"r"]
+    assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
+    assert kinds(batch) == [(3, "redrive"), (2, "redrive")]
+    assert outcome(rig).made == {2: born.message_id.decode()}
+    assert rig.queue().totals.published_ui == 1
+
+
+def test_redrive_goes_to_another_queue_where_told() -> None:
+    rig = Rig()
+    row = record(rig)
+    rig.publish(b"x", queue="again")
+    assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").born] == [3]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"source_queue_id": None}, "not a record"),
+        ({"state": State.DISPATCHED}, "dispatched"),
+        ({"body": None}, "damaged"),
+        ({"source_queue_id": 9}, "queue gone"),
+        ({"source_queue_id": 2}, "there already"),
+    ],
+)
+def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
+    rig = Rig()
+    row = record(rig)
+    for name, value in change.items():
+        setattr(row, name, value)
+    batch = do(rig, Action.REDRIVE, row)
+    assert (skipped(rig), batch.born) == ({reason: 1}, [])
+
+
+def test_redrive_heeds_the_bounds_of_the_origin() -> None:
+    rig = Rig()
+    row = record(rig)
+    rig.turn(lambda: rig.configure("orders", {"max_bytes": 1}))
+    do(rig, Action.REDRIVE, row)
+    assert skipped(rig) == {"queue full": 1}
+
+
+# -- restore
+
+
+def test_restore_stores_a_new_message_in_the_old_place() -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b")
+    old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
+    batch = do(rig, Action.RESTORE, old)
+    [born] = batch.born
+    assert (born.seq, born.position, born.deadline_ms) == (3, 1, rig.steady_ms + 9)
+    assert (born.published_at, born.deliveries) == (old.published_at, 0)
+    assert kinds(batch) == [(1, "restore"), (3, "restore")]
+    assert outcome(rig).made == {1: born.message_id.decode()}
+    assert (rig.queue().row.live_count, rig.queue().totals.restored) == (3, 1)
+    assert batch.bodies == [3, b"a"]
+
+
+def test_restored_message_is_dispatched_before_what_is_behind_it() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=1)
+    rig.publish(b"x", b"b")  # x is held
+    [held] = worker.consumers[1].held.values()
+    do(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert bodies(sent(batch, worker)) == [b"a"]
+
+
+def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
+    rig = Rig(Limits(window=2))
+    rig.consumer(credit=1)
+    rig.turn(lambda: [rig.core.lives.number() for _ in "123"])  # of those that were deleted
+    rig.publish(b"x", b"b", b"c")
+    rows = [settled(n, body=b"a") for n in (1, 2, 3)]
+    take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
+    window = rig.queue().window
+    assert window is not None
+    assert [m.position for m in window] == [1, 2]
+    assert {m.seq for m in window} <= rig.core.lives.known.keys()
+    assert len(rig.core.lives.known) == 3  # one is held
+
+
+def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
+    do(rig, Action.RESTORE, old)
+    assert skipped(rig) == {"deadline passed": 1}
+    [born] = do(rig, Action.RESTORE, old, ttl_s=5).born
+    assert (born.ttl_s, born.deadline_ms) == (5, rig.steady_ms + 5_000)
+    [born] = do(rig, Action.RESTORE, old, ttl_s=0).born
+    assert (born.ttl_s, born.deadline_ms) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (settled(1, State.READY, body=b"a"), "restored already"),
+        (settled(1, State.ACKED, body=b"a"), "not deleted"),
+        (settled(1), "body gone"),
+        (settled(1, body=b"a", queue_id=9), "queue gone"),
+    ],
+)
+def test_restore_skips(row: Message, reason: str) -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    do(rig, Action.RESTORE, row)
+    assert skipped(rig) == {reason: 1}
+
+
+def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    rig.turn(lambda: rig.pause("orders", "publishing", True))
+    assert do(rig, Action.RESTORE, settled(1, body=b"a")).born != []
+    rig.turn(lambda: rig.configure("orders", {"publishing_paused": None, "max_messages": 2}))
+    do(rig, Action.RESTORE, settled(1, body=b"b"))
+    assert skipped(rig) == {"queue full": 1}
+
+
+def test_restore_makes_a_removed_queue_again() -> None:
+    rig = Rig()
+    rig.turn(lambda: rig.core.lives.queue("orders"))
+    rig.turn(lambda: rig.core.lives.remove(rig.queue()))
+    rig.publish(b"x", queue="mails")
+    [born] = do(rig, Action.RESTORE, settled(1, body=b"a")).born
+    assert (born.queue_id, rig.queue().queue_id) == (1, 1)
+
+
+def test_message_is_restored_once_where_two_ask_at_once() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    first, second = (
+        ask(rig, Action.RESTORE, 1).rows[0].take,
+        ask(rig, Action.RESTORE, 1).rows[0].take,
+    )
+    rows = [settled(1, body=b"a")]
+    batch = rig.turn(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
+    assert len(batch.born) == 1
+    assert skipped(rig) == {"gone": 1}
+
+
+# -- erase
+
+
+def test_erase_overwrites_and_removes_the_body() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    batch = do(rig, Action.ERASE, settled(1, State.ACKED))
+    statements = [(file, name, *given) for file, name, given in batch.rare[:2]]
+    assert statements == [("rare", "blank_body", 1), ("rare", "erase_body", 1)]
+    assert (kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
+
+
+# -- all of them
+
+
+@pytest.mark.parametrize("action", Action)
+def test_action_skips_messages_of_other_queues(action: Action) -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    do(rig, action, message(1), queues=frozenset({9}), target="orders")
+    assert skipped(rig) == {"foreign queue": 1}
+
+
+@pytest.mark.parametrize("action", Action)
+def test_action_skips_what_is_not_there(action: Action) -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b")
+    batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
+    assert batch.rows[0].seqs == (1,)  # the others are no numbers of messages, or known already
+    batch = take(rig, batch)
+    assert skipped(rig) == {"gone": 5}
+    assert [(file, name) for file, name, _ in batch.rare] == [("audit", "insert")]
+
+
+def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
+    rig = Rig()
+    rig.publish(b"a", ttl_s=1)
+    rig.advance(1)
+    [request] = ask(rig, Action.REQUEUE, 1).rows
+    loaded = Loaded(pages=[(request.take, [message(1)], True)], due=[message(1)], asked_due=True)
+    batch = rig.turn(loaded=loaded)
+    assert outcomes(batch) == {(State.EXPIRED, None): [1]}
+    assert skipped(rig) == {"gone": 1}
+
+
+def test_action_skips_what_waits_to_be_buried() -> None:
+    rig = Rig()
+    held = held_one(rig)
+    held.body = None
+    rig.turn(lambda: rig.core.lives.kill(held, "client"))
+    do(rig, Action.DELETE, message(1), with_dispatched=True)
+    assert skipped(rig) == {"gone": 1}
+
+
+def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b", b"c")
+    batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
+    assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
+    assert [given[-5] for _, _, given in batch.rare] == [1]
+    assert batch.rare[0][2][9] == "running"
+    batch = take(rig, batch, settled(2, body=b"b"))
+    assert (outcome(rig).done, outcome(rig).skipped) == ([1, 2], {"gone": 1})
+    assert batch.rare == [("audit", "advance", (1, "done", 1))]
+
+
+def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b", b"c")
+    entry = rig.entry("bulk.delete", target="orders", result="running")
+    asked: list[Batch] = []
+    for seqs in ([1], [2]):
+        asked.append(rig.turn(
+            lambda seqs=seqs: act(  # type: ignore[misc]
+                rig.core, entry, Action.DELETE, seqs, Options(), rig.answers.append
+            )
+        ))  # fmt: skip
+        batch = take(rig, asked[-1], message(seqs[0]))
+        if seqs == [1]:
+            [(file, name, given)] = batch.rare
+            assert (file, name, given[6:8], given[9]) == (
+                "audit",
+                "insert",
+                ("orders", 1),
+                "running",
+            )
+    assert batch.rare == [("audit", "advance", (1, "running", 1))]
+    entry.result = "cancelled"
+    batch = rig.turn(lambda: act(rig.core, entry, Action.DELETE, [], Options(), rig.answers.append))
+    assert batch.rare == [("audit", "advance", (0, "cancelled", 1))]
+    assert (entry.count, outcome(rig)) == (2, Outcome())
+    assert rig.core.audited == {"bulk.delete": 1}
+
+
+def test_more_than_a_slice_is_refused() -> None:
+    rig = Rig()
+    with pytest.raises(RefusedError, match="1001") as caught:
+        act(rig.core, rig.entry(), Action.DELETE, range(SLICE + 1), Options(), print)
+    assert caught.value.code == "too_many"

@@ -1,0 +1,172 @@
+"""Settings, queues, connections and rows of the admin, each with its row in the audit."""
+
+import json
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker import operations
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Limits
+from tests.unit.broker.rig import Rig, sent
+
+
+def audited(batch: Batch) -> list[tuple[Any, ...]]:
+    """Return action, target, count and result of the rows that a batch adds to the audit."""
+    return [
+        (given[5], given[6], given[7], given[9])
+        for file, name, given in batch.rare
+        if (file, name) == ("audit", "insert")
+    ]
+
+
+def refusal(rig: Rig, name: str, *arguments: Any) -> str:
+    """Return the code of what refuses an operation; nothing is stored then."""
+    rig.begin()
+    with pytest.raises(RefusedError) as caught:
+        getattr(operations, name)(rig.core, rig.entry(), *arguments, rig.answers.append)
+    assert not rig.finish().stores
+    return caught.value.code
+
+
+def run(rig: Rig, name: str, *arguments: Any, action: str = "queue.it", target: str = "") -> Batch:
+    entry = rig.entry(action, target=target)
+    return rig.turn(
+        lambda: getattr(operations, name)(rig.core, entry, *arguments, rig.answers.append)
+    )
+
+
+def test_configure_tells_the_audit_before_and_after() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
+    assert audited(batch) == [("queue.it", "orders", 1, "done")]
+    assert json.loads(batch.rare[0][2][10]) == {
+        "before": {"max_messages": 0, "note": ""}, "after": {"max_messages": 5, "note": "é"},
+    }  # fmt: skip
+    assert rig.answers[0]["max_messages"] == 5
+
+
+def test_configure_refuses_a_wrong_value_and_changes_nothing() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    changes = {"max_messages": 5, "max_bytes": -1}
+    assert refusal(rig, "configure", "orders", changes) == "bad_setting"
+    assert rig.queue().row.own == {}
+
+
+def test_queue_is_created_once() -> None:
+    rig = Rig(Limits(queues=1))
+    batch = run(rig, "create_queue", "orders")
+    assert ([row.name for row in batch.new_queues], audited(batch)[0][2]) == (["orders"], 1)
+    batch = run(rig, "create_queue", "orders")
+    assert (batch.new_queues, audited(batch)[0][2]) == ([], 0)
+    assert rig.answers == [True, False]
+    assert refusal(rig, "create_queue", "more") == "too_many_queues"
+    assert refusal(rig, "create_queue", "") == "bad_name"
+
+
+def test_queue_is_removed_only_where_nobody_needs_it() -> None:
+    rig = Rig()
+    assert refusal(rig, "remove_queue", "orders") == "unknown_queue"
+    rig.publish(b"a")
+    assert refusal(rig, "remove_queue", "orders") == "queue_not_empty"
+    rig.consumer("mails")
+    assert refusal(rig, "remove_queue", "mails") == "queue_consumed"
+    run(rig, "create_queue", "kept")
+    run(rig, "configure", "kept", {"pinned": True})
+    assert refusal(rig, "remove_queue", "kept") == "queue_pinned"
+
+
+def test_removed_queue_keeps_its_row_and_comes_back_under_its_number() -> None:
+    rig = Rig()
+    run(rig, "create_queue", "orders")
+    run(rig, "configure", "orders", {"max_messages": 5})
+    batch = run(rig, "remove_queue", "orders")
+    assert [(row.name, row.own) for row in batch.configured] == [("orders", {"removed": True})]
+    assert (rig.core.lives.queues, rig.core.lives.by_id) == ({}, {})
+    assert refusal(rig, "purge", "orders") == "unknown_queue"
+    batch = rig.publish(b"a")
+    assert (batch.new_queues, batch.configured[0].own) == ([], {})
+    assert (rig.queue().queue_id, rig.queue().settings.max_messages) == (1, 0)
+
+
+def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
+    rig = Rig()
+    run(rig, "create_queue", "orders")
+    run(rig, "configure", "orders", {"publishing_paused": True})
+    client = rig.connect()
+    rig.turn(lambda: rig.core.publish(client, "orders", b"a", None, None))
+    assert run(rig, "remove_queue", "orders").wakes == {client}
+
+
+def test_disconnect_ends_the_connection_after_the_commit() -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=5)
+    rig.publish(b"a", b"b")
+    ended: list[str] = []
+    vars(worker.peer)["end"] = ended.append
+    rig.begin()
+    operations.disconnect(rig.core, rig.entry("client.end"), 1, rig.answers.append)
+    assert (ended, rig.answers) == ([], [])
+    batch = rig.finish()
+    assert (ended, rig.answers) == (["disconnected by an operator"], [2])
+    assert audited(batch) == [("client.end", "", 2, "done")]
+    assert refusal(rig, "disconnect", 99) == "unknown_client"
+
+
+def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
+    rig = Rig()
+    rig.publish(b"a", b"b")
+    entry = rig.entry("queue.purge", target="orders")
+    batch = rig.turn(
+        lambda: operations.purge(rig.core, entry, "orders", rig.answers.append, limit=1)
+    )
+    assert (batch.rare, len(batch.pages)) == ([], 1)
+
+
+def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
+    rig = Rig()
+    row = ("saved", "put", ("view", "mine", 5, None, b"x"))
+    batch = run(rig, "write", [row, row], action="view.save")
+    assert batch.rare[:2] == [row, row]
+    assert audited(batch) == [("view.save", "", 1, "done")]
+    assert rig.answers == [2]
+    batch = rig.turn(lambda: operations.write(rig.core, None, [row], rig.answers.append))
+    assert batch.rare == [row]
+
+
+@pytest.mark.parametrize("value", ["\ud800", 1 << 63, -(1 << 63) - 1])
+def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
+    assert refusal(Rig(), "write", [("saved", "put", (value,))]) == "bad_value"
+
+
+def test_refusal_is_noted() -> None:
+    rig = Rig()
+    entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
+    batch = rig.turn(lambda: operations.note(rig.core, entry, rig.answers.append))
+    assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
+    assert (batch.counters["next_audit"], entry.audit_id, rig.answers) == (2, 1, [None])
+    batch = rig.turn(lambda: operations.note(rig.core, entry))
+    assert batch.rare == [("audit", "advance", (0, "forbidden", 1))]
+
+
+def test_wait_and_hold_are_counted() -> None:
+    rig = Rig()
+    rig.publish(b"a")
+    assert (rig.queue().wait, rig.queue().hold) == (None, None)
+    worker = rig.consumer("mails")
+    rig.publish(b"a", queue="mails")
+    [held] = worker.consumers[2].held.values()
+    rig.advance(1)
+    rig.turn(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
+    queue = rig.queue("mails")
+    assert queue.wait is not None
+    assert queue.hold is not None
+    assert [at for at, count in enumerate(queue.wait) if count] == [0]
+    assert [at for at, count in enumerate(queue.hold) if count] == [63]
+    [held] = sent(rig.publish(b"b", queue="mails"), worker)
+    rig.advance(20)
+    rig.turn(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
+    assert sum(queue.hold) == 2
+    assert (queue.totals.dead, queue.deaths) == (1, {"client": 1})

@@ -1,0 +1,163 @@
+"""Publishing by page, API or command line: all of a list or nothing, once per key."""
+
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.operations import publish
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Limits, Loaded, Message
+from tests.unit.broker.rig import Rig, bodies, kinds, sent
+
+
+def give(rig: Rig, *content: bytes, name: str = "orders", **options: Any) -> Batch:
+    entry = rig.entry("message.publish")
+    pieces = [(body, None) for body in content]
+    return rig.turn(lambda: publish(rig.core, entry, name, pieces, rig.answers.append, **options))
+
+
+def ids(messages: list[Message]) -> list[str]:
+    return [message.message_id.decode() for message in messages]
+
+
+def test_operator_publishes_and_learns_the_ids() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    batch = rig.turn(
+        lambda: publish(rig.core, rig.entry(), "orders", [(b"a", 5), (b"b", 0)], rig.answers.append)
+    )
+    born = sent(batch, worker)
+    assert (bodies(born), [m.ttl_s for m in born]) == ([b"a", b"b"], [5, None])
+    assert rig.answers == [ids(born)]
+    assert [(f, n) for f, n, _ in batch.rare] == [("audit", "insert")]
+    assert batch.rare[0][2][7] == 2
+    totals = rig.queue().totals
+    assert (totals.published, totals.published_ui, totals.published_http) == (2, 2, 0)
+
+
+def test_each_person_has_one_client_number() -> None:
+    rig = Rig()
+    worker = rig.connect()
+    first = give(rig, b"a")
+    assert first.opened_clients == [2, "ui", "anna (10.0.0.5)", first.wall_ms]
+    assert first.counters["next_client"] == 3
+    second = give(rig, b"b")
+    assert second.opened_clients == []
+    assert [m.publisher for m in (*first.born, *second.born)] == [2, 2]
+    entry = rig.entry()
+    entry.source = "cli"
+    batch = rig.turn(lambda: publish(rig.core, entry, "orders", [(b"c", None)], rig.answers.append))
+    assert (batch.born[0].publisher, worker.number) == (3, 1)
+    assert rig.queue().totals.published_cli == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "reason"),
+    [
+        ({"publishing_paused": True}, "paused", "paused"),
+        ({"max_messages": 2}, "queue_full", "queue full: messages"),
+        ({"max_bytes": 2}, "queue_full", "queue full: bytes"),
+    ],
+)
+def test_list_is_stored_whole_or_not_at_all(
+    changes: dict[str, Any], code: str, reason: str
+) -> None:
+    rig = Rig()
+    rig.publish(b"x")
+    rig.turn(lambda: rig.configure("orders", changes))
+    with pytest.raises(RefusedError) as caught:
+        give(rig, b"a", b"b")
+    assert caught.value.code == code
+    assert not rig.finish().stores
+    assert (rig.core.refused, rig.queue().totals.refused) == ({reason: 1}, 1)
+
+
+def test_what_cannot_be_published_is_refused() -> None:
+    rig = Rig(Limits(queues=1))
+    rig.publish(b"x")
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("too_many_queues", {"name": "more"}),
+        ("bad_name", {"name": "a\0"}),
+        ("unknown_queue", {"name": "more", "create": False}),
+        ("bad_key", {"key": b""}),
+        ("bad_key", {"key": b"x" * 65}),
+    ]
+    for code, options in asked:
+        with pytest.raises(RefusedError) as caught:
+            give(rig, b"a", **options)
+        assert caught.value.code == code
+    with pytest.raises(RefusedError, match="1001") as caught:
+        give(rig, *[b"a"] * 1_001)
+    assert caught.value.code == "too_many"
+    rig.core.drain(rig.answers.append)
+    with pytest.raises(RefusedError) as caught:
+        give(rig, b"a")
+    assert caught.value.code == "draining"
+
+
+def repeat(rig: Rig, batch: Batch, *rows: Message) -> None:
+    """Answer to both requests for rows, alive and settled: all that are left are alive."""
+    alive, settled = batch.rows
+    assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
+    rig.turn(loaded=Loaded(pages=[(alive.take, list(rows), True), (settled.take, [], True)]))
+
+
+def test_key_again_gives_the_ids_of_the_first_time() -> None:
+    rig = Rig()
+    first = give(rig, b"a", b"b", key=b"k")
+    assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
+    again = give(rig, b"c", key=b"k")
+    assert (again.born, again.keys, again.rare[0][2][7]) == ([], [], 0)
+    assert again.rows[0].seqs == (1, 2)
+    repeat(rig, again, *first.born)
+    assert rig.answers == [ids(first.born)] * 2
+    assert rig.queue().totals.deduplicated == 1
+
+
+def test_key_again_leaves_out_what_the_history_has_given_up() -> None:
+    rig = Rig()
+    first = give(rig, b"a", b"b", key=b"k")
+    repeat(rig, give(rig, b"a", b"b", key=b"k"), first.born[1])
+    assert rig.answers[1] == ids(first.born[1:])
+
+
+def test_key_of_one_message_after_the_window_forgets_the_list_before() -> None:
+    rig = Rig()
+    give(rig, b"a", b"b", key=b"k")
+    rig.advance(601)
+    give(rig, b"c", key=b"k")
+    assert give(rig, b"c", key=b"k").rows[0].seqs == (3,)
+
+
+def test_key_counts_although_the_queue_was_removed_since() -> None:
+    rig = Rig()
+    give(rig, b"a", key=b"k")
+    rig.core.lives.remove(rig.queue())
+    assert give(rig, b"a", key=b"k").rows[0].seqs == (1,)
+
+
+def test_key_counts_for_clients_too() -> None:
+    rig = Rig()
+    give(rig, b"a", key=b"k")
+    client = rig.connect()
+    batch = rig.turn(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
+    assert batch.born == []
+
+
+def test_refused_list_leaves_its_key_free() -> None:
+    rig = Rig()
+    rig.publish(b"x")
+    rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
+    with pytest.raises(RefusedError):
+        give(rig, b"a", key=b"k")
+    rig.turn(lambda: rig.configure("orders", {"max_messages": None}))
+    assert len(give(rig, b"a", key=b"k").born) == 1
+
+
+def test_edit_ties_the_new_message_to_its_source() -> None:
+    rig = Rig()
+    rig.publish(b"x")
+    batch = give(rig, b"y", source=(1, "edit"))
+    assert kinds(batch) == [(1, "edit")]
+    assert batch.events[3] == batch.born[0].message_id.decode()
+    assert batch.rare[0] == ("rare", "tie", (2, batch.wall_ms, "edit", 1, 1, 1))

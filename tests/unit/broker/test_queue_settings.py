@@ -1,0 +1,80 @@
+"""Names and settings: what is right, and what is refused by name and bound."""
+
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.queue_settings import SETTINGS, check_name, check_settings
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import QueueSettings
+
+
+def test_every_setting_has_its_check() -> None:
+    assert set(QueueSettings.__slots__) == SETTINGS
+    defaults = QueueSettings()
+    check_settings("orders", {name: getattr(defaults, name) for name in SETTINGS})
+    check_settings("orders", dict.fromkeys(SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_deliveries", 10**12),
+        ("default_ttl_s", 100 * 365 * 86_400),
+        ("max_bytes", 1 << 50),
+        ("on_expire", "dead_letter"),
+        ("on_expire", "forward:orders.retry/é"),
+        ("payload_policy", "opaque"),
+        ("pinned", True),
+        ("note", "x" * 2_000),
+        ("link", "https://wiki/orders"),
+        ("link", ""),
+    ],
+)
+def test_setting_is_taken(name: str, value: Any) -> None:
+    check_settings("orders", {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("max_deliveries", -1, "from 0 to 1000000000000"),
+        ("max_messages", 10**12 + 1, "from 0 to"),
+        ("max_messages", True, "a number"),
+        ("ack_timeout_s", 1.5, "a number"),
+        ("ack_timeout_s", "5", "a number"),
+        ("default_ttl_s", 100 * 365 * 86_400 + 1, "3153600000"),
+        ("pinned", 1, "true or false"),
+        ("payload_policy", "strict", "opaque, observe, envelope"),
+        ("payload_policy", ["opaque"], "opaque, observe, envelope"),
+        ("on_expire", "forward", "forward:QUEUE"),
+        ("on_expire", "", "forward:QUEUE"),
+        ("on_expire", 5, "a text"),
+        ("on_expire", "forward:", "0 bytes"),
+        ("on_expire", "forward:a\0b", "control character"),
+        ("on_expire", "forward:" + "x" * 256, "256 bytes"),
+        ("on_expire", "forward:\ud800", "UTF-8"),
+        ("on_expire", "forward:orders", "the same queue"),
+        ("note", "x" * 2_001, "the limit is 2000"),
+        ("note", "\ud800", "UTF-8"),
+        ("owner", None.__class__, "a text"),
+        ("link", "javascript:alert(1)", "https://"),
+    ],
+)
+def test_setting_is_refused(name: str, value: Any, text: str) -> None:
+    with pytest.raises(RefusedError, match=text) as caught:
+        check_settings("orders", {name: value})
+    assert caught.value.code == "bad_setting"
+    assert str(caught.value).startswith(f"{name} ")
+
+
+@pytest.mark.parametrize("name", ["a", "é" * 127, "a\nb", "..", "a/b", "~x", " "])
+def test_name_is_taken(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "é" * 128, "a\0", "a\tb", "a\x7f", "a\x85", "\udc80"])
+def test_name_is_refused(name: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        check_name(name)
+    assert caught.value.code == "bad_name"
