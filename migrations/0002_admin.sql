@@ -50,6 +50,7 @@ CREATE TABLE audit (                      -- appended only; a running row counts
   detail TEXT NOT NULL,                   -- JSON or empty: before and after of settings
   request_id TEXT NOT NULL
 );
+CREATE INDEX audit_target ON audit (target, audit_id);
 
 CREATE TABLE rollup (                     -- how each queue went, in spans of equal length
   span_s INTEGER NOT NULL,                -- 60 or 900

@@ -4,12 +4,13 @@ Each page has a limit on its rows; ``readers.py`` has the limit on its time.
 """
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.model import State, checksum
 from phpmq_lite.storage.readers import Readers, Row
@@ -17,7 +18,11 @@ from phpmq_lite.storage.readers import Readers, Row
 PAGE_ROWS: Final = 200  # at most
 BODY_WHOLE_BYTES: Final = 256 * 1024  # shown whole up to here
 BODY_HEAD_BYTES: Final = 64 * 1024  # of a larger one
+BODY_PART_BYTES: Final = 1 << 20  # read at once
+SHA256_BYTES: Final = 8 << 20  # of larger bodies the download says it
 EVENT_ROWS: Final = 500
+LINK_ROWS: Final = 100
+TRASH_LOOKED: Final = 1_000  # deleted messages, for one page
 EXPIRING_ROWS: Final = 10_000
 _HISTORY_SLICE: Final = 20_000  # offsets looked at in one read when a filter has no index
 _HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
@@ -83,27 +88,6 @@ class MessageRow:
 
 
 @dataclass(slots=True, frozen=True)
-class DeadGroup:
-    """Dead-letter records that share queue, origin and reason; None: published by a client."""
-
-    queue_id: int
-    queue: str
-    origin: str | None
-    reason: str | None
-    records: int
-    size: int  # bytes of their bodies
-    first_at: int
-    last_at: int
-    last_seq: int
-    last_token: int
-
-    @property
-    def sample_id(self) -> str:
-        """The id of the newest record."""
-        return wire_id(self.last_seq, self.last_token)
-
-
-@dataclass(slots=True, frozen=True)
 class Body:
     """The content of a message, or the beginning of a large one."""
 
@@ -124,6 +108,33 @@ class EventRow:
     at_ms: int
     kind: str
     detail: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class LinkRow:
+    """An event that names another message."""
+
+    seq: int
+    at_ms: int
+    kind: str
+    other: str  # its id
+
+    @property
+    def other_seq(self) -> int:
+        """The number in that id."""
+        return int(self.other[:16], 16) if is_message_id(self.other) else 0
+
+
+@dataclass(slots=True, frozen=True)
+class TrashPage:
+    """Deleted messages that can be restored, and the offset to go on from (exclusive).
+
+    ``is_cut`` says that the page is short because enough was looked at.
+    """
+
+    rows: list[MessageRow]
+    next: int | None
+    is_cut: bool
 
 
 @dataclass(slots=True, frozen=True)
@@ -200,11 +211,6 @@ class Browser:
         )
         return [MessageRow(*row) for row in (reversed(rows) if is_backwards else rows)]
 
-    async def dead_groups(self, limit: int = PAGE_ROWS) -> list[DeadGroup]:
-        """Group the records of all dead-letter queues by origin and reason, newest first."""
-        rows = await self._read("dead_groups", limit=_page(limit))
-        return [DeadGroup(*row) for row in rows]
-
     # -- one message
 
     async def message(self, message_id: str) -> MessageRow | None:
@@ -223,16 +229,44 @@ class Browser:
         rows = await self._read("next_number")
         return bool(rows) and 0 < int(message_id[:16], 16) < int(rows[0][0])
 
+    async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
+        """Give messages by their numbers, alive or settled, in that order; at most a page."""
+        rows = await self._read("by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
+        found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
+        return [found[seq] for seq in seqs if seq in found]
+
     async def body(self, message: MessageRow) -> Body | None:
         """Give the body, of one above 256 KiB the first 64 KiB; None where there is none."""
-        rows = await self._read(
-            "body_head", seq=message.seq, whole=BODY_WHOLE_BYTES, head=BODY_HEAD_BYTES
-        )
-        if not rows:
+        size = message.size if message.size <= BODY_WHOLE_BYTES else BODY_HEAD_BYTES
+        part = await self.body_part(message, 0, size)
+        if part is None:
             return None
-        size, content = rows[0][0], rows[0][1] or b""  # substr of an empty BLOB is NULL
-        is_whole = len(content) == size
-        return Body(size, content, _is_damaged(message, content) if is_whole else None)
+        is_whole = len(part.content) == part.size
+        return Body(
+            part.size, part.content, _is_damaged(message, part.content) if is_whole else None
+        )
+
+    async def body_part(self, message: MessageRow, start: int, size: int) -> Body | None:
+        """Give part of a body without reading the rest; None where there is none."""
+        rows = await self._read("body_part", seq=message.seq, start=start, size=size)
+        return Body(rows[0][0], rows[0][1] or b"", None) if rows else None
+
+    async def bodies(self, seqs: Sequence[int]) -> dict[int, bytes]:
+        """Give whole bodies by their numbers; the caller bounds what they add up to."""
+        rows = await self._read("bodies", seqs=json.dumps(list(seqs)))
+        return {seq: content or b"" for seq, content in rows}
+
+    async def sha256(self, message: MessageRow) -> str | None:
+        """Give the SHA-256 of a body, read part by part; None where it is above 8 MiB or gone."""
+        if message.size > SHA256_BYTES:
+            return None
+        made = hashlib.sha256()
+        for start in range(0, message.size, BODY_PART_BYTES):
+            part = await self.body_part(message, start, BODY_PART_BYTES)
+            if part is None or not part.content:
+                return None
+            await asyncio.to_thread(made.update, part.content)
+        return made.hexdigest()
 
     async def whole_body(self, message: MessageRow) -> Body | None:
         """Give the body, however large."""
@@ -247,6 +281,11 @@ class Browser:
         """Give the unusual turns of one life, oldest first."""
         return [EventRow(*row) for row in await self._read("events", seq=seq, limit=EVENT_ROWS)]
 
+    async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
+        """Give what ties these messages to others: redrive, restore, edit, dead letter."""
+        asked = json.dumps(list(seqs))
+        return [LinkRow(*row) for row in await self._read("links", seqs=asked, limit=LINK_ROWS)]
+
     # -- history
 
     async def history(
@@ -256,33 +295,39 @@ class Browser:
         after: int | None = None,
         queue_id: int | None = None,
         outcome: State | None = None,
+        since: int | None = None,
+        until: int | None = None,
         limit: int = 50,
     ) -> HistoryPage:
         """Give settled messages older than ``before``, newer than ``after``, or the newest.
 
-        A filter has no index: it looks at slices of offsets until the page is full, the end is
-        reached or a second is over; then ``searched_to`` says where to continue.
+        ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.  What has no
+        index, acked of all queues, is looked at in slices of offsets until the page is full, the
+        end is reached or a second is over; then ``searched_to`` says where to continue.
         """
         lowest, highest = (await self._read("history_ends"))[0]
         if lowest is None or highest is None:
             return HistoryPage([], False, None, None, None)
+        ends = _Ends(lowest, highest)
+        bottom = lowest if since is None else await self._offset_at(since, ends)
+        top = highest if until is None else await self._offset_at(until, ends) - 1
+        name, parameters = _history_statement(queue_id, outcome)
         limit = _page(limit)
         is_newer = after is not None
-        step = _HISTORY_SLICE if queue_id is not None or outcome is not None else 1 << 62
-        start = after if after is not None else highest + 1 if before is None else before
+        step = _HISTORY_SLICE if name == "acked" else 1 << 62
+        start = max(after, bottom - 1) if after is not None else min(before or top + 1, top + 1)
         rows: list[Row] = []
         ends_s = monotonic() + _HISTORY_LIMIT_S
-        while start < highest if is_newer else start > lowest:
-            stop = min(start + step, highest) if is_newer else max(start - step, lowest)
+        while start < top if is_newer else start > bottom:
+            stop = min(start + step, top) if is_newer else max(start - step, bottom)
             rows += await self._read(
-                "history_newer" if is_newer else "history_older",
-                start=start, stop=stop, queue_id=queue_id, outcome=outcome,
-                limit=limit + 1 - len(rows),
+                f"{name}_{'newer' if is_newer else 'older'}",
+                start=start, stop=stop, limit=limit + 1 - len(rows), **parameters,
             )  # fmt: skip
             start = stop
             if len(rows) > limit or monotonic() > ends_s:
                 break
-        is_done = len(rows) > limit or (start >= highest if is_newer else start <= lowest)
+        is_done = len(rows) > limit or (start >= top if is_newer else start <= bottom)
         page = [MessageRow(*row) for row in rows[:limit]]
         return HistoryPage(
             page[::-1] if is_newer else page,
@@ -291,6 +336,59 @@ class Browser:
             lowest,
             highest,
         )
+
+    async def _offset_at(self, at_ms: int, ends: "_Ends") -> int:
+        """Find the first offset settled at that time or later, by halving: times only grow."""
+        low, high = ends.lowest, ends.highest + 1
+        while low < high:
+            middle = (low + high) // 2
+            rows = await self._read("settled_at", at=middle)
+            if rows and rows[0][1] < at_ms:
+                low = int(rows[0][0]) + 1
+            else:
+                high = middle
+        return low
+
+    async def trash(
+        self,
+        *,
+        before: int | None = None,
+        queues: frozenset[int] | None = None,
+        limit: int = 50,
+    ) -> TrashPage:
+        """Give deleted messages that can be restored, newest first; a bounded number is looked at.
+
+        ``queues`` are those that may be seen; None: all.
+        """
+        start = 1 << 62 if before is None else before
+        looked = await self._read(
+            "deleted_older", start=start, looked=TRASH_LOOKED,
+            queues=None if queues is None else json.dumps(sorted(queues)),
+        )  # fmt: skip
+        there = [(offset, seq) for offset, seq, is_there in looked if is_there]
+        page = there[: _page(limit)]
+        rows = await self.rows([seq for _, seq in page])
+        if len(there) > len(page):
+            return TrashPage(rows, page[-1][0], False)
+        if len(looked) == TRASH_LOOKED:
+            return TrashPage(rows, int(looked[-1][0]), True)
+        return TrashPage(rows, None, False)
+
+
+class _Ends(NamedTuple):
+    lowest: int
+    highest: int
+
+
+def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:
+    """Choose the statement whose index has what is asked for."""
+    if queue_id is not None and outcome is not None:
+        return "queue_outcome", {"queue_id": queue_id, "outcome": outcome}
+    if queue_id is not None:
+        return "queue", {"queue_id": queue_id}
+    if outcome is None:
+        return "history", {}
+    return ("acked" if outcome is State.ACKED else "outcome"), {"outcome": outcome}
 
 
 def _page(limit: int) -> int:

@@ -24,14 +24,24 @@ Row = tuple[Any, ...]
 
 
 class _Reader(sqlite3.Connection):
-    """A connection that cannot write and stops each statement after a time."""
+    """A connection that cannot write and stops each statement after a time.
+
+    It gives SQL the function ``body_part(seq, start, size)``.
+    """
 
     def __init__(self, *args: Any, limit_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limit_s = limit_s
         self._ends_s = monotonic() + limit_s
         super().execute("PRAGMA query_only = 1")
+        self.create_function("body_part", 3, self.body_part)
         self.set_progress_handler(self._is_over, _STEPS_BETWEEN_LOOKS)
+
+    def body_part(self, seq: int, start: int, size: int) -> bytes:
+        """Read part of a body; ``substr`` would read all of it first."""
+        with self.blobopen("body", "content", seq, readonly=True) as blob:
+            blob.seek(min(start, len(blob)))
+            return blob.read(size)
 
     def _is_over(self) -> bool:
         return monotonic() > self._ends_s
@@ -55,9 +65,26 @@ class Readers:
         for _ in range(count):
             self._free.put_nowait(None)  # not opened yet
         self._open: list[aiosqlite.Connection] = []
+        self._others: list[Readers] = []
+
+    def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
+        """Give further connections to the same database, for what may take long.
+
+        They are closed with these.
+        """
+        made = Readers(self._path, count=count, limit_s=limit_s)
+        self._others.append(made)
+        return made
+
+    @property
+    def path(self) -> Path:
+        """The database file."""
+        return self._path
 
     async def close(self) -> None:
         """Close the connections; a later read opens them again."""
+        for other in self._others:
+            await other.close()
         for connection in self._open:
             await connection.close()
         for _ in range(self._free.qsize()):

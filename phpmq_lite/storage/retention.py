@@ -1,5 +1,7 @@
 """What the history gives up: by age, rows and bytes, from the front, in slices that do not stall.
 
+Receipt keys, ended connections and the audit give up their oldest rows in the same slices.
+
 Ordinary rows (acked, expired, dead) and deleted rows have a front and bounds of their own, so that
 one large purge does not push other history out: deleted rows may take ``deleted_share`` of rows and
 bytes, the others have the rest.  Rows keep their ``offset``, and AUTOINCREMENT gives none twice, so
@@ -7,7 +9,8 @@ a reader that stands behind both fronts sees every number.
 
 Nothing is counted here: the writer adds to the totals in the table ``counter`` (``history_rows``,
 ``history_bytes`` without deleted rows; ``deleted_rows``, ``deleted_bytes``), ``step`` subtracts.
-It keeps ``history_lo`` and ``deleted_lo`` there too: the first offset that may still be there.
+It keeps ``history_lo`` and ``deleted_lo`` there too: the first offset that may still be there, and
+``retention_removed``: rows of the history that left since the database was made.
 """
 
 import json
@@ -31,7 +34,7 @@ Row = tuple[int, int, int, int, int]  # offset, seq, size, settled_at, is_passed
 
 @dataclass(slots=True, frozen=True)
 class RetentionBounds:
-    """How much settled history, and how many receipt keys, stay."""
+    """How much settled history, how many receipt keys and how much audit stay."""
 
     age_ms: int = 7 * _DAY_MS  # since settled_at, wall clock; <= stays
     rows: int = 5_000_000  # deleted ones included
@@ -39,6 +42,8 @@ class RetentionBounds:
     deleted_share: float = 0.1  # part of rows and bytes that deleted messages may take
     receipts: int = 100_000  # keys
     receipt_window_ms: int = 600_000  # of a key behind the newest; younger ones stay
+    audit_age_ms: int = 400 * _DAY_MS
+    audit_rows: int = 1_000_000
 
     def share_of_deleted(self) -> tuple[int, int]:
         """Return the rows and bytes that deleted messages may take."""
@@ -88,9 +93,9 @@ def step(
 ) -> int:
     """Remove what is past its bounds, at most 1,000 rows or for 20 ms, in one transaction.
 
-    Runs in the writer's thread, outside of a batch.  Returns the rows removed from history and
-    receipts, or 1 if it only came nearer to one; 0: nothing is left to do for now.  Call it again
-    soon while it is above 0.  Not to be called while the wall clock is in doubt.
+    Runs in the writer's thread, outside of a batch.  Returns the rows removed, or 1 if it only came
+    nearer to one; 0: nothing is left to do for now.  Call it again soon while it is above 0.  Not
+    to be called while the wall clock is in doubt.
 
     Raises:
         StorageFullError: nothing was removed; deleting needs space in the WAL too.
@@ -127,6 +132,7 @@ class _Step:
         self._trim("deleted", "next_deleted", bounds.share_of_deleted(), cutoff_ms)
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
         self._trim_clients(cutoff_ms)
+        self._trim_audit(bounds.audit_rows, now_ms - bounds.audit_age_ms)
         return self._removed or int(self._has_moved)
 
     @property
@@ -163,6 +169,7 @@ class _Step:
             self._execute(self._sql["remove_settled"], {"offsets": json.dumps(part.offsets)})
             self._count(f"{name}_rows", -len(part.offsets))
             self._count(f"{name}_bytes", -part.bytes)
+            self._count("retention_removed", len(part.offsets))
             self._removed += len(part.offsets)
         self._execute(load("live")["set_counter"], (f"{name}_lo", part.lo))
 
@@ -191,3 +198,16 @@ class _Step:
         if room := self._room:
             given = {"cutoff": cutoff_ms, "limit": min(room, _ROWS_AT_ONCE)}
             self._removed += self._execute(self._sql["remove_clients"], given).rowcount
+
+    def _trim_audit(self, most: int, cutoff_ms: int) -> None:
+        """Remove the oldest rows of the audit; they are numbered without gaps."""
+        first, last = self._execute(self._sql["audit_ends"]).fetchone()
+        room = self._room
+        if first is None or not room:
+            return
+        hi = min(first + room - 1, last)
+        given = {"lo": first, "hi": hi, "floor": last - most, "cutoff": cutoff_ms}
+        kept = self._execute(self._sql["first_kept_audit"], given).fetchone()[0]
+        end = hi + 1 if kept is None else kept
+        if end > first:
+            self._removed += self._execute(self._sql["remove_audit"], {"end": end}).rowcount

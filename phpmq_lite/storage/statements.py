@@ -23,9 +23,18 @@ _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"\{rows:([^}]*)\}")
 
 
-@cache
 def load(name: str) -> dict[str, str]:
     """Return the statements of ``<name>.sql`` by their names, without comments."""
+    return _read(name)[1]
+
+
+def parts(name: str) -> dict[str, str]:
+    """Return the parts of ``<name>.sql``, for a statement that is put together when it is run."""
+    return _read(name)[0]
+
+
+@cache
+def _read(name: str) -> tuple[dict[str, str], dict[str, str]]:
     pieces = _NAME.split((_FOLDER / f"{name}.sql").read_text(encoding="utf-8"))
     parts: dict[str, str] = {}
     statements: dict[str, str] = {}
@@ -34,7 +43,7 @@ def load(name: str) -> dict[str, str]:
         for part, content in parts.items():
             bare = bare.replace(f"{{{part}}}", content)
         (parts if kind == "part" else statements)[title] = bare
-    return statements
+    return parts, statements
 
 
 class MultiRow:

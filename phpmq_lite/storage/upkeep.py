@@ -11,19 +11,23 @@ from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
 
 _RETENTION_EACH_MS: Final = 1_000
+_SEEN_EACH_MS: Final = 60_000  # a write of its own where nothing else is written
 
 
 class Upkeep:
     """Called by the engine in the writer's thread; each call takes some 20 ms at most.
 
     ``wal_limit_bytes`` bounds the file: above it readers are not waited for, but asked again.
+    ``bounds`` may be replaced while it works.  When the broker was last seen is stored with each
+    checkpoint and once a minute, so that the next start can tell for how long it was away.
     """
 
     def __init__(self, database: Path, bounds: RetentionBounds, wal_limit_bytes: int) -> None:
         self._wal = database.with_name(database.name + "-wal")
-        self._bounds = bounds
+        self.bounds = bounds
         self._wal_limit_bytes = wal_limit_bytes
         self._retention_due_ms = 0  # steady
+        self._seen_due_ms = 0  # steady
 
     def __call__(self, store: Store, now: Now, is_idle: bool) -> bool:
         """Do what is due; True where more is to be done soon.
@@ -34,12 +38,13 @@ class Upkeep:
         try:
             if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
                 self._checkpoint(store)
-                store.set_counters({"last_seen_ms": now.steady_ms, "clock_step_ms":
-                                    now.wall_ms - now.steady_ms})  # fmt: skip
-                store.wal_bytes = 0
+                self._seen_due_ms = 0
+            if now.steady_ms >= self._seen_due_ms:
+                note_seen(store, now)
+                self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
             if now.steady_ms < self._retention_due_ms:
                 return False
-            if retention.step(store.connection, self._bounds, now.wall_ms):
+            if retention.step(store.connection, self.bounds, now.wall_ms):
                 return True
             self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
         except sqlite3.Error as error:
@@ -53,3 +58,10 @@ class Upkeep:
             store.execute("PRAGMA busy_timeout=0")  # a reader must not hold up the next batch
             store.checkpoint("TRUNCATE")
             store.execute("PRAGMA busy_timeout=5000")
+
+
+def note_seen(store: Store, now: Now) -> None:
+    """Store that the broker is there now; also called last of all at a clean stop."""
+    store.set_counters(
+        {"last_seen_ms": now.steady_ms, "clock_step_ms": now.wall_ms - now.steady_ms}
+    )

@@ -1,17 +1,20 @@
 """Reading a real database: every row as stored, in order, within limits, and nothing changed."""
 
+import hashlib
 import re
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.model import State
-from phpmq_lite.storage import browse
+from phpmq_lite.storage import browse, deaths
 from phpmq_lite.storage.browse import Browser, MessageRow
+from phpmq_lite.storage.deaths import DeadLetters, Deaths
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.statements import load
 from tests.unit.admin.cases import NOW_MS, Database
@@ -20,6 +23,7 @@ from tests.unit.admin.cases import NOW_MS, Database
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
     made = Database(tmp_path / "phpmq.db")
+    made.connection.create_function("body_part", 3, lambda *_: b"")  # for EXPLAIN
     made.queue("orders", 1)
     made.queue("mail", 2)
     return made
@@ -193,24 +197,63 @@ async def test_events_come_in_order(database: Database, reader: Browser) -> None
 # -- dead letters and history
 
 
-async def test_dead_letters_are_grouped_by_origin_and_reason(
+async def test_dead_letters_are_grouped_by_what_they_died_of(
     database: Database, reader: Browser
 ) -> None:
     database.queue("orders.dlq", 3)
     database.queue("empty.dlq", 4, live=0)
-    database.message(1)  # no record
-    for reason in ("client", "max_deliveries", "client"):
-        last = database.message(
-            3, b"abc", source_seq=9, source_queue_id=1, source_reason=reason, published_at=7
-        )
-    database.message(3, b"by hand", published_at=8)
-    found = await reader.dead_groups()
-    assert [(g.queue, g.origin, g.reason, g.records, g.size) for g in found] == [
-        ("orders.dlq", None, None, 1, 7),
-        ("orders.dlq", "orders", "client", 2, 6),
-        ("orders.dlq", "orders", "max_deliveries", 1, 3),
+    block = b'{"a":1,"dead_letter":{"reason":"failed","error":"Key %d is gone"}}'
+    for at in range(3):
+        database.message(
+            3, block % at, source_queue_id=1, source_reason="client", urn="urn:a",
+            published_at=NOW_MS - 3_600_000 * (at + 1),
+        )  # fmt: skip
+    database.message(3, b'{"dead_letter":{"error": "x"}}', source_queue_id=2, source_reason="crc")
+    database.message(3, b"\xff\x00")
+    database.message(2, block % 7)  # in no dead-letter queue
+    found = await DeadLetters(reader._readers).groups(NOW_MS)
+    assert (found.looked, found.total) == (5, 5)
+    assert [(g.origin, g.urn, g.reason, g.cause, g.records, sum(g.bars)) for g in found.groups] == [
+        (None, None, None, None, 1, 1),
+        ("mail", None, "crc", "x", 1, 1),
+        ("orders", "urn:a", "client", "Key * is gone", 3, 3),
     ]
-    assert (found[1].sample_id, found[1].first_at, found[1].last_at) == (last, 7, 7)
+    last = found.groups[-1]
+    assert (last.first_at, last.last_at) == (NOW_MS - 3 * 3_600_000, NOW_MS - 3_600_000)
+    assert last.sample_id == f"{3:016x}{3 * 7919:016x}"
+    assert await DeadLetters(reader._readers).groups(NOW_MS, queues=frozenset({1})) == Deaths(
+        [], 0, 0
+    )
+
+
+async def test_group_counts_what_died_again_after_a_redrive(
+    database: Database, reader: Browser
+) -> None:
+    database.queue("orders.dlq", 3)
+    record = database.message(3, seq=5)
+    redriven = database.settled(1, outcome=4, seq=9)
+    database.event(redriven, "redrive", record)
+    database.event(record, "redrive", redriven)
+    database.message(3, source_seq=9, source_queue_id=1, source_reason="client")
+    [group, _] = (await DeadLetters(reader._readers).groups(NOW_MS)).groups
+    assert (group.origin, group.records, group.again) == ("orders", 1, 1)
+
+
+async def test_dead_letters_of_many_are_looked_at_in_part(
+    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "_SLICE", 20)
+    monkeypatch.setattr(deaths, "_SHORTEST", 20)
+    for queue_id, name in ((3, "a.dlq"), (4, "b.dlq")):
+        database.queue(name, queue_id, live=50)
+        for _ in range(50):
+            database.message(queue_id)
+    found = await DeadLetters(reader._readers).groups(NOW_MS, looked=40)
+    assert (found.looked, found.total) == (40, 100)
+    assert {group.queue for group in found.groups} == {"a.dlq", "b.dlq"}
+    found = await DeadLetters(reader._readers).groups(NOW_MS, limit_s=-1.0)
+    assert found.looked == 20
+    assert (await DeadLetters(reader._readers).groups(NOW_MS)).looked == 100
 
 
 async def test_history_pages_in_both_directions(database: Database, reader: Browser) -> None:
@@ -226,31 +269,136 @@ async def test_history_pages_in_both_directions(database: Database, reader: Brow
     assert ([r.offset for r in back.rows], back.has_more) == ([6, 5], True)
 
 
-async def test_history_filters_over_its_slices(
-    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+FILTERS = [
+    {"queue_id": 2},
+    {"outcome": State.EXPIRED},
+    {"outcome": State.ACKED},
+    {"queue_id": 1, "outcome": State.ACKED},
+    {"queue_id": 1, "outcome": State.DEAD},
+    {"since": NOW_MS + 7, "until": NOW_MS + 31},
+    {"queue_id": 2, "since": NOW_MS + 7},
+    {"until": NOW_MS},
+    {"since": NOW_MS + 99},
+]
+
+
+@pytest.mark.parametrize("given", FILTERS)
+async def test_history_filters_in_both_directions(
+    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(browse, "_HISTORY_SLICE", 2)
-    for at in range(9):
-        database.settled(2 if at == 1 else 1, outcome=3 if at in (0, 5) else 2)
-    page = await reader.history(queue_id=2)
-    assert ([row.offset for row in page.rows], page.searched_to) == ([2], None)
-    page = await reader.history(outcome=State.EXPIRED)
-    assert [row.offset for row in page.rows] == [6, 1]
-    page = await reader.history(outcome=State.EXPIRED, after=1)
-    assert [row.offset for row in page.rows] == [6]
+    monkeypatch.setattr(browse, "_HISTORY_SLICE", 3)
+    for at in range(40):
+        database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
+    since, until = given.get("since", 0), given.get("until", 1 << 60)
+    expected = [
+        at + 1
+        for at in range(40)
+        if given.get("queue_id") in (None, 1 + at % 3 % 2)
+        and given.get("outcome") in (None, 2 + at % 7 % 4)
+        and since <= NOW_MS + at < until
+    ]
+    found: list[int] = []
+    page = await reader.history(**given, limit=4)
+    while page.rows:
+        found += [row.offset or 0 for row in page.rows]
+        page = await reader.history(**given, limit=4, before=found[-1])
+    assert found == expected[::-1]
+    found = []
+    page = await reader.history(**given, limit=4, after=0)
+    while page.rows:
+        found += [row.offset or 0 for row in page.rows[::-1]]
+        page = await reader.history(**given, limit=4, after=found[-1])
+    assert found == expected
 
 
 async def test_history_says_how_far_it_looked_when_time_runs_out(
     database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of all queues, what was acked has no index: rows are looked at in slices."""
     monkeypatch.setattr(browse, "_HISTORY_SLICE", 2)
     monkeypatch.setattr(browse, "_HISTORY_LIMIT_S", -1.0)
     for _ in range(9):
-        database.settled(1)
-    page = await reader.history(queue_id=2)
+        database.settled(1, outcome=3)
+    page = await reader.history(outcome=State.ACKED)
     assert (page.rows, page.searched_to) == ([], 8)
-    found = await reader.history(queue_id=2, before=page.searched_to)
+    found = await reader.history(outcome=State.ACKED, before=page.searched_to)
     assert found.searched_to == 6
+
+
+async def test_trash_has_what_can_be_restored(
+    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = [database.settled(1 + at % 2, outcome=5) for at in range(6)]
+    database.settled(1, outcome=4)
+    database.settled(1, None, outcome=5)  # its body is gone
+    restored = database.message(1)
+    database.event(deleted[0], "restore", restored)
+    database.event(restored, "restore", deleted[0])
+    again = database.settled(1, outcome=5)  # restored once, and deleted again
+    database.event(again, "restore", deleted[1])
+    page = await reader.trash(limit=3)
+    assert [row.message_id for row in page.rows] == [again, deleted[5], deleted[4]]
+    page = await reader.trash(before=page.next, limit=9)
+    assert [row.message_id for row in page.rows] == [deleted[3], deleted[2], deleted[1]]
+    assert (page.next, page.is_cut) == (None, False)
+    page = await reader.trash(queues=frozenset({2}))
+    assert [row.message_id for row in page.rows] == [deleted[5], deleted[3], deleted[1]]
+    monkeypatch.setattr(browse, "TRASH_LOOKED", 2)
+    page = await reader.trash(queues=frozenset({2}))
+    assert ([row.message_id for row in page.rows], page.is_cut) == ([], True)
+    page = await reader.trash(queues=frozenset({2}), before=page.next)
+    assert [row.message_id for row in page.rows] == [deleted[5]]
+
+
+# -- several at once
+
+
+async def test_rows_and_bodies_are_given_by_number(database: Database, reader: Browser) -> None:
+    database.message(1, b"a")
+    database.settled(1, b"b")
+    database.message(1, None)
+    assert seqs(await reader.rows([3, 9, 1, 2])) == [3, 1, 2]
+    assert await reader.bodies([1, 2, 3]) == {1: b"a", 2: b"b"}
+
+
+async def test_links_name_the_other_messages(database: Database, reader: Browser) -> None:
+    old, new = database.settled(1, outcome=5), database.message(1)
+    database.event(old, "restore", new)
+    database.event(new, "restore", old)
+    database.event(new, "requeue", "by anna")
+    found = await reader.links([1, 2])
+    assert [(link.seq, link.kind, link.other_seq) for link in found] == [
+        (1, "restore", 2),
+        (2, "restore", 1),
+    ]
+
+
+async def test_parts_of_a_body_are_read_alone(database: Database, reader: Browser) -> None:
+    content = bytes(range(256)) * 10_000
+    row = await reader.message(database.message(1, content))
+    assert row is not None
+    part = await reader.body_part(row, 1_000_000, 300)
+    assert part is not None
+    assert (part.size, part.content) == (len(content), content[1_000_000:1_000_300])
+    past = await reader.body_part(row, 1 << 40, 300)
+    assert past is not None
+    assert past.content == b""
+    assert row.preview == content[:480]
+    assert await reader.sha256(row) == hashlib.sha256(content).hexdigest()
+
+
+async def test_sha256_of_large_bodies_comes_with_the_download(
+    database: Database, reader: Browser
+) -> None:
+    large = await reader.message(database.message(1, b"x" * (browse.SHA256_BYTES + 1)))
+    empty = await reader.message(database.message(1, b""))
+    gone = await reader.message(database.settled(1, None, size=5))
+    assert large is not None
+    assert empty is not None
+    assert gone is not None
+    assert await reader.sha256(large) is None
+    assert await reader.sha256(empty) == hashlib.sha256().hexdigest()
+    assert await reader.sha256(gone) is None
 
 
 async def test_empty_history_is_an_empty_page(reader: Browser) -> None:
@@ -296,6 +444,7 @@ async def test_reader_opens_again_after_a_close(database: Database) -> None:
         await readers.close()
 
 
+PARAMETERS: dict[str, object] = {"queue_ids": "[1]", "queues": "[1]", "seqs": "[1]"}
 STATEMENTS = load("browse")
 WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: (\w+)")
 
@@ -306,7 +455,7 @@ WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: (\w+)")
 )
 def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
     names = re.findall(r":(\w+)", STATEMENTS[name])
-    parameters: dict[str, object] = dict.fromkeys(names, 1) | {"queue_ids": "[1]"}
+    parameters: dict[str, object] = PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
     plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
     assert any(index in row[3] for row in plan)
 
@@ -314,7 +463,7 @@ def test_statement_uses_its_index(database: Database, name: str, index: str) -> 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_does_not_scan_a_table_of_messages(database: Database, name: str) -> None:
     names = re.findall(r":(\w+)", STATEMENTS[name])
-    parameters: dict[str, object] = dict.fromkeys(names, 1) | {"queue_ids": "[1]"}
+    parameters: dict[str, object] = PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
     plan = [
         row[3]
         for row in database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
@@ -323,11 +472,22 @@ def test_statement_does_not_scan_a_table_of_messages(database: Database, name: s
     assert [step for step in scans if "INDEX" not in step] == []
 
 
-@pytest.mark.parametrize(
-    "name", ["by_seq", *(f"{kind}_{way}" for kind in ("messages", "held") for way in
-             ("after", "before")), "history_older", "history_newer"],
-)  # fmt: skip
+ROWS = [
+    "by_seq",
+    "by_seqs",
+    *(f"{kind}_{way}" for kind in ("messages", "held") for way in ("after", "before")),
+    *(
+        f"{kind}_{way}"
+        for kind in ("history", "outcome", "acked", "queue", "queue_outcome")
+        for way in ("older", "newer")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_statement_has_the_columns_of_a_row(database: Database, name: str) -> None:
     names = re.findall(r":(\w+)", STATEMENTS[name])
-    cursor = database.connection.execute(STATEMENTS[name], dict.fromkeys(names, 1))
+    cursor = database.connection.execute(
+        STATEMENTS[name], PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
+    )
     assert len(cursor.description) == len(fields(MessageRow))

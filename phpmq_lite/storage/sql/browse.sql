@@ -1,5 +1,6 @@
 -- What the admin reads, on read-only connections.  Nothing here writes.
 -- Previews are cut here: 480 bytes hold 120 characters of any UTF-8.
+-- substr reads a value whole to cut it, so large ones go through the function body_part.
 
 -- part: step
 -- What the wall clock is ahead of the scale that deadlines are stored on (ms).
@@ -11,7 +12,8 @@ m.deadline_ms + {step},
   m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
   m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
-  substr(b.content, 1, 480)
+  CASE WHEN m.size <= 65536 THEN substr(b.content, 1, 480)
+    WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
 -- part: alive
 -- A live row as browse.MessageRow has it.
@@ -133,31 +135,191 @@ FROM history AS m
 WHERE m.seq = :seq
 LIMIT 1;
 
+-- name: by_seqs
+-- Some messages, alive or settled.
+-- parameters: seqs (a JSON array)
+-- columns: those of browse.MessageRow
+-- index: history_seq
+SELECT {alive}
+FROM message AS m
+{names}
+WHERE m.seq IN (SELECT value FROM json_each(:seqs))
+UNION ALL
+SELECT {settled}
+FROM history AS m
+{names}
+WHERE m.seq IN (SELECT value FROM json_each(:seqs));
+
+-- part: place
+-- A row of the history by its place only: the rest is read for the rows of the page.
+SELECT h."offset" AS place FROM history AS h
+
 -- name: history_older
--- Settled messages between two offsets, newest first.
--- parameters: start (exclusive), stop (inclusive): offsets; queue_id, outcome (NULL: all); limit
+-- Settled messages before an offset, newest first.
+-- parameters: start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
 SELECT {settled}
 FROM history AS m
 {names}
 WHERE m."offset" < :start AND m."offset" >= :stop
-  AND (:queue_id IS NULL OR m.queue_id = :queue_id)
-  AND (:outcome IS NULL OR m.outcome = :outcome)
 ORDER BY m."offset" DESC
 LIMIT :limit;
 
 -- name: history_newer
--- Settled messages between two offsets, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; queue_id, outcome (NULL: all); limit
+-- Settled messages behind an offset, oldest first.
+-- parameters: start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
 SELECT {settled}
 FROM history AS m
 {names}
 WHERE m."offset" > :start AND m."offset" <= :stop
-  AND (:queue_id IS NULL OR m.queue_id = :queue_id)
-  AND (:outcome IS NULL OR m.outcome = :outcome)
 ORDER BY m."offset"
 LIMIT :limit;
+
+-- name: outcome_older
+-- The same of one outcome that is not acked.
+-- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
+-- columns: those of browse.MessageRow
+-- index: history_unusual
+SELECT {settled}
+FROM history AS m INDEXED BY history_unusual
+{names}
+WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
+ORDER BY m."offset" DESC
+LIMIT :limit;
+
+-- name: outcome_newer
+-- The same, oldest first.
+-- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
+-- columns: those of browse.MessageRow
+-- index: history_unusual
+SELECT {settled}
+FROM history AS m INDEXED BY history_unusual
+{names}
+WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
+ORDER BY m."offset"
+LIMIT :limit;
+
+-- name: acked_older
+-- The same of acked ones: they are most of the history, so rows are looked at one by one.
+-- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
+-- columns: those of browse.MessageRow
+SELECT {settled}
+FROM history AS m NOT INDEXED
+{names}
+WHERE m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
+ORDER BY m."offset" DESC
+LIMIT :limit;
+
+-- name: acked_newer
+-- The same, oldest first.
+-- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
+-- columns: those of browse.MessageRow
+SELECT {settled}
+FROM history AS m NOT INDEXED
+{names}
+WHERE m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
+ORDER BY m."offset"
+LIMIT :limit;
+
+-- name: queue_older
+-- Those of one queue; each outcome is read along the index, to the limit.
+-- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
+-- columns: those of browse.MessageRow
+-- index: history_queue
+SELECT {settled}
+FROM history AS m
+{names}
+WHERE m."offset" IN (
+  SELECT place FROM (
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 2 AND h."offset" < :start
+      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 3 AND h."offset" < :start
+      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 4 AND h."offset" < :start
+      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 5 AND h."offset" < :start
+      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+  )
+  ORDER BY place DESC LIMIT :limit
+)
+ORDER BY m."offset" DESC;
+
+-- name: queue_newer
+-- The same, oldest first.
+-- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
+-- columns: those of browse.MessageRow
+-- index: history_queue
+SELECT {settled}
+FROM history AS m
+{names}
+WHERE m."offset" IN (
+  SELECT place FROM (
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 2 AND h."offset" > :start
+      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 3 AND h."offset" > :start
+      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 4 AND h."offset" > :start
+      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 5 AND h."offset" > :start
+      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+  )
+  ORDER BY place LIMIT :limit
+)
+ORDER BY m."offset";
+
+-- name: queue_outcome_older
+-- Those of one queue and one outcome.
+-- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
+-- columns: those of browse.MessageRow
+-- index: history_queue
+SELECT {settled}
+FROM history AS m INDEXED BY history_queue
+{names}
+WHERE m.queue_id = :queue_id AND m.outcome = :outcome
+  AND m."offset" < :start AND m."offset" >= :stop
+ORDER BY m."offset" DESC
+LIMIT :limit;
+
+-- name: queue_outcome_newer
+-- The same, oldest first.
+-- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
+-- columns: those of browse.MessageRow
+-- index: history_queue
+SELECT {settled}
+FROM history AS m INDEXED BY history_queue
+{names}
+WHERE m.queue_id = :queue_id AND m.outcome = :outcome
+  AND m."offset" > :start AND m."offset" <= :stop
+ORDER BY m."offset"
+LIMIT :limit;
+
+-- name: deleted_older
+-- The trash: deleted and not restored, newest first, of the newest :looked deleted ones.
+-- parameters: start (exclusive): an offset; queues (a JSON array, NULL: all); looked
+-- columns: offset, seq, 1 where it is in the trash
+-- index: history_unusual
+SELECT m."offset", m.seq,
+  (:queues IS NULL OR m.queue_id IN (SELECT value FROM json_each(:queues)))
+  AND NOT EXISTS (SELECT 1 FROM event AS e WHERE e.seq = m.seq AND e.kind = 'restore'
+    AND substr(e.detail, 1, 16) > printf('%016x', m.seq))
+  AND EXISTS (SELECT 1 FROM body AS b WHERE b.seq = m.seq)
+FROM history AS m INDEXED BY history_unusual
+WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start
+ORDER BY m."offset" DESC
+LIMIT :looked;
+
+-- name: settled_at
+-- When the message at an offset, or the next one behind it, was settled.
+-- parameters: at (offset)
+-- columns: offset, settled_at
+SELECT "offset", settled_at FROM history WHERE "offset" >= :at ORDER BY "offset" LIMIT 1;
 
 -- name: history_ends
 -- The first and last offset of the history; NULL where it is empty.
@@ -166,43 +328,69 @@ SELECT
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1);
 
--- name: dead_groups
--- Dead-letter records by the queue they are in, where they died and why, newest group first.
--- parameters: limit
--- columns: those of browse.DeadGroup
+-- name: shelves
+-- The queues of dead-letter records that have any, by name.
+-- columns: queue_id, name, records
+SELECT queue_id, name, live_count FROM queue
+WHERE name GLOB '*.dlq' AND live_count > 0
+ORDER BY name;
+
+-- name: dead_slice
+-- The newest records of one such queue, with the beginning of the block that says why.
+-- parameters: queue_id; before (position, exclusive); limit
+-- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 where it died
+--   again after a redrive, block
 -- index: message_place
 SELECT
-  queue_id, name, origin, source_reason, records, bytes, first_at, last_at, last_seq,
-  (SELECT token FROM message WHERE seq = last_seq)
-FROM (
-  SELECT
-    q.queue_id, q.name, oq.name AS origin, m.source_reason, count(*) AS records,
-    sum(m.size) AS bytes, min(m.published_at) AS first_at, max(m.published_at) AS last_at,
-    max(m.seq) AS last_seq
-  FROM queue AS q
-  CROSS JOIN message AS m INDEXED BY message_place ON m.queue_id = q.queue_id
-  LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-  WHERE q.name GLOB '*.dlq' AND q.live_count > 0
-  GROUP BY q.queue_id, m.source_queue_id, m.source_reason
-)
-ORDER BY last_seq DESC
+  m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
+  EXISTS (
+    SELECT 1 FROM event AS e
+    WHERE e.seq = m.source_seq AND e.kind = 'redrive'
+      AND e.detail < printf('%016x', m.source_seq)
+  ),
+  CASE WHEN m.size <= 65536 THEN (
+    SELECT substr(content, nullif(instr(content, CAST('"dead_letter"' AS BLOB)), 0), 400)
+    FROM body WHERE body.seq = m.seq
+  ) END
+FROM message AS m INDEXED BY message_place
+WHERE m.queue_id = :queue_id AND m.position < :before
+ORDER BY m.position DESC
 LIMIT :limit;
 
--- name: body_head
--- A body whole up to a size, of a larger one the beginning.
--- parameters: seq; whole, head (bytes)
--- columns: length, content
-SELECT
-  length(content),
-  substr(content, 1, CASE WHEN length(content) <= :whole THEN :whole ELSE :head END)
-FROM body
-WHERE seq = :seq;
+-- name: tokens
+-- The second halves of the ids of alive messages.
+-- parameters: seqs (a JSON array)
+-- columns: seq, token
+SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs));
+
+-- name: body_part
+-- Part of a body.
+-- parameters: seq; start, size (bytes)
+-- columns: length of the whole, the part
+SELECT length(content), body_part(seq, :start, :size) FROM body WHERE seq = :seq;
+
+-- name: links
+-- The other messages that the events of some messages name: by restore, redrive, edit, and so on.
+-- parameters: seqs (a JSON array); limit
+-- columns: seq, at_ms, kind, detail (the id of the other)
+-- index: event_seq
+SELECT seq, at_ms, kind, detail FROM event
+WHERE seq IN (SELECT value FROM json_each(:seqs))
+  AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
+ORDER BY event_id
+LIMIT :limit;
 
 -- name: body
 -- A whole body.
 -- parameters: seq
 -- columns: content
 SELECT content FROM body WHERE seq = :seq;
+
+-- name: bodies
+-- Whole bodies of some messages.
+-- parameters: seqs (a JSON array)
+-- columns: seq, content
+SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: events
 -- The unusual turns of one life, in order.

@@ -1,4 +1,5 @@
--- What retention takes away: history from its two fronts with bodies and events, and receipt keys.
+-- What retention takes away: history from its two fronts with bodies and events, receipt keys,
+-- ended connections, and old rows of the audit.
 -- "What leaves" is a JSON list, so that one text serves every number of rows.
 
 -- name: fronts
@@ -68,3 +69,21 @@ DELETE FROM receipt WHERE n < :end;
 DELETE FROM client WHERE client IN (
   SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
   AND client > 0;
+
+-- name: audit_ends
+-- The oldest and the newest number of the audit; NULL where there is no row.
+-- columns: first, last
+SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+
+-- name: first_kept_audit
+-- The first row in a range that is neither too old nor too many.
+-- parameters: lo, hi (audit_id, inclusive); floor (audit_id, exclusive); cutoff (at_ms, inclusive)
+-- columns: audit_id, or NULL
+-- index: INTEGER PRIMARY KEY
+SELECT min(audit_id) FROM audit
+WHERE audit_id BETWEEN :lo AND :hi AND audit_id > :floor AND at_ms >= :cutoff;
+
+-- name: remove_audit
+-- parameters: end (audit_id, exclusive)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM audit WHERE audit_id < :end;

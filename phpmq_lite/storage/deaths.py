@@ -1,0 +1,164 @@
+"""Dead letters by cause: the newest records of all dead-letter queues, in groups.
+
+Queues of millions of records are looked at from the newest on, for a bounded time.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from phpmq_lite.storage.browse import wire_id
+from phpmq_lite.storage.readers import Readers
+
+LOOKED: Final = 50_000  # records of all queues together
+LIMIT_S: Final = 0.04
+DEEP_LIMIT_S: Final = 1.5  # where somebody asks for more
+SPANS: Final = 28  # bars of arrivals
+SPAN_MS: Final = 6 * 3_600_000  # of one bar: seven days in all
+CAUSE_CHARACTERS: Final = 200
+_SLICE: Final = 250  # records of one queue in one read
+_SHORTEST: Final = 40
+_PATIENCE: Final = 2  # times the limit, until each queue was looked at once
+_CAUSES: Final = 2_000  # groups kept; more are not told apart
+
+# What differs between two failures of one cause: words with a digit, and what joins them.
+_VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
+
+
+_ERROR: Final = re.compile(rb'"error" ?: ?"([^"\\\x00]+)')
+
+
+@dataclass(slots=True)
+class DeathGroup:
+    """Records that share queue, origin, URN, reason and cause; None where they have none."""
+
+    queue_id: int
+    queue: str
+    origin_id: int | None
+    urn: str | None
+    reason: str | None
+    cause: str | None  # what a worker wrote, numbers and ids as *
+    origin: str | None = None
+    records: int = 0
+    size: int = 0  # bytes of their bodies
+    first_at: int = 0
+    last_at: int = 0
+    last_seq: int = 0
+    sample_id: str = ""  # of the newest record
+    again: int = 0  # died again after a redrive
+    arrivals: Counter[int] = field(default_factory=Counter)  # by span, 0 the oldest
+
+    @property
+    def bars(self) -> list[int]:
+        """Give the arrivals of each span, oldest first."""
+        return [self.arrivals[span] for span in range(SPANS)]
+
+
+@dataclass(slots=True, frozen=True)
+class Deaths:
+    """Groups, newest first; ``looked`` of ``total`` records were looked at."""
+
+    groups: list[DeathGroup]
+    looked: int
+    total: int
+
+
+def strip_numbers(text: str) -> str:
+    """Put ``*`` where two failures of one cause differ: ids, addresses, numbers."""
+    return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text)).strip()
+
+
+def cause_of(block: bytes | None) -> str | None:
+    """Find what a worker wrote about its failure, up to the first quote in it.
+
+    It is found by its bytes: reading JSON took five times as long, and bodies may be malformed.
+    """
+    found = _ERROR.search(block) if block else None
+    return strip_numbers(found[1].decode(errors="replace")[:CAUSE_CHARACTERS]) if found else None
+
+
+class DeadLetters:
+    """Reads dead-letter records in groups."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def groups(
+        self,
+        now_ms: int,
+        *,
+        queues: frozenset[int] | None = None,
+        looked: int = LOOKED,
+        limit_s: float = LIMIT_S,
+    ) -> Deaths:
+        """Group the newest records; ``queues`` are those that may be seen, None: all."""
+        rows = await self._readers.read("browse", "shelves")
+        shelves = [row for row in rows if queues is None or row[0] in queues]
+        total = sum(count for _, _, count in shelves)
+        found: dict[tuple[object, ...], DeathGroup] = {}
+        walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in shelves}
+        slice_ = _SHORTEST  # at first a few of each, then more
+        seen, began_s, is_first = 0, monotonic(), True
+        while walks and seen < looked:  # each queue in turn, so that none is left out
+            for queue_id, (name, before) in list(walks.items()):
+                count, place = await self._slice(found, queue_id, name, before, now_ms, slice_)
+                seen += count
+                if count < slice_:
+                    del walks[queue_id]
+                else:
+                    walks[queue_id] = name, place
+                if monotonic() - began_s > limit_s * (_PATIENCE if is_first else 1):
+                    walks.clear()
+                    break
+            is_first, slice_ = False, _SLICE
+        groups = sorted(found.values(), key=lambda group: -group.last_seq)
+        await self._name(groups)
+        return Deaths(groups, seen, max(total, seen))
+
+    async def _slice(
+        self,
+        found: dict[tuple[object, ...], DeathGroup],
+        queue_id: int,
+        name: str,
+        before: int,
+        now_ms: int,
+        limit: int,
+    ) -> tuple[int, int]:
+        """Add the records of one slice; gives how many they were, and the lowest place."""
+        rows = await self._readers.read(
+            "browse", "dead_slice", queue_id=queue_id, before=before, limit=limit
+        )
+        since_ms = now_ms - SPANS * SPAN_MS
+        for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
+            cause = cause_of(block)
+            key = (queue_id, origin, urn, reason, cause)
+            group = found.get(key)
+            if group is None:
+                if len(found) >= _CAUSES:
+                    urn = cause = None
+                key = (queue_id, origin, urn, reason, cause)
+                made = DeathGroup(queue_id, name, origin, urn, reason, cause, first_at=at_ms)
+                group = found.setdefault(key, made)
+            group.records += 1
+            group.size += size
+            group.again += is_again
+            group.first_at = min(group.first_at, at_ms)
+            group.last_at = max(group.last_at, at_ms)
+            group.last_seq = max(group.last_seq, seq)
+            if at_ms >= since_ms:
+                group.arrivals[min((at_ms - since_ms) // SPAN_MS, SPANS - 1)] += 1
+        return len(rows), rows[-1][0] if rows else before
+
+    async def _name(self, groups: Sequence[DeathGroup]) -> None:
+        """Fill in names of origins and ids of samples."""
+        origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
+        seqs = json.dumps([group.last_seq for group in groups])
+        names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))
+        tokens: dict[int, int] = dict(await self._readers.read("browse", "tokens", seqs=seqs))
+        for group in groups:
+            group.origin = names.get(group.origin_id or 0)
+            group.sample_id = wire_id(group.last_seq, tokens.get(group.last_seq, 0))

@@ -1,0 +1,221 @@
+-- What a search is put together from, on a read-only connection.  search.py chooses a source,
+-- adds conditions with AND, an order and a limit; values come as parameters only.
+-- In a condition {v} is the name of its parameter, {state}, {why}, {ended} are what alive and
+-- settled messages have in different columns.
+
+-- part: step
+-- What the wall clock is ahead of the scale that deadlines are stored on (ms).
+coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+
+-- part: columns
+-- What every source gives behind its place.
+m.seq, m.queue_id, m.{state} AS state, m.urn, m.published_at, m.size,
+  m.deadline_ms + {step} AS deadline_at
+
+-- part: alive
+-- Alive messages by number.
+SELECT m.seq AS place, {columns}
+FROM message AS m NOT INDEXED {join}
+WHERE m.seq > :low AND m.seq < :high
+
+-- part: alive_held
+-- Dispatched ones by number.
+-- index: message_held
+SELECT m.seq AS place, {columns}
+FROM message AS m INDEXED BY message_held {join}
+WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
+
+-- part: alive_queues
+-- Alive messages of some queues by position.
+-- index: message_place
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_place {join}
+WHERE m.queue_id IN (SELECT value FROM json_each(:queues))
+  AND m.position > :low AND m.position < :high
+
+-- part: settled_seq
+-- Settled messages by number.
+-- index: history_seq
+SELECT m.seq AS place, {columns}
+FROM history AS m INDEXED BY history_seq {join}
+WHERE m.seq > :low AND m.seq < :high
+
+-- part: settled
+-- Settled messages by offset.
+SELECT m."offset" AS place, {columns}
+FROM history AS m NOT INDEXED {join}
+WHERE m."offset" > :low AND m."offset" < :high
+
+-- part: settled_unusual
+-- Those that were not acknowledged.
+-- index: history_unusual
+SELECT m."offset" AS place, {columns}
+FROM history AS m INDEXED BY history_unusual {join}
+WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
+  AND m."offset" > :low AND m."offset" < :high
+
+-- part: settled_queues
+-- Those of some queues.
+-- index: history_queue
+SELECT m."offset" AS place, {columns}
+FROM history AS m INDEXED BY history_queue {join}
+WHERE m.queue_id IN (SELECT value FROM json_each(:queues))
+  AND m.outcome IN (SELECT value FROM json_each(:outcomes))
+  AND m."offset" > :low AND m."offset" < :high
+
+-- part: body
+LEFT JOIN body AS b ON b.seq = m.seq
+
+-- part: newest
+ORDER BY place DESC LIMIT :limit
+
+-- part: oldest
+ORDER BY place LIMIT :limit
+
+-- part: in_queues
+m.queue_id IN (SELECT value FROM json_each(:queues))
+
+-- part: in_queue
+m.queue_id = :queue
+
+-- part: not_in_queues
+m.queue_id NOT IN (SELECT value FROM json_each(:other_queues))
+
+-- part: in_states
+m.{state} IN (SELECT value FROM json_each(:{v}))
+
+-- part: in_seqs
+m.seq IN (SELECT value FROM json_each(:{v}))
+
+-- part: urn
+m.urn GLOB :{v}
+
+-- part: trace
+m.trace_id GLOB :{v}
+
+-- part: trace_exact
+m.trace_id = :{v}
+
+-- part: reason
+coalesce(m.{why} GLOB :{v}, 0) OR coalesce(m.source_reason GLOB :{v}, 0)
+
+-- part: origin
+m.source_queue_id IN (SELECT queue_id FROM queue WHERE name GLOB :{v})
+
+-- part: id
+printf('%016x%016x', m.seq, m.token) GLOB :{v}
+
+-- part: client
+coalesce(m.publisher IN (
+  SELECT client FROM client WHERE address GLOB :{v} OR address GLOB :{v} || ':*'
+    OR CAST(client AS TEXT) = :{v}
+), 0) OR coalesce(m.consumer IN (
+  SELECT client FROM client WHERE address GLOB :{v} OR address GLOB :{v} || ':*'
+    OR CAST(client AS TEXT) = :{v}
+), 0)
+
+-- part: deliveries
+m.deliveries {sign} :{v}
+
+-- part: size
+m.size {sign} :{v}
+
+-- part: age
+:now_ms - m.published_at {sign} :{v}
+
+-- part: ttl
+m.deadline_ms + {step} - {ended} {sign} :{v}
+
+-- part: ttl_never
+m.deadline_ms IS NULL
+
+-- part: text
+instr(b.content, :{v}) > 0
+
+-- part: is_json
+-- One malformed body must not fail the search; SQLite's JSON ends at a NUL, ours does not.
+CASE WHEN instr(b.content, x'00') = 0 AND json_valid(CAST(b.content AS TEXT))
+  THEN {then} ELSE 0 END
+
+-- part: member
+-- A member with this text; numbers are compared as they are written.
+CAST(json_extract(CAST(b.content AS TEXT), :{p}) AS TEXT) GLOB :{v}
+  AND json_type(CAST(b.content AS TEXT), :{p}) IN ('text', 'integer', 'real')
+
+-- part: member_large
+-- An integer beyond 64 bits, which SQLite takes for a real.
+json_extract(CAST(b.content AS TEXT), :{p}) = CAST(:{v} AS REAL)
+  AND instr(b.content, CAST(:{v} AS BLOB)) > 0
+
+-- part: member_word
+-- true, false, null; or a text that reads so.
+json_type(CAST(b.content AS TEXT), :{p}) = :{v}
+  OR json_type(CAST(b.content AS TEXT), :{p}) = 'text'
+  AND json_extract(CAST(b.content AS TEXT), :{p}) = :{v}
+
+-- part: member_compared
+json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
+  AND json_extract(CAST(b.content AS TEXT), :{p}) {sign} :{v}
+
+-- name: line
+-- How far the lines of numbers go; NULL where there is nothing.
+-- parameters: queues (a JSON array)
+-- columns: next number, first seq alive, first seq settled, first and last offset,
+--   first position of these queues, messages alive in all queues, in these
+SELECT
+  (SELECT value FROM counter WHERE name = 'next_number'),
+  (SELECT seq FROM message ORDER BY seq LIMIT 1),
+  (SELECT seq FROM history INDEXED BY history_seq ORDER BY seq LIMIT 1),
+  (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
+  (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1),
+  (
+    SELECT min((
+      SELECT position FROM message WHERE queue_id = wanted.value ORDER BY position LIMIT 1
+    ))
+    FROM json_each(:queues) AS wanted
+  ),
+  (SELECT sum(live_count) FROM queue),
+  (SELECT sum(live_count) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues)));
+
+-- name: few
+-- The messages of some queues, alive and settled, up to a limit of each.
+-- parameters: queues (a JSON array); limit
+-- columns: seq
+-- index: history_queue
+SELECT seq FROM (
+  SELECT seq FROM message INDEXED BY message_place
+  WHERE queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
+)
+UNION ALL
+SELECT seq FROM (
+  SELECT seq FROM history INDEXED BY history_queue
+  WHERE queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
+);
+
+-- name: queues
+-- The queues whose names match.
+-- parameters: globs (a JSON array)
+-- columns: queue_id
+SELECT queue_id FROM queue
+WHERE EXISTS (SELECT 1 FROM json_each(:globs) AS wanted WHERE name GLOB wanted.value);
+
+-- name: names
+-- What queues are called.
+-- parameters: queues (a JSON array)
+-- columns: queue_id, name
+SELECT queue_id, name FROM queue
+WHERE queue_id IN (SELECT value FROM json_each(:queues));
+
+-- name: lately
+-- What the newest messages have, for completion.
+-- parameters: limit
+-- columns: urn, content (NULL where large)
+SELECT m.urn, CASE WHEN m.size <= 4096 THEN b.content END
+FROM (
+  SELECT seq, urn, size FROM (SELECT seq, urn, size FROM message ORDER BY seq DESC LIMIT :limit)
+  UNION ALL
+  SELECT seq, urn, size FROM (
+    SELECT seq, urn, size FROM history ORDER BY "offset" DESC LIMIT :limit
+  )
+) AS m
+LEFT JOIN body AS b ON b.seq = m.seq;

@@ -1,0 +1,54 @@
+-- What the live views and waits look up, on read-only connections.
+
+-- name: places
+-- Where messages are, alive or settled, and how they begin; what is not there is left out.
+-- parameters: seqs (a JSON array)
+-- columns: seq, token, queue_id, size, the first 480 bytes of the body
+-- index: history_seq
+SELECT m.seq, m.token, m.queue_id, m.size, substr(b.content, 1, 480)
+FROM json_each(:seqs) AS wanted
+CROSS JOIN message AS m ON m.seq = wanted.value
+LEFT JOIN body AS b ON b.seq = m.seq
+UNION ALL
+SELECT m.seq, m.token, m.queue_id, m.size, substr(b.content, 1, 480)
+FROM json_each(:seqs) AS wanted
+CROSS JOIN history AS m ON m.seq = wanted.value
+LEFT JOIN body AS b ON b.seq = m.seq;
+
+-- name: recent_events
+-- The unusual turns of a queue's messages among the newest of all, the last first.
+-- parameters: queue_id; among, limit (rows)
+-- columns: event_id, seq, token, at_ms, kind, detail
+-- index: history_seq
+SELECT
+  e.event_id, e.seq, coalesce(m.token, h.token), e.at_ms, e.kind, e.detail
+FROM (SELECT * FROM event ORDER BY event_id DESC LIMIT :among) AS e
+LEFT JOIN message AS m ON m.seq = e.seq
+LEFT JOIN history AS h ON h.seq = e.seq
+WHERE coalesce(m.queue_id, h.queue_id) = :queue_id
+ORDER BY e.event_id DESC
+LIMIT :limit;
+
+-- name: published_after
+-- The next messages in the order of their publishing, alive or settled.
+-- parameters: after (seq, exclusive); limit
+-- columns: seq
+-- index: history_seq
+SELECT seq FROM (SELECT seq FROM message WHERE seq > :after ORDER BY seq LIMIT :limit)
+UNION ALL
+SELECT seq FROM (SELECT seq FROM history WHERE seq > :after ORDER BY seq LIMIT :limit)
+ORDER BY 1
+LIMIT :limit;
+
+-- name: settled_after
+-- The next settled messages in the order of their end.
+-- parameters: after (offset, exclusive); limit
+-- columns: offset, seq
+SELECT "offset", seq FROM history WHERE "offset" > :after ORDER BY "offset" LIMIT :limit;
+
+-- name: ends
+-- How far publishing and settling have come.
+-- columns: the number that the next message gets, the last offset; NULL: there was none yet
+SELECT
+  (SELECT value FROM counter WHERE name = 'next_number'),
+  (SELECT seq FROM sqlite_sequence WHERE name = 'history');

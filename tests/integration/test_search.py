@@ -1,0 +1,520 @@
+"""The search against a plain filter in Python, over a database with everything hostile in it."""
+
+import json
+import random
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from fnmatch import translate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin.query import of_ids, of_queue, parse
+from phpmq_lite.errors import ReadTooLongError
+from phpmq_lite.model import State
+from phpmq_lite.storage import plans
+from phpmq_lite.storage import search as search_module
+from phpmq_lite.storage.browse import wire_id
+from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.search import Found, Search
+from phpmq_lite.storage.terms import Query, Term
+from tests.unit.admin.cases import NOW_MS, Database
+
+QUEUES = {1: "orders", 2: "mail", 3: "orders.dlq", 4: 'od[d] "q" *'}
+CLOCK_STEP_MS = 5_000
+BODIES = (
+    b'{"data":{"n":1042,"s":"eu","t":true,"z":null,"a":[{"k":"v"}]},"meta":{"lang":"php"}}',
+    b'{"data":{"n":"1042","s":"us-1"},"text":"caf\\u00e9 a\\/b"}',
+    '{"data":{"n":-7,"big":123456789012345678901234567890},"text":"café a/b"}'.encode(),
+    b'{"data":{"n":10.5},"n":1042,"data2":{}}',
+    b'{"data":{"s":"\\u0065u"}}',
+    b'{"data":{"n":1042}',  # no end
+    b'{"data":{"n":NaN}}',
+    b'{"data":{"n":1042}}\0more',
+    b"[" * 5_000 + b"1042" + b"]" * 5_000,
+    b'{"data":[{"n":1042}]}',
+    b'"1042"',
+    b"\xff\xfe1042\x00",
+    b'{"data":{"n":1042},"x":"\xff"}',
+    b"",
+    b'{"dead_letter":{"error":"Key 17 of 3"}}',
+    b"'; DROP TABLE message; --",
+)
+
+
+def fill(database: Database, count: int = 240) -> None:
+    """Store messages alive and settled, of all kinds, in a random but constant mixture."""
+    made = random.Random(7)
+    for queue_id, name in QUEUES.items():
+        database.queue(name, queue_id)
+    for number in (7, 8):
+        database.client(number, f"10.0.0.{number}:500{number}")
+    database.set_counter("clock_step_ms", CLOCK_STEP_MS)
+    for at in range(count):
+        body = made.choice(BODIES)
+        columns: dict[str, Any] = {
+            "published_at": NOW_MS - made.randrange(7_200_000),
+            "deadline_ms": made.choice((None, NOW_MS - CLOCK_STEP_MS + made.randrange(120_000))),
+            "urn": made.choice((None, "urn:babel:orders:created", "urn:orders:x", "urn:test:[y]")),
+            "trace_id": made.choice((None, "7b3f-1", "7b3f-2")),
+            "publisher": made.choice((None, 0, 7, 8)),
+            "consumer": made.choice((None, 7)),
+            "deliveries": made.randrange(6),
+            "charged": 0,
+        }
+        if made.random() < 0.2:
+            columns |= {"source_seq": 1, "source_queue_id": 1, "source_reason": "client"}
+        queue_id = made.choice(list(QUEUES))
+        if made.random() < 0.5:
+            columns["position"] = made.choice((at + 1, at + 5_001))  # requeued
+            database.message(queue_id, body, state=made.randrange(2), **columns)
+        else:
+            columns |= {
+                "outcome": made.randrange(2, 6),
+                "settled_at": NOW_MS - made.randrange(60_000),
+                "reason": made.choice((None, "crc", "purge")),
+            }
+            content = None if made.random() < 0.1 else body
+            database.settled(queue_id, content, **columns)
+    database.set_counter("next_number", 10_000)
+
+
+# -- the plain filter
+
+
+@dataclass
+class Plain:
+    """A row of either table, its columns by name, and its body."""
+
+    columns: dict[str, Any]
+    body: bytes | None
+
+    def __getattr__(self, name: str) -> Any:
+        return self.columns[name]
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self.state < 2)
+
+
+def content_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def everything(path: Path) -> list[Plain]:
+    connection = sqlite3.connect(path)
+    connection.row_factory = sqlite3.Row
+    bodies = dict(map(tuple, connection.execute("SELECT seq, content FROM body")))
+    rows = [dict(row) for row in connection.execute("SELECT * FROM message")]
+    rows += [
+        dict(row) | {"state": row["outcome"]} for row in connection.execute("SELECT * FROM history")
+    ]
+    connection.close()
+    return [Plain({"reason": None, "offset": None} | row, bodies.get(row["seq"])) for row in rows]
+
+
+def is_like(text: str | None, pattern: str) -> bool:
+    """Match as GLOB does, but slowly."""
+    if text is None:
+        return False
+    marks = re.sub(r"\\(.)", lambda mark: f"[{mark[1]}]", pattern.replace("[", "\0"))
+    return re.fullmatch(translate(marks.replace("\0", "[[]")), text) is not None
+
+
+SIGNS: dict[str, Callable[[int | float, int], bool]] = {
+    "=": lambda a, b: a == b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
+}  # fmt: skip
+
+
+class _Missing:
+    pass
+
+
+class Number(str):
+    """A number as it is written."""
+
+    __slots__ = ()
+
+
+def member(body: bytes | None, path: str) -> Any:
+    def refuse(_: str) -> None:
+        raise ValueError
+
+    try:
+        value = json.loads(
+            (body or b"").decode(errors="surrogateescape"), parse_constant=refuse,
+            parse_int=Number, parse_float=lambda text: Number(float(text)),
+        )  # fmt: skip
+        for step in path.removeprefix("$.").split("."):
+            value = value[int(step) if step.isdecimal() else step]
+            if isinstance(value, str) and step != path.rpartition(".")[2]:
+                return _Missing
+    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
+        return _Missing
+    return value
+
+
+def holds(term: Term, row: Plain) -> bool:
+    """Tell whether a term holds, its negation apart."""
+    match term.kind:
+        case "queue":
+            return is_like(QUEUES[row.queue_id], term.value)
+        case "state":
+            return State(row.state).name.lower() == term.value
+        case "urn":
+            starts = ("", "urn:", "urn:babel:")
+            return any(is_like(row.urn, start + term.value) for start in starts)
+        case "trace":
+            return is_like(row.trace_id, term.value)
+        case "id":
+            return is_like(wire_id(row.seq, row.token), term.value)
+        case "reason":
+            return is_like(row.reason, term.value) or is_like(row.source_reason, term.value)
+        case "origin":
+            return is_like(QUEUES.get(row.source_queue_id), term.value)
+        case "client":
+            addresses = [
+                {0: "admin", 7: "10.0.0.7:5007", 8: "10.0.0.8:5008"}.get(number)
+                for number in (row.publisher, row.consumer)
+            ]
+            patterns = (term.value, f"{term.value}:*")
+            numbers = [str(n) for n in (row.publisher, row.consumer) if n is not None]
+            return term.value in numbers or any(
+                is_like(address, pattern) for address in addresses for pattern in patterns
+            )
+        case "deliveries" | "size":
+            return SIGNS[term.sign](row.columns[term.kind], term.number)
+        case "age":
+            return SIGNS[term.sign](NOW_MS - row.published_at, term.number)
+        case "ttl":
+            if term.value == "never" or row.deadline_ms is None:
+                return (term.value == "never") == (row.deadline_ms is None) and not term.sign
+            ended = NOW_MS if row.is_alive else row.settled_at
+            return SIGNS[term.sign](row.deadline_ms + CLOCK_STEP_MS - ended, term.number)
+        case "text":
+            escaped = json.dumps(term.value)[1:-1].replace("/", "\\/").encode()
+            return row.body is not None and (term.value.encode() in row.body or escaped in row.body)
+    return holds_member(term, member(row.body, term.path))
+
+
+def holds_member(term: Term, value: Any) -> bool:
+    if value is _Missing or isinstance(value, dict | list):
+        return False
+    if term.sign:
+        return isinstance(value, Number) and SIGNS[term.sign](float(value), term.number)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value) == term.value
+    return is_like(str(value), term.value)
+
+
+ANY_OF = ("queue", "state", "urn", "trace", "id", "reason", "origin", "client")
+
+
+def is_match(query: Query, row: Plain) -> bool:
+    for term in query.terms:
+        if term.is_negated and holds(term, row):
+            return False
+        if not term.is_negated and term.kind not in ANY_OF and not holds(term, row):
+            return False
+    return all(
+        any(holds(term, row) for term in terms)
+        for kind in ANY_OF
+        if (terms := [term for term in query.of(kind) if not term.is_negated])
+    )
+
+
+# -- the tests
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Database(tmp_path_factory.mktemp("search") / "phpmq.db")
+    fill(made)
+    made.connection.close()
+    return made.path
+
+
+@pytest.fixture(scope="module")
+def rows(path: Path) -> list[Plain]:
+    return everything(path)
+
+
+@pytest.fixture(params=["looked up", "walked over"])
+async def search(
+    path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Search]:
+    """Search in slices that are much smaller than the database, small queues apart or not."""
+    monkeypatch.setattr(search_module, "_FIRST_WIDTH", 7)
+    monkeypatch.setattr(search_module, "_FEW", 2_000 if request.param == "looked up" else 0)
+    readers = Readers(path, count=1)
+    yield Search(readers, now_ms=lambda: NOW_MS)
+    await readers.close()
+
+
+async def pages(search: Search, query: Query, limit: int, **given: Any) -> list[Found]:
+    """Go through all pages."""
+    found = [await search.page(query, limit=limit, **given)]
+    while found[-1].next is not None:
+        given["place"] = found[-1].next
+        found.append(await search.page(query, limit=limit, **given))
+    return found
+
+
+TEXTS = [
+    "", "queue:orders", "queue:orders*", "queue:*r*", "queue:nothing", "-queue:mail",
+    "queue:orders queue:mail", "queue:orders* -queue:*.dlq", r'queue:"od[d] \"q\" \*"',
+    "state:ready", "state:dispatched", "state:ready state:dispatched", "state:acked",
+    "state:dead state:deleted", "-state:acked", "-state:ready", "state:ready state:dead",
+    "state:ready -state:ready", "queue:mail state:ready", "queue:mail state:dispatched",
+    "queue:mail state:dead", "queue:mail state:ready state:acked", "queue:orders* state:expired",
+    "urn:*", "-urn:*", "urn:orders:*", "urn:urn:test:[y]", "-urn:test:*", "urn:orders:x urn:test:*",
+    "trace:7b3f*", "trace:7b3f-1", "-trace:7b3f-1", "reason:crc", "-reason:crc", "reason:c*",
+    "origin:orders", "-origin:*", "client:10.0.0.7", "client:10.0.*", "-client:8", "client:0",
+    "client:admin", "deliveries:>3", "deliveries:0", "-deliveries:<=2", "size:0", "size:>100",
+    "size:>1k", "age:>1h", "age:<=30m", "ttl:<60s", "ttl:never", "-ttl:never", "-ttl:<60s",
+    "id:#12", "id:000000000000000*", "id:#12 id:#13", "-id:#12", "id:0000000000000014*",
+    "1042", "-1042", '"data"', "café", "a/b", "-café", "[[[", "DROP", '"\\u0065"',
+    "data.n:1042", "-data.n:1042", "data.n:104?", "data.n:>1000", "data.n:<0", "data.n:10.5",
+    "data.n:>=10", "data.s:eu", "data.s:*-1", "data.t:true", "data.z:null", "data.z:*",
+    "data.big:123456789012345678901234567890", "data.a.0.k:v", "data.n:*", "$.n:1042",
+    "meta.lang:php", 'dead_letter.error:"Key * of *"', 'data.s:""',
+    "queue:orders state:ready data.n:1042 -urn:*", "state:acked queue:orders* 1042 age:>10m",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_search_finds_what_a_plain_filter_finds(
+    search: Search, rows: list[Plain], text: str
+) -> None:
+    query = parse(text)
+    expected = {row.seq for row in rows if is_match(query, row)}
+    found = [row for page in await pages(search, query, 17) for row in page.rows]
+    assert {row.seq for row in found} == expected
+    assert len(found) == len(expected)  # none twice
+    assert is_in_order(query, found)
+    frozen = await search.freeze(query)
+    assert (sorted(frozen.seqs), frozen.is_complete) == (sorted(expected), True)
+    assert sum(frozen.by_state.values()) == sum(frozen.by_queue.values()) == len(expected)
+
+
+def is_in_order(query: Query, found: list[Any]) -> bool:
+    """By offset where all are settled, by position where they are of named queues, else by seq."""
+    states = {row.state for row in found}
+    keys = [[row.seq for row in found]]
+    if not states & {0, 1}:
+        keys.append([row.offset for row in found])
+    if states <= {0, 1}:
+        keys.append([row.position for row in found])
+    return any(key == sorted(key, reverse=True) for key in keys)
+
+
+KINDS = [text for text in TEXTS if text and " " not in text]
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
+    search: Search, rows: list[Plain], seed: int
+) -> None:
+    made = random.Random(seed)
+    query = parse(" ".join(made.sample(KINDS, made.randrange(2, 5))))
+    expected = {row.seq for row in rows if is_match(query, row)}
+    found = [row.seq for page in await pages(search, query, 5) for row in page.rows]
+    assert set(found) == expected
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize("text", ["", "state:ready", "state:dead", "-queue:mail", "1042"])
+async def test_search_keeps_to_the_queues_that_may_be_seen(
+    search: Search, rows: list[Plain], text: str
+) -> None:
+    query, allowed = parse(text), frozenset({2, 3})
+    expected = {row.seq for row in rows if row.queue_id in allowed and is_match(query, row)}
+    found = await pages(search, query, 50, queues=allowed)
+    assert {row.seq for page in found for row in page.rows} == expected
+    assert set((await search.freeze(query, queues=allowed)).seqs) == expected
+    assert (await search.page(query, queues=frozenset())).rows == []
+
+
+async def test_neighbours_are_those_of_the_list(search: Search) -> None:
+    for text in ("", "queue:orders", "state:dead", "queue:mail state:ready"):
+        query = parse(text)
+        [page] = await pages(search, query, 200) if text else [await search.page(query, limit=200)]
+        for before, row, after in zip(page.rows, page.rows[1:], page.rows[2:], strict=False):
+            assert await search.newer(query, row) == before
+            assert await search.older(query, row) == after
+        assert await search.newer(query, page.rows[0]) is None
+
+
+async def test_some_messages_are_matched_by_their_numbers(
+    search: Search, rows: list[Plain]
+) -> None:
+    asked = [row.seq for row in rows][::3]
+    for text in ("", "state:ready", "queue:mail -1042", "state:dead"):
+        query = parse(text)
+        expected = sorted(row.seq for row in rows if row.seq in asked and is_match(query, row))
+        assert [row.seq for row in await search.matches(query, asked, None)] == expected
+    assert await search.matches(parse(""), [], None) == []
+
+
+async def test_ids_are_found_in_any_state_with_both_halves(
+    search: Search, rows: list[Plain]
+) -> None:
+    ids = [wire_id(row.seq, row.token) for row in rows][:7]
+    found = await search.page(of_ids([*ids, wire_id(rows[8].seq, 1)]))
+    assert sorted(row.message_id for row in found.rows) == sorted(ids)
+
+
+# -- frozen selections
+
+
+async def test_frozen_selection_says_what_is_in_it(search: Search, rows: list[Plain]) -> None:
+    query = of_queue("orders", ("ready", "dispatched"))
+    mine = [row for row in rows if row.queue_id == 1 and row.is_alive]
+    frozen = await search.freeze(query)
+    assert list(frozen.seqs) == [row.seq for row in sorted(mine, key=lambda row: row.position)]
+    assert frozen.upto == 9_999
+    assert frozen.by_queue == {"orders": len(mine)}
+    assert (frozen.oldest_at, frozen.newest_at) == (
+        min(row.published_at for row in mine), max(row.published_at for row in mine),
+    )  # fmt: skip
+    assert frozen.size == sum(row.size for row in mine)
+    assert frozen.held == sum(row.state == 1 for row in mine)
+    assert sum(frozen.by_urn.values()) == len(mine)
+    seqs = frozen.seqs
+    assert [row.seq for row in frozen.samples] == [seqs[0], seqs[len(seqs) // 2], seqs[-1]]
+
+
+async def test_frozen_selection_stops_at_its_limit(search: Search) -> None:
+    frozen = await search.freeze(parse("state:ready"), limit=5)
+    assert (len(frozen.seqs), frozen.is_complete, sum(frozen.by_queue.values())) == (5, False, 5)
+
+
+async def test_frozen_selection_of_numbers_keeps_their_order(
+    search: Search, rows: list[Plain]
+) -> None:
+    seqs = [row.seq for row in rows][:9][::-1]
+    frozen = await search.frozen_of([*seqs, 999_999])
+    assert list(frozen.seqs) == seqs
+    assert frozen.expired == sum(
+        not row.is_alive and row.deadline_ms is not None
+        and row.deadline_ms + CLOCK_STEP_MS <= NOW_MS
+        for row in rows if row.seq in seqs
+    )  # fmt: skip
+
+
+# -- time
+
+
+async def test_search_answers_with_what_it_found_when_the_time_is_over(search: Search) -> None:
+    first = await search.page(parse(""), limit=200, limit_s=-1.0)
+    assert first.next is not None
+    assert not first.is_done
+    assert 0 <= first.searched < first.total
+    whole = [row.seq for page in await pages(search, parse(""), 200) for row in page.rows]
+    seen = [row.seq for row in first.rows]
+    place: tuple[int, int] | None = first.next
+    while place is not None:
+        page = await search.page(parse(""), limit=200, limit_s=-1.0, place=place)
+        seen += [row.seq for row in page.rows]
+        assert page.searched >= first.searched
+        place = page.next
+    assert seen == whole
+
+
+async def test_later_messages_do_not_move_the_pages(
+    path: Path, search: Search, tmp_path: Path
+) -> None:
+    copy = tmp_path / "phpmq.db"
+    copy.write_bytes(content_of(path))
+    readers = Readers(copy, count=1)
+    mine = Search(readers, now_ms=lambda: NOW_MS)
+    first = await mine.page(parse(""), limit=20)
+    with sqlite3.connect(copy) as connection:
+        connection.execute(
+            "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc) "
+            "VALUES (10000, 1, 1, 10000, 0, 0, 0, 0)"
+        )
+        connection.execute("UPDATE counter SET value = 10001 WHERE name = 'next_number'")
+    connection.close()
+    later = await pages(mine, parse(""), 20, place=first.next)
+    seen = [row.seq for page in [first, *later] for row in page.rows]
+    assert seen == [row.seq for page in await pages(search, parse(""), 200) for row in page.rows]
+    await readers.close()
+
+
+async def test_slice_that_takes_too_long_is_made_smaller(
+    search: Search, rows: list[Plain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that alone takes too long is passed over; the search goes on behind it."""
+    run = search._readers.run
+    bad = max(row.seq for row in rows) - 3
+
+    async def slow(name: str, text: str, parameters: dict[str, Any]) -> Any:
+        if "low" in parameters and parameters["low"] < bad < parameters["high"]:
+            raise ReadTooLongError("too long")
+        return await run(name, text, parameters)
+
+    monkeypatch.setattr(search._readers, "run", slow)
+    query = parse("-nothing")
+    found = [row.seq for page in await pages(search, query, 200) for row in page.rows]
+    assert set(found) == {row.seq for row in rows} - {bad}
+
+
+# -- looking changes nothing, and reads along its indexes
+
+
+async def test_searching_changes_nothing(path: Path, search: Search) -> None:
+    before = content_of(path)
+    for text in TEXTS:
+        await search.page(parse(text))
+    assert content_of(path) == before
+
+
+COMPOSED = [  # a search, the queues given to the plan, and what it must read along
+    ("state:dispatched", "", "message_held"),
+    ("state:ready", "1", "message_place"),
+    ("state:dead", "", "history_unusual"),
+    ("state:dead", "1", "history_queue"),
+    ("state:acked", "1", "history_queue"),
+    ("", "", "history_seq"),
+    ("1042 -data.n:5", "", "history_seq"),
+    ("", "", "INTEGER PRIMARY KEY"),
+    ("state:acked", "", "INTEGER PRIMARY KEY"),
+    ("1042", "", "b USING INTEGER PRIMARY KEY"),
+]
+
+
+@pytest.mark.parametrize(("text", "queues", "index"), COMPOSED)
+@pytest.mark.parametrize("is_newest_first", [True, False])
+def test_source_reads_along_its_index(
+    path: Path, text: str, queues: str, index: str, is_newest_first: bool
+) -> None:
+    plan = plans.make(parse(text), [int(queues)] if queues else None, [], NOW_MS)
+    assert plan is not None
+    connection = sqlite3.connect(path)
+    steps = [
+        row[3]
+        for row in connection.execute(
+            f"EXPLAIN QUERY PLAN {plan.text(is_newest_first=is_newest_first)}",
+            plan.parameters | {"low": 0, "high": 9, "limit": 5},
+        )
+    ]
+    connection.close()
+    assert any(index in step for step in steps), steps
+    assert not any(re.match(r"SCAN (m|b)\b", step) for step in steps), steps
+
+
+@pytest.mark.parametrize(
+    "name", ["queue", "urn", "trace", "reason", "origin", "client", "data.x", "$.y", ""]
+)
+def test_values_are_parameters_only(name: str) -> None:
+    """No text that was typed gets into the statement."""
+    marked = "'); DROP TABLE zzyzx; --"
+    query = parse(f'{name}:"{marked}"' if name else f'"{marked}"')
+    plan = plans.make(query, None, [], NOW_MS)
+    assert plan is not None
+    assert "zzyzx" not in plan.text(is_newest_first=True)
