@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from phpmq_lite.server.inspector import Inspector
+
 
 @dataclass(slots=True)
 class Figures:
@@ -14,3 +16,4 @@ class Figures:
     protocol_errors: Counter[str] = field(default_factory=Counter)  # by code of the grammar
     closed: Counter[str] = field(default_factory=Counter)  # by reason
     late: int = 0  # dispatches not sent, because their deadline passed while they were stored
+    inspector: Inspector = field(default_factory=Inspector)

@@ -7,10 +7,8 @@ counted.
 
 import asyncio
 import errno
-import os
 import socket
 import ssl
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.endpoints import Endpoint, address_text
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
+from phpmq_lite.server.unix_sockets import bind_private
 from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
 from phpmq_lite.settings.sections import Tcp
 
@@ -239,38 +238,10 @@ def _bind_address(family: int, address: Any) -> socket.socket:
 
 def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
     """Bind a Unix socket of mode 0600.  Nobody can connect before ``listen``, which comes later."""
-    _remove_stale(path)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        bound.setblocking(False)
-        bound.bind(str(path))
-        path.chmod(0o600)
-        status = path.stat()
-    except BaseException:
-        bound.close()
-        raise
+    bound = bind_private(path)
+    status = path.stat()
     file = (status.st_dev, status.st_ino)
     return _Listener(bound, f"unix:{path}", "unix", dispatch, file)
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove the socket that a killed broker left; what somebody answers on is in use."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, f"{path} is there and is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except BlockingIOError:
-            pass  # its backlog is full, so somebody is there
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _remove_own(path: Path, file: tuple[int, int]) -> None:

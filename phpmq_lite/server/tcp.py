@@ -19,14 +19,16 @@ from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     ClientFrame,
-    Consume,
     DeadLetter,
     Publish,
     Requeue,
 )
 from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.commands import apply
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.inspector import Side
+from phpmq_lite.server.pace import Pace
 from phpmq_lite.server.pressure import Pressure
 
 GUARD_SILENCE_S: Final = 0.02  # after it, what may have been a browser is taken for a client
@@ -74,12 +76,13 @@ class Session(asyncio.Protocol):
     """One connection.  The engine calls it as a ``model.Peer``, the loop as a protocol."""
 
     def __init__(self, shared: Shared, side: ServerSide, kind: str) -> None:
-        self.side = side
+        self.side: Side = side  # one that records, while somebody watches
         self.kind = kind  # tcp, tls or unix
         self.address = ""
         self.connection: Connection | None = None  # known to the core from the first batch on
         self.bytes_in = 0
         self.bytes_out = 0
+        self.acks = Pace()
         self.frame_began_at: float | None = None  # loop time; None between frames
         self.frame_bytes = 0  # of the frame that has begun
         self.last_read_at = 0.0
@@ -143,7 +146,7 @@ class Session(asyncio.Protocol):
             self._set_guard_timer()
         self._take(frames)
         if side.error is not None:
-            self._refuse_bytes(side.error)
+            self._refuse_bytes(side.error, data)
 
     def eof_received(self) -> bool:
         """The peer sends no more: what it sent stands, its answers still leave, then it ends."""
@@ -298,10 +301,13 @@ class Session(asyncio.Protocol):
         if self.side.error is not None:
             self._refuse_bytes(self.side.error)
 
-    def _refuse_bytes(self, error: RemoteProtocolError) -> None:
+    def _refuse_bytes(self, error: RemoteProtocolError, data: bytes = b"") -> None:
         if self._end_reason is not None:
             return
         self._figures.protocol_errors[error.code] += 1
+        client = None if self.connection is None else self.connection.number
+        read_at = self.bytes_in - len(data)
+        self._figures.inspector.note_error(error, client, self.address, data, read_at)
         if not is_quiet("protocol_error"):
             _log.warning(
                 "protocol_error",
@@ -336,7 +342,7 @@ class Session(asyncio.Protocol):
                 self._submit()
                 break
             frame = frames[0]
-            result = _apply(core, connection, frame)
+            result = apply(core, connection, frame)
             if result is not Result.DONE:
                 if self._must_stop(core, connection, frame, result):
                     break
@@ -363,7 +369,7 @@ class Session(asyncio.Protocol):
         if result is Result.WAIT:  # other dead letters may wait together with it
             self._frames.popleft()
             while self._frames and isinstance(other := self._frames[0], DeadLetter):
-                if _apply(core, connection, other) is Result.LOAD:
+                if apply(core, connection, other) is Result.LOAD:
                     break
                 self._frames.popleft()
             self._is_queued = True
@@ -480,18 +486,3 @@ class Session(asyncio.Protocol):
             hint="if it speaks the older revision, point it at a listener of tcp.legacy_listen; "
             "if the newer one, at tcp.listen",
         )
-
-
-def _apply(core: Broker, connection: Connection, frame: ClientFrame) -> Result:
-    """Give one frame to the core: the only place where the wire's words meet the broker's."""
-    match frame:
-        case Publish():
-            return core.publish(connection, frame.queue, frame.content, frame.ttl_s, frame.key)
-        case Acknowledge():
-            return core.acknowledge(connection, frame.queue, frame.message_id)
-        case Consume():
-            return core.consume(connection, frame.queue, frame.count)
-        case Requeue():
-            return core.requeue(connection, frame.queue, frame.message_id, frame.ttl_s)
-        case DeadLetter():
-            return core.dead_letter(connection, frame.queue, frame.message_id)

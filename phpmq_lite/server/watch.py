@@ -70,11 +70,14 @@ class Watch:
         """End what is overdue and take a sample."""
         for session in list(self._sessions):
             session.note_writing(now_s)
+            if session.connection is not None:
+                session.acks.sample(session.connection.acked, _EACH_S)
             if session.paused and session.frame_began_at is not None:
                 session.frame_began_at += _EACH_S  # its time stands still while it is not read
             reason = overdue(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
+        self._front.figures.inspector.end_idle(now_s)
         crowd = len(self._sessions) - self._limits.places * 4 // 5
         if crowd > 0:
             for session in longest_silent(self._sessions, now_s, self._limits)[:crowd]:

@@ -1,10 +1,13 @@
 """Closed by default: what listens beyond this machine must have been decided (security.md 1)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.endpoints import Endpoint, is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
+
+CONTROL_SOCKET: Final = "control.sock"  # of the data folder: whoever connects owns the broker
 
 
 def read_endpoints(name: str, texts: list[str]) -> list[Endpoint]:
@@ -19,13 +22,17 @@ def read_endpoints(name: str, texts: list[str]) -> list[Endpoint]:
         raise SettingsError(f"{name}: {error}") from None
 
 
-def check_wide_binds(settings: Settings, *, has_admin_user: bool = False) -> None:
+def check_wide_binds(
+    settings: Settings, has_admin_user: Callable[[], bool] = lambda: False
+) -> None:
     """Refuse listeners that reach beyond loopback without a decision.
+
+    ``has_admin_user`` looks into the database; it is asked only where the answer counts.
 
     Raises:
         SettingsError: names the setting, the address, and what would decide it.
     """
-    problems = [*_tcp_problems(settings), *_admin_problems(settings, has_user=has_admin_user)]
+    problems = [*_tcp_problems(settings), *_admin_problems(settings, has_admin_user)]
     if problems:
         raise SettingsError("; ".join(problems))
 
@@ -46,13 +53,24 @@ def _tcp_problems(settings: Settings) -> Iterator[str]:
                 )
 
 
-def _admin_problems(settings: Settings, *, has_user: bool) -> Iterator[str]:
+def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> Iterator[str]:
     admin = settings.admin
-    for endpoint in read_endpoints("admin.listen", admin.listen):
-        if is_loopback(endpoint):
-            continue
-        reaches = f"admin.listen {endpoint} reaches beyond this machine"
-        if not has_user:
-            yield f"{reaches} and needs an admin user, and there is none"
-        elif not (admin.trusted_proxies or admin.plaintext):
-            yield f"{reaches}: name the proxy in admin.trusted_proxies, or set admin.plaintext"
+    endpoints = read_endpoints("admin.listen", admin.listen)
+    for endpoint in endpoints:
+        if endpoint.kind == "unix" and endpoint.path.name == CONTROL_SOCKET:
+            yield f"admin.listen {endpoint}: the name {CONTROL_SOCKET} is taken, it needs no login"
+    wide = [endpoint for endpoint in endpoints if not is_loopback(endpoint)]
+    if not wide:
+        return
+    reaches = f"admin.listen {', '.join(map(str, wide))} reaches beyond this machine"
+    if not (admin.initial_password_file or has_admin_user()):
+        yield (
+            f"{reaches} and needs an admin user: name a file with the first password in "
+            "admin.initial_password_file, or start on loopback and make one with "
+            "`phpmq-lite user add NAME` or at /setup"
+        )
+    if not (admin.tls_cert or admin.trusted_proxies or admin.plaintext):
+        yield (
+            f"{reaches} unencrypted: set admin.tls_cert and admin.tls_key, or name the proxy in "
+            "admin.trusted_proxies, or set admin.plaintext = true"
+        )

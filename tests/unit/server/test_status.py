@@ -60,14 +60,14 @@ async def test_status_answers_before_there_is_an_engine() -> None:
 async def test_operator_is_refused_before_there_is_an_engine() -> None:
     front = Front(Figures())
     with pytest.raises(RefusedError, match="the broker is not ready: starting"):
-        await front.call(lambda core, answer: core.purge("orders", False, answer))
+        await front.call(lambda core, answer: answer(None))
 
 
 async def test_operator_is_refused_when_the_broker_stops(front: Front) -> None:
     assert front.engine is not None
     front.engine.stop()
     with pytest.raises(RefusedError, match="not ready"):
-        await front.call(lambda core, answer: core.purge("orders", False, answer))
+        await front.call(lambda core, answer: answer(None))
 
 
 async def test_status_has_what_waits_and_what_is_held(front: Front, core: Broker) -> None:
@@ -90,6 +90,76 @@ async def test_status_has_what_waits_and_what_is_held(front: Front, core: Broker
     status = front.status()
     assert (status.held, status.held_bytes, status.window_messages) == (3, 3, 2)
     assert status.refused == {"queue full: messages": 1}
+
+
+async def test_status_of_a_quiet_queue_is_given_again(front: Front, core: Broker) -> None:
+    core.begin(NOW)
+    client = connect(core)
+    core.publish(client, "quiet", b"", None, None)
+    core.publish(client, "busy", b"", None, None)
+    core.finish()
+    before = front.status().queues
+    core.begin(NOW)
+    core.publish(client, "busy", b"", None, None)
+    core.finish()
+    after = front.status().queues
+    assert after[0] is before[0]
+    assert (before[1].ready, after[1].ready) == (1, 2)
+
+
+@pytest.mark.parametrize("change", ["configure", "place", "record", "consume", "remove"])
+async def test_status_of_a_queue_follows_what_no_counter_tells(
+    front: Front, core: Broker, change: str
+) -> None:
+    core.begin(NOW)
+    client = connect(core)
+    queue = core.lives.queue("orders")
+    assert queue is not None
+    core.publish(client, "orders.dlq", b"", None, None)
+    [before, *_] = front.status().queues
+    if change == "configure":
+        queue.settings = QueueSettings(delivery_paused=True)
+    elif change == "place":
+        queue.row.live_count += 1
+    elif change == "record":
+        core.publish(client, "orders.dlq", b"", None, None)
+    elif change == "consume":
+        core.consume(client, "orders", 1)
+    else:
+        core.lives.remove(queue)
+        core.lives.queue("orders")
+    names = {status.name: status for status in front.status().queues}
+    changed = names["orders"] != before
+    assert changed is (change != "remove")
+    assert names["orders"].settings is core.lives.queues["orders"].settings
+
+
+async def test_status_comes_in_slices(front: Front, core: Broker) -> None:
+    core.begin(NOW)
+    for number in range(5):
+        core.lives.queue(f"q{number}")
+    slices = [[queue.name for queue in some] for some in front.queue_slices(2)]
+    assert slices == [["q0", "q1"], ["q2", "q3"], ["q4"]]
+    assert front.summary().queues == ()
+    assert list(Front(Figures()).queue_slices()) == []
+
+
+async def test_status_has_histograms_and_causes_of_death(front: Front, core: Broker) -> None:
+    core.begin(NOW)
+    client = connect(core)
+    core.consume(client, "orders", 1)
+    core.finish()
+    core.begin(NOW, Loaded(windows=[(1, [], True)]))
+    core.publish(client, "orders", b"", None, None)
+    [quiet] = front.status().queues
+    assert (quiet.wait, quiet.hold, quiet.deaths) == ((), (), {})
+    core.finish()
+    [held] = core.connections[1].consumers[1].held.values()
+    core.begin(NOW)
+    core.dead_letter(client, "orders", held.message_id)
+    core.finish()
+    [queue, _] = front.status().queues
+    assert (sum(queue.wait), sum(queue.hold), queue.deaths) == (1, 1, {"client": 1})
 
 
 async def test_status_has_the_clients(front: Front, core: Broker) -> None:

@@ -27,6 +27,7 @@ class Peer:
     paused: set[str] = field(default_factory=set)
     has_eof: bool = False
     ended: str | None = None
+    connection: None = None  # the core does not know it yet
 
     def note_writing(self, now_s: float) -> None:
         """Nothing is written in these tests."""

@@ -52,12 +52,19 @@ def test_wide_admin_is_refused_without_an_admin_user(address: str, admin: dict[s
 
 def test_wide_admin_is_refused_without_a_decision() -> None:
     with pytest.raises(SettingsError, match=r"admin\.trusted_proxies.*admin\.plaintext"):
-        check_wide_binds(settings(admin={"listen": WIDE}), has_admin_user=True)
+        check_wide_binds(settings(admin={"listen": WIDE}), lambda: True)
 
 
-@pytest.mark.parametrize("admin", [{"plaintext": True}, {"trusted_proxies": ["10.0.0.0/8"]}])
+@pytest.mark.parametrize(
+    "admin",
+    [
+        {"plaintext": True},
+        {"trusted_proxies": ["10.0.0.0/8"]},
+        {"tls_cert": "/c.pem", "tls_key": "/k.pem"},
+    ],
+)
 def test_wide_admin_is_taken_when_it_was_decided(admin: dict[str, Any]) -> None:
-    check_wide_binds(settings(admin={"listen": WIDE} | admin), has_admin_user=True)
+    check_wide_binds(settings(admin={"listen": WIDE} | admin), lambda: True)
 
 
 def test_every_problem_is_told_at_once() -> None:
@@ -71,3 +78,20 @@ def test_every_problem_is_told_at_once() -> None:
 def test_unreadable_address_is_refused_with_its_setting(section: str, name: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{section}\.{name}: 'nonsense'"):
         check_wide_binds(settings(**{section: {name: ["nonsense"]}}))
+
+
+def test_first_password_stands_for_the_admin_user() -> None:
+    admin = {"listen": WIDE, "plaintext": True, "initial_password_file": "/run/secrets/first"}
+    check_wide_binds(settings(admin=admin))
+
+
+def test_database_is_not_looked_at_for_loopback() -> None:
+    def look() -> bool:
+        raise AssertionError
+
+    check_wide_binds(settings(admin={"listen": NARROW}), look)
+
+
+def test_admin_socket_cannot_pass_for_the_control_socket() -> None:
+    with pytest.raises(SettingsError, match=r"admin\.listen unix:/run/control\.sock"):
+        check_wide_binds(settings(admin={"listen": ["unix:/run/control.sock"]}))

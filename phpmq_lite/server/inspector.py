@@ -1,0 +1,294 @@
+"""The protocol inspector: frames of a connection while somebody watches, and the last errors.
+
+Watching puts a ``RecordedSide`` round the connection's protocol, and takes it off again: where
+nobody watches, nothing is asked and nothing is kept.  All is bounded.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from phpmq_lite.errors import RemoteProtocolError
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.frames import ClientFrame
+from phpmq_lite.server.dissector import Dissector, Frame
+
+FRAMES: Final = 50  # kept of a connection
+FRAMES_PER_S: Final = 200  # looked at, in both directions; a flood is not copied
+IDLE_S: Final = 60.0  # after the last look recording ends
+WATCHED: Final = 16  # connections at once
+ERRORS: Final = 100
+NEAR_BYTES: Final = 32  # kept on either side of a wrong byte
+
+_EXPECTED: Final = {
+    wire.BAD_HEADER: "a message header: H and seven digits",
+    wire.BAD_VERSION: "version 01",
+    wire.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
+    wire.UNEXPECTED_TYPE: "a type that a client sends: 001, 002, 004, 005 or 006",
+    wire.BAD_PACKET_COUNT: "a number of packets that this type has",
+    wire.BAD_FRAMING: "a packet or a line break, as the connection began",
+    wire.BAD_PACKET_HEADER: "a packet header: P and digits",
+    wire.BAD_PACKET_TYPE: "a packet that this message has",
+    wire.DUPLICATE_PACKET: "each packet once",
+    wire.TOO_LARGE: "a length within the limit",
+    wire.EMPTY_QUEUE: "a queue name of 1 to 255 bytes",
+    wire.BAD_QUEUE: "UTF-8 without control characters",
+    wire.EMPTY_ID: "an id or key of 1 to 64 bytes",
+    wire.BAD_NUMBER: "a number of 1 to 19 digits",
+    wire.HTTP_REQUEST: "PHPMQ, not HTTP",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Recorded:
+    """A frame that passed; ``number`` counts the frames of the recording from 1."""
+
+    number: int
+    at_ms: int  # Unix ms
+    is_inbound: bool  # from the client
+    frame: Frame
+
+
+@dataclass(slots=True, frozen=True)
+class BadByte:
+    """A protocol error: where, what was due, what came."""
+
+    at_ms: int  # Unix ms
+    client: int | None
+    address: str
+    code: str
+    detail: str
+    expected: str
+    offset: int  # of the first wrong byte in the connection
+    before: bytes  # what was right, as far as the same read has it
+    found: bytes  # from the wrong byte on; empty: it came in an earlier read
+
+
+class Recorder:
+    """The last frames of one connection; times are those of the loop in seconds."""
+
+    def __init__(self, now_s: float) -> None:
+        self.frames: deque[Recorded] = deque(maxlen=FRAMES)
+        self.began_at = _wall_ms()
+        self.looked_at = now_s
+        self.count = 0  # frames recorded
+        self.missed = 0  # frames that a flood kept out
+        self._in = Dissector()
+        self._out = Dissector()
+        self._is_aligned = False  # the next byte that comes in is a known place
+        self._second = 0
+        self._budget = 0
+
+    def align(self, side: ServerSide) -> None:
+        """Begin: between two frames at once, else with the next one."""
+        self._is_aligned = not side.partial_bytes
+
+    def note_in(self, data: bytes, frames: int, side: ServerSide) -> None:
+        """Take in what was read, after the parser has; ``frames`` is what it gave."""
+        self._learn(self._in, side)
+        partial = side.partial_bytes
+        if not self._has_budget():
+            self._is_aligned = False
+            self.missed += frames
+            return
+        if not self._is_aligned:
+            self._in.reset()
+            self.missed += frames
+            if partial < len(data):
+                self._is_aligned = True
+                self._in.feed(data[len(data) - partial :])
+            return
+        seen = self._in.feed(data)
+        if side.error is not None:  # what follows the wrong byte is no frame
+            seen = seen[:frames]
+        self._keep(seen, is_inbound=True)
+        if not partial and not self._in.is_between:  # never follow a wrong trace
+            self._in.reset()
+
+    def note_out(self, parts: Sequence[bytes], side: ServerSide) -> None:
+        """Take in the pieces of one frame that is about to be written."""
+        if not self._has_budget():
+            self.missed += 1
+            return
+        self._learn(self._out, side)
+        self._out.reset()
+        for part in parts:
+            self._keep(self._out.feed(part), is_inbound=False)
+
+    def _learn(self, dissector: Dissector, side: ServerSide) -> None:
+        dissector.width = side.packet_header
+        dissector.is_line = side.framing == "line"
+
+    def _has_budget(self) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._budget = second, FRAMES_PER_S
+        return self._budget > 0
+
+    def _keep(self, frames: Sequence[Frame], *, is_inbound: bool) -> None:
+        now_ms = _wall_ms()
+        for frame in frames:
+            self.count += 1
+            self.frames.append(Recorded(self.count, now_ms, is_inbound, frame))
+        self._budget -= len(frames)
+
+
+class RecordedSide:
+    """Stands where a ``ServerSide`` stood, and shows the recorder what passes."""
+
+    __slots__ = ("recorder", "side")
+
+    def __init__(self, side: ServerSide, recorder: Recorder) -> None:
+        self.side = side
+        self.recorder = recorder
+        recorder.align(side)
+
+    @property
+    def error(self) -> RemoteProtocolError | None:
+        """See ``ServerSide``, as all of these."""
+        return self.side.error
+
+    @property
+    def is_waiting(self) -> bool:
+        """See ``ServerSide``."""
+        return self.side.is_waiting
+
+    @property
+    def partial_bytes(self) -> int:
+        """See ``ServerSide``."""
+        return self.side.partial_bytes
+
+    @property
+    def framing(self) -> str | None:
+        """See ``ServerSide``."""
+        return self.side.framing
+
+    @property
+    def packet_header(self) -> int:
+        """See ``ServerSide``."""
+        return self.side.packet_header
+
+    @property
+    def revision(self) -> str | None:
+        """See ``ServerSide``."""
+        return self.side.revision
+
+    def receive(self, data: bytes) -> list[ClientFrame]:
+        """Read, and record what came."""
+        frames = self.side.receive(data)
+        self.recorder.note_in(data, len(frames), self.side)
+        return frames
+
+    def release(self) -> list[ClientFrame]:
+        """See ``ServerSide``; these were recorded when they came."""
+        return self.side.release()
+
+    def append_dispatch(
+        self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
+    ) -> None:
+        """Write a dispatch, and record it."""
+        start = len(parts)
+        self.side.append_dispatch(parts, queue, content, message_id, ttl_s)
+        self.recorder.note_out(parts[start:], self.side)
+
+    def append_receipt(
+        self, parts: list[bytes], queue: str, key: bytes, reason: str | None
+    ) -> None:
+        """Write a receipt, and record it."""
+        start = len(parts)
+        self.side.append_receipt(parts, queue, key, reason)
+        self.recorder.note_out(parts[start:], self.side)
+
+
+Side = ServerSide | RecordedSide
+
+
+class Watchable(Protocol):
+    """A session, as far as watching goes."""
+
+    side: Side
+
+
+class Inspector:
+    """Who is watched, and the last protocol errors of all connections."""
+
+    def __init__(self) -> None:
+        self.errors: deque[BadByte] = deque(maxlen=ERRORS)
+        self._watched: dict[int, tuple[Watchable | None, Recorder]] = {}  # by client number
+
+    @property
+    def watched(self) -> int:
+        """Connections that are recorded now."""
+        return len(self._watched)
+
+    def watch(self, client: int, session: Watchable | None, now_s: float) -> Recorder | None:
+        """Look at a connection: recording begins with the first look.
+
+        ``session`` is None where the connection has ended: then only what was recorded is given.
+        At most ``WATCHED`` are recorded; a further one takes the place of the longest unseen.
+        """
+        known = self._watched.get(client)
+        if known is not None:
+            known[1].looked_at = now_s
+            return known[1]
+        if session is None:
+            return None
+        if len(self._watched) >= WATCHED:
+            self._end(min(self._watched, key=lambda number: self._watched[number][1].looked_at))
+        recorder = Recorder(now_s)
+        if isinstance(session.side, ServerSide):
+            session.side = RecordedSide(session.side, recorder)
+        self._watched[client] = (session, recorder)
+        return recorder
+
+    def end_idle(self, now_s: float) -> None:
+        """End what nobody has looked at for a while; to be called now and then."""
+        for client, (_, recorder) in list(self._watched.items()):
+            if now_s - recorder.looked_at > IDLE_S:
+                self._end(client)
+
+    def _end(self, client: int) -> None:
+        session, _ = self._watched.pop(client)
+        if session is not None and isinstance(session.side, RecordedSide):
+            session.side = session.side.side
+
+    def note_error(
+        self,
+        error: RemoteProtocolError,
+        client: int | None,
+        address: str,
+        data: bytes,
+        read_at: int,
+    ) -> None:
+        """Keep a protocol error with what stands round it.
+
+        ``data`` is the last read, ``read_at`` the offset of its first byte in the connection.
+        """
+        at = error.offset - read_at
+        is_here = 0 <= at < len(data)
+        self.errors.append(
+            BadByte(
+                at_ms=_wall_ms(),
+                client=client,
+                address=address,
+                code=error.code,
+                detail=error.detail,
+                expected=_EXPECTED.get(error.code, ""),
+                offset=error.offset,
+                before=data[max(0, at - NEAR_BYTES) : at] if is_here else b"",
+                found=data[at : at + NEAR_BYTES] if is_here else b"",
+            )
+        )
+
+
+def watch_in(core: Any, inspector: Inspector, client: int, now_s: float) -> Recorder | None:
+    """Watch a connection by its number; call it in a batch, where the core may be asked."""
+    connection = core.connections.get(client)
+    return inspector.watch(client, None if connection is None else connection.peer, now_s)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

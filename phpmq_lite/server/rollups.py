@@ -1,0 +1,380 @@
+"""How the queues went lately, in memory: 10 s points of one hour, and what the database gets.
+
+Pure bookkeeping without a clock, a task or a disk; ``server/sampler.py`` drives it::
+
+    for writes in rollups.collect(queues): …   what happened since the last time
+    rollups.ages = …                           how long the first ready messages wait
+    for writes in rollups.close(now_s): …      a point each; a row each at the end of a minute
+
+Both are generators, so that the loop can do other things between two slices of their work; what
+they yield belongs into a batch's ``rare``.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from operator import add, attrgetter, sub
+from typing import Final
+
+from phpmq_lite.broker import histogram
+from phpmq_lite.broker.histogram import pack, unpack
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.storage.rollups import (
+    ALL,
+    COUNTS,
+    GAUGES,
+    KEPT_S,
+    MINUTE_S,
+    QUARTER_S,
+    RECORDS,
+    REST,
+    Beat,
+    Point,
+    Write,
+    put,
+    remove,
+)
+
+SLOT_S: Final = 10
+HOUR_S: Final = 3_600
+QUEUES_MAX: Final = 200  # with points and rows of their own
+_LATE_S: Final = 60  # a point stands for no more; behind it is a gap
+_QUEUES_AT_ONCE: Final = 500  # idle ones, in one slice
+_CHANGED_AT_ONCE: Final = 50  # with histograms, in one slice
+_REMOVED_AT_ONCE: Final = 500  # rows, a minute; at most 203 are added
+
+_NUMBERS: Final = 2 + len(COUNTS) + len(GAUGES)
+_ZEROS: Final = (0,) * len(COUNTS)
+_counts: Final = attrgetter(*COUNTS)
+
+Writes = list[Write]
+
+
+class Sum:
+    """What happened in some time: counts added up, gauges of its end, histograms."""
+
+    __slots__ = ("counts", "gauges", "hold", "wait")
+
+    def __init__(self, counts: Sequence[int] = _ZEROS) -> None:
+        self.counts = list(counts)
+        self.gauges = [0] * len(GAUGES)
+        self.wait: list[int] | None = None
+        self.hold: list[int] | None = None
+
+    @classmethod
+    def of(cls, point: Point) -> "Sum":
+        """Unpack a point."""
+        made = cls(point.counts)
+        made.gauges = list(point.gauges)
+        made.wait = None if point.wait is None else unpack(point.wait)
+        made.hold = None if point.hold is None else unpack(point.hold)
+        return made
+
+    def point(self, at_s: int, span_s: int) -> Point:
+        """Pack it."""
+        return Point.of(
+            (at_s, span_s, *self.counts, *self.gauges),
+            None if self.wait is None else pack(self.wait),
+            None if self.hold is None else pack(self.hold),
+        )
+
+    def follow(self, later: "Sum") -> None:
+        """Take in what came after it."""
+        self.include(later)
+        self.gauges = list(later.gauges)
+
+    def include(self, other: "Sum") -> None:
+        """Take in what happened at the same time; gauges stay."""
+        self.counts = list(map(add, self.counts, other.counts))
+        self.wait = _together(self.wait, other.wait)
+        self.hold = _together(self.hold, other.hold)
+
+
+def _together(one: list[int] | None, other: list[int] | None) -> list[int] | None:
+    if one is None or other is None:
+        return one if other is None else other  # never changed in place
+    return histogram.add(one, other)
+
+
+class Series:
+    """The points of one queue in the last hour, oldest first: 14 numbers and two histograms."""
+
+    __slots__ = ("_histograms", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._histograms: deque[tuple[bytes | None, bytes | None]] = deque()
+
+    def add(self, point: Point) -> None:
+        """Append a point."""
+        self._numbers.extend(point.numbers)
+        self._histograms.append((point.wait, point.hold))
+
+    def trim(self, before_s: int) -> bool:
+        """Forget what began before; tell whether anything is left."""
+        numbers, at = self._numbers, 0
+        while at < len(numbers) and numbers[at] < before_s:
+            at += _NUMBERS
+            self._histograms.popleft()
+        if at:
+            del numbers[:at]
+        return bool(numbers)
+
+    def points(self) -> list[Point]:
+        """Give all points, oldest first."""
+        numbers = self._numbers
+        return [
+            Point.of(numbers[at : at + _NUMBERS], *histograms)
+            for at, histograms in zip(
+                range(0, len(numbers), _NUMBERS), self._histograms, strict=True
+            )
+        ]
+
+
+class Rollups:
+    """One hour of all queues.  At most ``QUEUES_MAX`` have points of their own, the busiest.
+
+    Times are Unix seconds, by the wall clock.
+    """
+
+    def __init__(self) -> None:
+        self.ages: dict[int, int] = {}  # when the first ready message was published: Unix ms
+        self.waiting: list[int] = []  # queue_ids with ready messages, since the last ``collect``
+        self.records: set[int] = set()  # those of them that are dead-letter queues
+        self.lines: dict[tuple[int, str], str] = {}  # drawn of it, kept until the next points
+        self._series: dict[int, Series] = {}
+        self._before: dict[int, tuple[int, ...]] = {}
+        self._waits: dict[int, Sequence[int]] = {}
+        self._holds: dict[int, Sequence[int]] = {}
+        self._filled: set[int] = set()  # not empty at the last look
+        self._own: set[int] = set()  # have points of their own
+        self._activity: dict[int, int] = {}  # in this minute
+        self._slot: dict[int, Sum] = {}
+        self._minute: dict[int, Sum] = {}
+        self._quarter: dict[int, Sum] = {}
+        self.minute_s = 0  # the open minute began; those before it are stored
+        self._slot_s = 0  # the open slot began
+        self._refused: deque[tuple[int, dict[str, int]]] = deque()  # each minute, for an hour
+
+    # -- reading
+
+    def points(self, queue_id: int) -> list[Point]:
+        """Give the points of a queue, of ALL, RECORDS or REST; oldest first."""
+        series = self._series.get(queue_id)
+        return series.points() if series is not None else []
+
+    def beats(self) -> list[Beat]:
+        """Say when the broker ran: a span that is missing here is a gap."""
+        rests = {point.at_s for point in self.points(REST)}
+        return [Beat(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
+
+    def refused_lately(self, refused: Mapping[str, int]) -> dict[str, int]:
+        """Say how many publishes were refused in the last hour, by reason."""
+        before = self._refused[0][1] if self._refused else {}
+        lately = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
+        return {reason: count for reason, count in lately.items() if count > 0}
+
+    # -- start
+
+    def begin(self, now_s: int) -> None:
+        """Begin to count; what happened before is not known here."""
+        self._slot_s = now_s // SLOT_S * SLOT_S
+        self.minute_s = now_s // MINUTE_S * MINUTE_S
+
+    def load(self, rows: Sequence[tuple[int, Point]]) -> Iterator[Writes]:
+        """Go on from stored minutes, in order: the last hour, and all of the last quarter.
+
+        The minute that a stop cut short is continued.  A quarter that was not written is.
+        """
+        if not rows:
+            return
+        minute_s = self.minute_s
+        quarter_s = rows[-1][1].at_s // QUARTER_S * QUARTER_S
+        for count, (queue_id, point) in enumerate(rows, 1):
+            if minute_s - HOUR_S <= point.at_s <= minute_s:
+                self._series.setdefault(queue_id, Series()).add(point)
+            if point.at_s == minute_s:
+                self._minute[queue_id] = Sum.of(point)
+            elif quarter_s <= point.at_s < minute_s:
+                self._follow(self._quarter, queue_id, Sum.of(point))
+            if not count % _CHANGED_AT_ONCE:
+                yield []
+        if quarter_s != minute_s // QUARTER_S * QUARTER_S:
+            yield from self._rows(self._quarter, quarter_s, QUARTER_S)
+            self._quarter = {}
+
+    # -- each slot
+
+    def collect(self, queues: Sequence[Queue]) -> Iterator[Writes]:
+        """Take in what happened on each queue since the last time."""
+        self._slot.setdefault(ALL, Sum()).gauges = [0] * len(GAUGES)
+        for gone in (RECORDS, REST):
+            if gone in self._slot:
+                self._slot[gone].gauges = [0] * len(GAUGES)
+        self.waiting, self.records = [], set()
+        room = 0
+        for queue in queues:
+            room += _QUEUES_AT_ONCE // _CHANGED_AT_ONCE if self._take(queue) else 1
+            if room >= _QUEUES_AT_ONCE:
+                room = 0
+                yield []
+
+    def _take(self, queue: Queue) -> bool:
+        """Take in one queue; tell whether there was anything."""
+        queue_id, row, held = queue.queue_id, queue.row, queue.held
+        counts: tuple[int, ...] = _counts(queue.totals)
+        before = self._before.get(queue_id, _ZEROS)
+        live = row.live_count
+        if not live and counts == before and queue_id not in self._filled:
+            return False
+        if live:
+            self._filled.add(queue_id)
+        else:
+            self._filled.discard(queue_id)
+        is_records = queue.is_dead_letter_queue
+        if live > held:
+            self.waiting.append(queue_id)
+            if is_records:
+                self.records.add(queue_id)
+        happened = self._since(queue, counts, before)
+        happened.gauges = [live - held, held, row.live_bytes, 0]
+        self._share(ALL, happened, 0 if is_records else live - held)
+        if is_records:
+            self._share(RECORDS, happened, live - held)
+        self._activity[queue_id] = self._activity.get(queue_id, 1) + sum(happened.counts)
+        if queue_id in self._own or len(self._own) < QUEUES_MAX:
+            self._own.add(queue_id)
+            self._follow(self._slot, queue_id, happened)
+        else:
+            self._share(REST, happened, live - held)
+        return True
+
+    def _since(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> Sum:
+        queue_id = queue.queue_id
+        if counts == before:
+            return Sum()
+        happened = Sum(tuple(map(sub, counts, before)))
+        if min(happened.counts) < 0:  # another queue under the same number
+            self._waits.pop(queue_id, None)
+            self._holds.pop(queue_id, None)
+            happened = Sum(counts)
+        self._before[queue_id] = counts
+        happened.wait = _grown(self._waits, queue_id, queue.wait)
+        happened.hold = _grown(self._holds, queue_id, queue.hold)
+        return happened
+
+    def _share(self, number: int, happened: Sum, ready: int) -> None:
+        """Add a queue to a number that stands for several."""
+        whole = self._slot.get(number)
+        if whole is None:
+            whole = self._slot[number] = Sum()
+        whole.include(happened)
+        _, held, size, _ = happened.gauges
+        gauges = whole.gauges
+        gauges[0] += ready
+        gauges[1] += held
+        gauges[2] += size
+
+    def close(self, now_s: int, *, is_last: bool = False) -> Iterator[Writes]:
+        """Make a point of each queue; at the end of a minute, or of all, also the rows."""
+        slot_s, slot = self._slot_s, self._slot
+        span_s = max(SLOT_S, min(now_s // SLOT_S * SLOT_S - slot_s, _LATE_S))
+        self._age(slot, now_s)
+        self._slot, self._slot_s = {}, now_s // SLOT_S * SLOT_S
+        self.lines.clear()
+        for count, (queue_id, happened) in enumerate(slot.items(), 1):
+            self._series.setdefault(queue_id, Series()).add(happened.point(slot_s, span_s))
+            self._follow(self._minute, queue_id, happened)
+            if not count % _CHANGED_AT_ONCE:
+                yield []
+        self._series = {
+            queue_id: series
+            for queue_id, series in self._series.items()
+            if series.trim(now_s - HOUR_S)
+        }
+        if is_last or now_s // MINUTE_S * MINUTE_S != self.minute_s:
+            yield from self._end_minute(now_s)
+
+    def _age(self, slot: dict[int, Sum], now_s: int) -> None:
+        """Fill in how long the oldest ready messages have waited."""
+        first: dict[int, int] = {}
+        for queue_id in self.waiting:
+            at_ms = self.ages.get(queue_id)
+            if at_ms is None:
+                continue
+            if queue_id in slot:
+                slot[queue_id].gauges[3] = max(0, now_s * 1_000 - at_ms)
+            group = RECORDS if queue_id in self.records else ALL
+            first[group] = min(first.get(group, at_ms), at_ms)
+        for group, at_ms in first.items():
+            slot[group].gauges[3] = max(0, now_s * 1_000 - at_ms)
+
+    def _end_minute(self, now_s: int) -> Iterator[Writes]:
+        minute_s, minute = self.minute_s, self._minute
+        self._minute, self.minute_s = {}, now_s // MINUTE_S * MINUTE_S
+        yield from self._rows(minute, minute_s, MINUTE_S)
+        for count, (queue_id, happened) in enumerate(minute.items(), 1):
+            self._follow(self._quarter, queue_id, happened)
+            if not count % _CHANGED_AT_ONCE:
+                yield []
+        quarter_s = minute_s // QUARTER_S * QUARTER_S
+        if now_s // QUARTER_S * QUARTER_S != quarter_s:
+            quarter, self._quarter = self._quarter, {}
+            yield from self._rows(quarter, quarter_s, QUARTER_S)
+        yield [remove(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()]
+        self._choose()
+
+    def _rows(self, sums: Mapping[int, Sum], at_s: int, span_s: int) -> Iterator[Writes]:
+        items = list(sums.items())
+        for at in range(0, len(items), _CHANGED_AT_ONCE):
+            yield [
+                put(queue_id, happened.point(at_s, span_s))
+                for queue_id, happened in items[at : at + _CHANGED_AT_ONCE]
+            ]
+
+    def _choose(self) -> None:
+        """Decide who has points of its own from now on; who has them keeps them more easily."""
+        activity, self._activity = self._activity, {}
+        own = self._own
+        self._own = set(
+            nlargest(
+                QUEUES_MAX, activity, key=lambda queue_id: activity[queue_id] << (queue_id in own)
+            )
+        )
+
+    @staticmethod
+    def _follow(sums: dict[int, Sum], queue_id: int, later: Sum) -> None:
+        known = sums.get(queue_id)
+        if known is None:
+            known = sums[queue_id] = Sum()
+        known.follow(later)
+
+    # -- once a minute, beside the queues
+
+    def note_refused(self, now_s: int, refused: Mapping[str, int]) -> None:
+        """Remember how many publishes were refused so far."""
+        self._refused.append((now_s, dict(refused)))
+        while self._refused[0][0] < now_s - HOUR_S:
+            self._refused.popleft()
+
+    def forget(self, alive: Iterable[int]) -> None:
+        """Forget what queues that were removed had counted."""
+        for gone in self._before.keys() - set(alive):
+            del self._before[gone]
+            self._waits.pop(gone, None)
+            self._holds.pop(gone, None)
+            self._filled.discard(gone)
+
+
+def _grown(
+    seen: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
+) -> list[int] | None:
+    """Say what a histogram got since the last time; None where it got nothing."""
+    if not counts:
+        return None
+    before = seen.get(queue_id)
+    if before == counts:
+        return None
+    seen[queue_id] = counts[:]
+    return list(counts) if before is None else list(map(sub, counts, before))

@@ -1,0 +1,291 @@
+"""The protocol inspector: frames of both directions and framings, cut anywhere; wrong bytes."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.protocol.connection import ClientSide, ServerSide
+from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.server.dissector import CUT_BYTES, Dissector, Frame
+from phpmq_lite.server.inspector import (
+    ERRORS,
+    FRAMES,
+    FRAMES_PER_S,
+    IDLE_S,
+    WATCHED,
+    Inspector,
+    RecordedSide,
+    Recorder,
+    Side,
+)
+
+HOSTILE = '../<script>alert(1)</script>"é'
+ID = b"%016x%016x" % (7, 9)
+CLIENT = ClientSide()
+LINE = b"H0100103\r\nP01%029d\r\nmail\r\nP02%029d\r\n%s\r\nP05%029d\r\n60\r\n"
+
+
+@dataclass
+class Peer:
+    """A session, as far as watching goes."""
+
+    side: Side
+
+
+def server(*, http_guard: bool = False, dispatch: str = "ttl") -> ServerSide:
+    return ServerSide(WireLimits(), http_guard=http_guard, dispatch=dispatch)
+
+
+def watched() -> tuple[RecordedSide, Recorder]:
+    peer = Peer(server())
+    recorder = Inspector().watch(1, peer, 0.0)
+    assert recorder is not None
+    assert isinstance(peer.side, RecordedSide)
+    return peer.side, recorder
+
+
+def line_publish(content: bytes) -> bytes:
+    return LINE % (4, len(content), content, 2)
+
+
+def meanings(frame: Frame) -> list[str]:
+    return [piece.meaning for piece in frame.pieces]
+
+
+# -- frames
+
+
+STREAM = b"".join(
+    [
+        CLIENT.publish(HOSTILE, b'{"a":1}', 60, b"key-1"),
+        CLIENT.consume(HOSTILE, 0),
+        CLIENT.acknowledge("mail", ID),
+        CLIENT.requeue("mail", ID, 0),
+        CLIENT.dead_letter("mail", ID),
+    ]
+)
+
+
+@pytest.mark.parametrize("read", [1, 7, 33, 1_000])
+def test_recorder_decodes_what_a_client_sends_however_it_is_cut(read: int) -> None:
+    side, recorder = watched()
+    for at in range(0, len(STREAM), read):
+        side.receive(STREAM[at : at + read])
+    frames = [one.frame for one in recorder.frames]
+    assert [frame.kind for frame in frames] == [
+        "publish", "consume", "acknowledge", "requeue", "dead letter",
+    ]  # fmt: skip
+    assert meanings(frames[0]) == [
+        "publish, 4 packets", f"queue {HOSTILE}", "content, 7 bytes", "TTL 60 s", "key key-1",
+    ]  # fmt: skip
+    assert meanings(frames[1])[-1] == "credit 0: gives back"
+    assert meanings(frames[3])[-1] == "TTL 0: never expires"
+    assert all(one.is_inbound for one in recorder.frames)
+    assert b"".join(piece.raw for frame in frames for piece in frame.pieces) == STREAM
+
+
+@pytest.mark.parametrize("read", [1, 5, 1_000])
+def test_recorder_decodes_line_framing(read: int) -> None:
+    side, recorder = watched()
+    stream = line_publish(b"one\r\n") + b"\r\n" + line_publish("é".encode())
+    for at in range(0, len(stream), read):
+        side.receive(stream[at : at + read])
+    frames = [one.frame for one in recorder.frames]
+    assert [frame.queue for frame in frames] == ["mail", "mail"]
+    assert meanings(frames[0]) == [
+        "publish, 3 packets", "queue mail", "content, 5 bytes", "TTL 60 s",
+    ]  # fmt: skip
+    assert frames[1].pieces[2].raw.endswith("é".encode())
+
+
+def test_recorder_decodes_headers_of_36_bytes() -> None:
+    side, recorder = watched()
+    side.receive(b"H0100202P01%033dmailP04%033d12" % (4, 2))
+    assert meanings(recorder.frames[0].frame) == ["consume, 2 packets", "queue mail", "credit 12"]
+
+
+@pytest.mark.parametrize("begin", [CLIENT.consume("mail", 1), line_publish(b"x")])
+def test_recorder_decodes_what_the_broker_sends_in_the_style_of_the_client(begin: bytes) -> None:
+    side, recorder = watched()
+    side.receive(begin)
+    parts: list[bytes] = []
+    side.append_dispatch(parts, "mail", b"\xff\x00<b>", ID, 9)
+    side.append_receipt(parts, "mail", b"k", None)
+    side.append_receipt(parts, "mail", b"k", "paused")
+    dispatch, stored, refused = (one.frame for one in list(recorder.frames)[1:])
+    assert meanings(dispatch) == [
+        "dispatch, 4 packets", "queue mail", "content, 5 bytes",
+        f"message id {ID.decode()}", "TTL 9 s",
+    ]  # fmt: skip
+    assert dispatch.pieces[2].raw.endswith(b"\xff\x00<b>")
+    assert meanings(stored)[-1] == "key k"
+    assert "refused: paused" in meanings(refused)
+    assert not recorder.frames[1].is_inbound
+    assert len(b"".join(parts)) >= dispatch.size + stored.size + refused.size - 6
+
+
+def test_recorder_keeps_the_beginning_of_a_content_only() -> None:
+    side, recorder = watched()
+    side.receive(CLIENT.publish("mail", b"x" * 10_000))
+    piece = recorder.frames[0].frame.pieces[2]
+    assert len(piece.raw) == 32 + CUT_BYTES
+    assert piece.cut == 10_000 - CUT_BYTES
+
+
+def test_recorder_begins_with_the_next_frame_when_one_is_under_way() -> None:
+    peer = Peer(server())
+    frame = CLIENT.publish("mail", b"abc")
+    peer.side.receive(frame[:50])
+    recorder = Inspector().watch(1, peer, 0.0)
+    assert recorder is not None
+    peer.side.receive(frame[50:] + CLIENT.consume("mail", 1)[:20])
+    peer.side.receive(CLIENT.consume("mail", 1)[20:])
+    assert [one.frame.kind for one in recorder.frames] == ["consume"]
+    assert recorder.missed == 1
+
+
+def test_recorder_keeps_the_last_frames() -> None:
+    side, recorder = watched()
+    for _ in range(FRAMES + 10):
+        side.receive(CLIENT.consume("mail", 1))
+    assert len(recorder.frames) == FRAMES
+    assert recorder.frames[-1].number == FRAMES + 10
+
+
+def test_recorder_does_not_copy_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [5.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    side, recorder = watched()
+    for _ in range(FRAMES_PER_S + 30):
+        side.receive(CLIENT.consume("mail", 1))
+    assert (recorder.count, recorder.missed) == (FRAMES_PER_S, 30)
+    seconds[0] = 6.0
+    side.receive(CLIENT.consume("mail", 1))  # finds its place again
+    side.receive(CLIENT.consume("mail", 2))
+    assert recorder.frames[-1].frame.pieces[2].meaning == "credit 2"
+
+
+def test_recorder_shows_nothing_behind_a_wrong_byte() -> None:
+    side, recorder = watched()
+    side.receive(CLIENT.consume("mail", 1) + b"H0109902" + CLIENT.consume("mail", 1))
+    assert [one.frame.kind for one in recorder.frames] == ["consume"]
+    assert side.error is not None
+
+
+def test_dissector_passes_over_what_is_no_frame() -> None:
+    dissector = Dissector()
+    dissector.feed(b"H01!!!xxP01garbage" + bytes(range(256)))
+    dissector.reset()
+    assert [frame.kind for frame in dissector.feed(CLIENT.consume("q", 1))] == ["consume"]
+
+
+@given(data=st.binary(max_size=400), read=st.integers(1, 50), is_line=st.booleans())
+def test_dissector_takes_any_bytes_and_keeps_little(data: bytes, read: int, is_line: bool) -> None:
+    dissector = Dissector()
+    dissector.is_line = is_line
+    for at in range(0, len(data), read):
+        for frame in dissector.feed(data[at : at + read]):
+            assert all(len(piece.raw) <= CUT_BYTES + 400 for piece in frame.pieces)
+
+
+# -- who watches
+
+
+def test_watching_changes_nothing_of_what_is_read_and_written() -> None:
+    plain, (recorded, _) = server(), watched()
+    sides: tuple[Side, ...] = (plain, recorded)
+    parts: list[list[bytes]] = [[], []]
+    for side, out in zip(sides, parts, strict=True):
+        side.receive(STREAM)
+        side.append_dispatch(out, "mail", b"x", ID, 0)
+    assert parts[0] == parts[1]
+    assert recorded.framing == plain.framing == "compact"
+    assert recorded.revision == plain.revision == "ttl"
+    assert recorded.packet_header == plain.packet_header == 32
+    assert recorded.partial_bytes == plain.partial_bytes == 0
+    assert recorded.release() == []
+    assert not recorded.is_waiting
+
+
+def test_inspector_ends_a_recording_that_nobody_looks_at() -> None:
+    side = server()
+    peer, inspector = Peer(side), Inspector()
+    inspector.watch(1, peer, 0.0)
+    inspector.end_idle(IDLE_S)
+    assert peer.side is not side
+    inspector.end_idle(IDLE_S + 1)
+    assert peer.side is side
+    assert inspector.watched == 0
+
+
+def test_inspector_goes_on_with_a_recording_while_somebody_looks() -> None:
+    peer, inspector = Peer(server()), Inspector()
+    first = inspector.watch(1, peer, 0.0)
+    assert inspector.watch(1, peer, 50.0) is first
+    inspector.end_idle(IDLE_S + 10)
+    assert inspector.watched == 1
+
+
+def test_inspector_shows_what_was_recorded_after_the_connection_has_ended() -> None:
+    peer, inspector = Peer(server()), Inspector()
+    recorder = inspector.watch(1, peer, 0.0)
+    assert inspector.watch(1, None, 5.0) is recorder
+    assert inspector.watch(2, None, 5.0) is None
+
+
+def test_inspector_records_a_few_connections_at_once() -> None:
+    inspector = Inspector()
+    peers = [Peer(server()) for _ in range(WATCHED + 1)]
+    for number, peer in enumerate(peers):
+        inspector.watch(number, peer, float(number))
+    assert inspector.watched == WATCHED
+    assert isinstance(peers[0].side, ServerSide)  # the longest unseen made room
+
+
+# -- wrong bytes
+
+
+def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
+    side, inspector = server(), Inspector()
+    good, bad = CLIENT.consume("mail", 1), b"GET / HTTP/1.1\r\n"
+    side.receive(good)
+    side.receive(bad)
+    assert side.error is not None
+    inspector.note_error(side.error, 7, "127.0.0.1:5", bad, len(good))
+    kept = inspector.errors[0]
+    assert (kept.offset, kept.before, kept.found) == (len(good), b"", bad)
+    assert kept.expected == "a message header: H and seven digits"
+    assert "looks like HTTP" in kept.detail
+
+
+def test_inspector_shows_what_was_right_before_the_wrong_byte() -> None:
+    side, inspector = server(), Inspector()
+    data = CLIENT.consume("mail", 1) + b"H0100x02"
+    side.receive(data)
+    assert side.error is not None
+    inspector.note_error(side.error, None, "unix", data, 0)
+    kept = inspector.errors[0]
+    assert kept.found == b"x02"
+    assert kept.before.endswith(b"1H0100")
+
+
+def test_inspector_has_no_bytes_of_an_earlier_read() -> None:
+    side, inspector = server(), Inspector()
+    side.receive(b"H0100202P01%029d" % 4)
+    side.receive(b"mail")
+    side.receive(b"P01%029d" % 4)
+    assert side.error is not None
+    inspector.note_error(side.error, 1, "a", b"", 80)
+    assert (inspector.errors[0].before, inspector.errors[0].found) == (b"", b"")
+
+
+def test_inspector_keeps_the_last_errors() -> None:
+    side, inspector = server(), Inspector()
+    side.receive(b"x")
+    assert side.error is not None
+    for number in range(ERRORS + 5):
+        inspector.note_error(side.error, number, "a", b"x", 0)
+    assert [bad.client for bad in inspector.errors] == list(range(5, ERRORS + 5))

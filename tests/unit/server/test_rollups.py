@@ -1,0 +1,263 @@
+"""The bookkeeping of the roll-ups: slots, minutes, quarters, who has points of its own."""
+
+from collections.abc import Iterable, Sequence
+
+from phpmq_lite.broker.histogram import BUCKETS, bucket, unpack
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.model import QueueRow, QueueSettings
+from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
+from phpmq_lite.storage.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point, Write
+
+START_S = 1_700_000_100  # a full quarter of an hour
+
+
+def made(name: str = "orders", queue_id: int = 1, live: int = 0) -> Queue:
+    return Queue(QueueRow(queue_id, name, 0, live_count=live, live_bytes=live * 10),
+                 QueueSettings())  # fmt: skip
+
+
+def publish(queue: Queue, count: int) -> None:
+    queue.totals.published += count
+    queue.row.live_count += count
+
+
+def settle(queue: Queue, count: int, wait_ms: int = 5, hold_ms: int = 3) -> None:
+    """Have messages dispatched and acked."""
+    queue.totals.dispatched += count
+    queue.totals.acked += count
+    queue.row.live_count -= count
+    queue.wait = queue.wait or [0] * BUCKETS
+    queue.hold = queue.hold or [0] * BUCKETS
+    queue.wait[bucket(wait_ms)] += count
+    queue.hold[bucket(hold_ms)] += count
+
+
+class Rig:
+    """Roll-ups that are driven slot by slot; keeps the rows that they give."""
+
+    def __init__(self, *queues: Queue, start_s: int = START_S) -> None:
+        self.queues = list(queues)
+        self.now_s = start_s
+        self.rollups = Rollups()
+        self.rollups.begin(start_s)
+        self.writes: list[Write] = []
+
+    def slot(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.now_s += 10
+            self._take(self.rollups.collect(self.queues))
+            self._take(self.rollups.close(self.now_s))
+
+    def stop(self, after_s: int) -> None:
+        self.now_s += after_s
+        self._take(self.rollups.collect(self.queues))
+        self._take(self.rollups.close(self.now_s, is_last=True))
+
+    def _take(self, steps: Iterable[Sequence[Write]]) -> None:
+        for writes in steps:
+            self.writes += writes
+
+    def rows(self, span_s: int, queue_id: int) -> list[Point]:
+        """Give what the table would have."""
+        kept = {}
+        for _, name, values in self.writes:
+            if name == "put" and values[1] == span_s and values[-1] == queue_id:
+                kept[values[0]] = Point(*values[:-1])  # type: ignore[arg-type]
+        return [kept[at_s] for at_s in sorted(kept)]  # type: ignore[type-var]
+
+
+def test_slot_has_what_happened_within_and_how_it_ended() -> None:
+    orders = made()
+    rig = Rig(orders)
+    publish(orders, 5)
+    rig.slot()
+    settle(orders, 2)
+    rig.slot()
+    points = rig.rollups.points(1)
+    assert [(p.at_s - START_S, p.published, p.acked, p.ready) for p in points] == [
+        (0, 5, 0, 5),
+        (10, 0, 2, 3),
+    ]
+
+
+def test_idle_and_empty_queue_has_no_points_but_the_broker_beats() -> None:
+    rig = Rig(made())
+    rig.slot(3)
+    assert rig.rollups.points(1) == []
+    assert [beat.at_s - START_S for beat in rig.rollups.beats()] == [0, 10, 20]
+
+
+def test_queue_that_has_just_become_empty_says_so_once() -> None:
+    orders = made(live=2)
+    rig = Rig(orders)
+    rig.slot()
+    orders.row.live_count = 0  # moved away: no count tells
+    rig.slot(2)
+    assert [p.ready for p in rig.rollups.points(1)] == [2, 0]
+
+
+def test_minute_adds_its_slots_up() -> None:
+    orders = made()
+    rig = Rig(orders)
+    for _ in range(6):
+        publish(orders, 3)
+        settle(orders, 2, wait_ms=40)
+        rig.slot()
+    [row] = rig.rows(MINUTE_S, 1)
+    assert (row.at_s, row.span_s, row.published, row.acked, row.ready) == (START_S, 60, 18, 12, 6)
+    assert row.wait is not None
+    assert unpack(row.wait)[bucket(40)] == 12
+    assert rig.rows(MINUTE_S, ALL) == [row]
+
+
+def test_quarter_adds_its_minutes_up() -> None:
+    orders = made()
+    rig = Rig(orders)
+    for _ in range(90):
+        publish(orders, 1)
+        settle(orders, 1)
+        rig.slot()
+    [row] = rig.rows(QUARTER_S, 1)
+    assert (row.at_s, row.published, row.acked, row.ready) == (START_S, 90, 90, 0)
+    assert row.hold is not None
+    assert sum(unpack(row.hold)) == 90
+
+
+def test_records_count_apart_from_what_is_ready() -> None:
+    orders, records = made(live=4), made("orders.dlq", 2, live=3)
+    rig = Rig(orders, records)
+    rig.slot()
+    assert [p.ready for p in rig.rollups.points(ALL)] == [4]
+    assert [p.ready for p in rig.rollups.points(RECORDS)] == [3]
+    assert [p.live_bytes for p in rig.rollups.points(ALL)] == [70]
+
+
+def test_age_is_that_of_the_oldest_ready_message() -> None:
+    orders, mail, records = made(live=1), made("mail", 2, live=1), made("mail.dlq", 3, live=1)
+    rig = Rig(orders, mail, records)
+    at_ms = (START_S + 10) * 1_000
+    rig.rollups.ages = {1: at_ms - 5_000, 2: at_ms - 9_000, 3: at_ms - 90_000}
+    rig.slot()
+    ages = [rig.rollups.points(key)[0].oldest_age_ms for key in (1, 2, ALL, RECORDS)]
+    assert ages == [5_000, 9_000, 9_000, 90_000]
+
+
+def test_only_the_busiest_queues_have_points_the_rest_is_one() -> None:
+    queues = [made(f"q{at}", at) for at in range(1, QUEUES_MAX + 11)]
+    rig = Rig(*queues)
+    for _ in range(7):  # the late ones get a place when the first minute is over
+        for queue in queues:
+            publish(queue, 1 if queue.queue_id <= QUEUES_MAX else 50)
+        rig.slot()
+    own = [at for at in range(1, QUEUES_MAX + 11) if rig.rollups.points(at)]
+    assert sum(p.published for p in rig.rollups.points(REST)[:6]) == 6 * 10 * 50
+    assert rig.rollups.points(QUEUES_MAX + 1)[0].at_s == START_S + 60
+    assert len(own) == QUEUES_MAX + 10  # the ten that lost their place keep their past
+    assert rig.rollups.points(REST)[-1].published == 10
+    assert rig.rollups.beats()[0].has_rest
+    whole = sum(p.published for p in rig.rollups.points(ALL))
+    assert whole == sum(queue.totals.published for queue in queues)
+
+
+def test_memory_ends_after_an_hour() -> None:
+    orders = made(live=1)
+    rig = Rig(orders)
+    rig.slot(400)
+    points = rig.rollups.points(1)
+    assert len(points) == 360
+    assert points[0].at_s == rig.now_s - HOUR_S
+
+
+def test_old_rows_are_removed_each_minute() -> None:
+    rig = Rig(made())
+    rig.slot(6)
+    removed = [values for _, name, values in rig.writes if name == "remove"]
+    assert [(span, rig.now_s - int(str(before))) for span, before, _ in removed] == [
+        (60, 90_000),
+        (900, 2_678_400),
+    ]
+
+
+def test_histogram_that_was_measured_before_is_not_counted_again() -> None:
+    orders = made()
+    rig = Rig(orders)
+    settle(orders, 3)
+    rig.slot()
+    orders.totals.published += 1
+    rig.slot()
+    first, second = rig.rollups.points(1)[:2]
+    assert first.wait is not None
+    assert second.wait is None
+
+
+def test_late_sample_stands_for_the_time_that_passed_up_to_a_minute() -> None:
+    orders = made(live=1)
+    rig = Rig(orders)
+    rig.now_s += 25
+    rig.slot()
+    rig.now_s += 600
+    rig.slot()
+    assert [p.span_s for p in rig.rollups.points(1)] == [30, 60]
+
+
+def test_queue_made_anew_under_the_same_number_starts_at_zero() -> None:
+    orders = made()
+    rig = Rig(orders)
+    publish(orders, 9)
+    settle(orders, 9)
+    rig.slot()
+    other = made("mail", 1)
+    publish(other, 2)
+    settle(other, 2)
+    rig.queues[:] = [other]
+    rig.slot()
+    assert [p.published for p in rig.rollups.points(1)] == [9, 2]
+    assert all(min(p[2:]) >= 0 for p in ((*q[:14],) for q in rig.rollups.points(1)))
+
+
+def test_gone_queue_is_forgotten() -> None:
+    orders = made()
+    rig = Rig(orders)
+    publish(orders, 1)
+    rig.slot()
+    rig.rollups.forget([])
+    rig.slot()
+    assert [p.published for p in rig.rollups.points(1)] == [1, 1]  # counted from zero again
+
+
+def test_start_continues_the_minute_and_the_quarter_that_a_stop_cut() -> None:
+    orders = made()
+    first = Rig(orders)
+    for _ in range(8):
+        publish(orders, 1)
+        first.slot()
+    publish(orders, 1)
+    first.stop(after_s=5)
+    again = made(live=9)
+    second = Rig(again, start_s=first.now_s + 3)
+    rows = [(key, row) for at in (0, 60) for key in (1, ALL)
+            for row in first.rows(MINUTE_S, key) if row.at_s == START_S + at]  # fmt: skip
+    list(second.rollups.load(rows))
+    publish(again, 4)
+    while second.now_s < START_S + 900:
+        second.now_s = second.now_s // 10 * 10
+        second.slot()
+    whole = {row.at_s - START_S: row.published for row in second.rows(MINUTE_S, 1)}
+    assert whole[60] == 3 + 4
+    assert [row.published for row in second.rows(QUARTER_S, 1)] == [9 + 4]
+    assert sum(p.published for p in second.rollups.points(1)) == 9 + 4
+
+
+def test_start_writes_the_quarter_that_a_crash_left_open() -> None:
+    rig = Rig(made(), start_s=START_S + 3_000)
+    rows = [(1, Point(START_S + at * 60, 60, published=2)) for at in range(14)]
+    rig._take(rig.rollups.load(rows))
+    assert [(row.at_s, row.published) for row in rig.rows(QUARTER_S, 1)] == [(START_S, 28)]
+
+
+def test_refusals_of_the_last_hour_are_told_apart() -> None:
+    rollups = Rollups()
+    rollups.note_refused(0, {"paused": 5})
+    assert rollups.refused_lately({"paused": 7, "too large": 1}) == {"paused": 2, "too large": 1}
+    rollups.note_refused(3_700, {"paused": 7})
+    assert rollups.refused_lately({"paused": 7}) == {}
