@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from phpmq_lite.settings import Settings
 
 CONTROL_SOCKET: Final = "control.sock"  # in the data folder, 0600: its peer owns the broker
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -31,6 +34,12 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].lower().removesuffix(".")
 
 
+def known_hosts(settings: Settings) -> list[str]:
+    """Give the names that the settings allow."""
+    public = urlsplit(settings.admin.public_url).hostname
+    return [*settings.admin.hosts, *([public] if public else [])]
+
+
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
     """Tell whether the Host header names this machine (``security.md`` 5).
 
@@ -39,7 +48,7 @@ def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
     given = request.headers.getall("Host", [])
     if len(given) != 1:
         return False
-    name = host_name(given[0])
+    name = host_name(request.host)  # a trusted proxy may have told another one
     if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
         return True
     local = local_name(request)

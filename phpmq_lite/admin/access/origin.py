@@ -1,5 +1,6 @@
 """Whose page sent a change: ours, or one of another site (``security.md`` 4)."""
 
+import hmac
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -8,20 +9,31 @@ from aiohttp import web
 from phpmq_lite.admin.access.hosts import is_control
 from phpmq_lite.admin.problems import Problem
 
+CSRF_FIELD: Final = "csrf"
+CSRF_HEADER: Final = "X-CSRF-Token"
 _SAFE_SITES: Final = frozenset({"same-origin", "none"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+_FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 
-def _is_own_origin(origin: str, host: str) -> bool:
+def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
+    """Compare host and port; behind a proxy that tells nothing, ``https`` is taken too."""
     parts = urlsplit(origin)
-    if parts.scheme not in _DEFAULT_PORTS:
+    if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
         return False
     port = _DEFAULT_PORTS[parts.scheme]
     own, other = host.lower(), parts.netloc.lower()
     return own.removesuffix(f":{port}") == other.removesuffix(f":{port}")
 
 
-def check_site(request: web.Request, *, needs_origin: bool) -> None:
+def origin_of(url: str) -> str:
+    """Give the origin of a URL as browsers write it: ``https://mq.example``."""
+    parts = urlsplit(url)
+    port = _DEFAULT_PORTS.get(parts.scheme, "")
+    return f"{parts.scheme}://{parts.netloc.lower().removesuffix(f':{port}')}"
+
+
+def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
     """Refuse what another site's page sent (``security.md`` 4).
 
     Raises:
@@ -32,13 +44,16 @@ def check_site(request: web.Request, *, needs_origin: bool) -> None:
     origin = request.headers.get("Origin")
     if origin is None:
         if needs_origin:
-            raise Problem(403, "no_origin", "The request names no Origin, so it is refused.")
-    elif not _is_own_origin(origin, request.host):
+            raise Problem(
+                403, "no_origin", "The request names no Origin, so it is refused.", field="Origin"
+            )
+    elif not _is_ours(request, origin, public_url):
         raise Problem(
             403,
             "foreign_origin",
             f"The request comes from {origin!r}, but this page is at {request.host!r}. "
-            "Behind a proxy, pass the Host header on and name the host in admin.hosts.",
+            "Behind a proxy, set admin.public_url to the address that browsers use, or pass the "
+            "Host header on and name the host in admin.hosts.",
             field="Origin",
         )
     site = request.headers.get("Sec-Fetch-Site")
@@ -48,8 +63,22 @@ def check_site(request: web.Request, *, needs_origin: bool) -> None:
         )
 
 
+def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
+    try:
+        if public_url and origin_of(origin) == origin_of(public_url):
+            return True
+        return _is_own_origin(origin, request.host, is_secure=request.secure)
+    except ValueError:  # brackets without an address in them
+        return False
+
+
 def check_json(request: web.Request) -> None:
-    """Let only JSON through: a page of another site cannot send it without being asked first."""
+    """Let only JSON through: a page of another site cannot send it without being asked first.
+
+    A DELETE without a body needs no type; it is asked about first anyway.
+    """
+    if request.method == "DELETE" and not request.can_read_body:
+        return
     if request.content_type != "application/json":
         raise Problem(
             415,
@@ -58,3 +87,58 @@ def check_json(request: web.Request) -> None:
             field="Content-Type",
             bound="application/json",
         )
+
+
+def check_header(request: web.Request, token: str) -> None:
+    """Let only scripts of our own pages through: they send the token of their session.
+
+    Raises:
+        Problem: 403.
+    """
+    if not _is_token(request.headers.get(CSRF_HEADER, ""), token):
+        raise Problem(
+            403,
+            "no_token",
+            f"A call with a cookie needs its session's token in {CSRF_HEADER}. "
+            "Programs send an API token instead: Authorization: Bearer phpmq_…",
+            field=CSRF_HEADER,
+        )
+
+
+async def check_form(request: web.Request, token: str) -> None:
+    """Let only forms of our own pages through; reads the form.
+
+    Raises:
+        Problem: 415 for other content types, 403 for a missing or foreign token.
+    """
+    check_is_form(request)
+    try:
+        form = await request.post()
+    except ValueError as error:
+        raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None
+    given = form.get(CSRF_FIELD, "")
+    if not isinstance(given, str) or not _is_token(given, token):
+        raise Problem(
+            403,
+            "stale_form",
+            "This form does not belong to your session, or is older than the broker's last "
+            "start. Load the page again; nothing was changed.",
+            field=CSRF_FIELD,
+        )
+
+
+def check_is_form(request: web.Request) -> None:
+    """Refuse what is no form.
+
+    Raises:
+        Problem: 415.
+    """
+    if request.content_type not in _FORMS:
+        raise Problem(
+            415, "media_type", "This address takes forms only.", field="Content-Type",
+            bound=" or ".join(sorted(_FORMS)),
+        )  # fmt: skip
+
+
+def _is_token(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())

@@ -1,4 +1,8 @@
-"""Sessions: the cookie, the token that our own forms carry, a sentence for the next page."""
+"""Sessions: the cookie, the token that our own forms carry, a sentence for the next page.
+
+A session without a login lives in its cookie alone; one with a login has a row
+(``accounts.py``).
+"""
 
 import hmac
 from collections import OrderedDict
@@ -7,79 +11,119 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.storage.accounts import Session
 
-CSRF_FIELD: Final = "csrf"
+LOGIN: Final = web.RequestKey("login", Session)  # set where the cookie is that of a login
 _SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # sessions with a note that was not shown yet
 
 
-class Sessions:
-    """Anonymous sessions: a random cookie, and the token that our own forms carry.
+class Note(str):
+    """A sentence for the next page; may have what undoes the deed, and a link with its words."""
 
-    The token is derived from the cookie, so nothing is kept but a few notes that wait to be
-    shown.  A restart makes forms that are still open invalid.
+    undo: str | None  # token of an undo
+    link: tuple[str, str] | None  # URL, words
+    __slots__ = ("link", "undo")
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return str(self)
+
+
+class Sessions:
+    """The cookies of browsers: a random id each, and the token that our own forms carry.
+
+    Without a login the token is derived from the cookie, so nothing is kept but a few notes that
+    wait to be shown.  A restart makes such forms that are still open invalid.
     """
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
-        self._notes: OrderedDict[str, str] = OrderedDict()  # by session
+        self._notes: OrderedDict[str, Note] = OrderedDict()  # by session
 
     def open(self, request: web.Request) -> str:
         """Return the session of a request, a new one where it has none."""
         if _SESSION not in request:
-            known = request.cookies.get(_cookie_name(request), "")
+            known = cookie_of(request)
             request[_SESSION] = known if _is_session(known) else token_hex(32)
-        return request[_SESSION]
+        session: str = request[_SESSION]
+        return session
 
     def token(self, request: web.Request) -> str:
         """Return the token that a form of this session carries."""
+        login: Session | None = request.get(LOGIN)
+        if login is not None:
+            return login.csrf
         session = self.open(request)
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
-    def keep(self, request: web.Request, response: web.Response) -> None:
+    def keep(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the cookie where a new session was opened for this response."""
-        if _SESSION in request and request.cookies.get(_cookie_name(request)) != request[_SESSION]:
-            response.set_cookie(
-                _cookie_name(request),
-                request[_SESSION],
-                path="/",
-                httponly=True,
-                secure=request.secure,
-                samesite="Lax",
-            )
+        if _SESSION in request and cookie_of(request) != request[_SESSION]:
+            self.give(request, response, request[_SESSION])
 
-    async def check_form(self, request: web.Request) -> None:
-        """Let only forms of our own pages through.
+    def give(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        cookie: str,
+        max_age_s: int | None = None,
+    ) -> None:
+        """Give the browser another session; without ``max_age_s`` until it is closed."""
+        response.set_cookie(
+            cookie_name(request),
+            cookie,
+            path="/",
+            max_age=max_age_s,
+            httponly=True,
+            secure=request.secure,
+            samesite="Lax",
+        )
 
-        Raises:
-            Problem: 415 for other content types, 403 for a missing or foreign token.
-        """
-        if request.content_type != "application/x-www-form-urlencoded":
-            raise Problem(415, "media_type", "This address takes forms only.")
-        given = (await request.post()).get(CSRF_FIELD, "")
-        if not hmac.compare_digest(str(given).encode(), self.token(request).encode()):
-            raise Problem(
-                403,
-                "stale_form",
-                "This form does not belong to your session, or is older than the broker's last "
-                "start. Load the page again; nothing was changed.",
-                field=CSRF_FIELD,
-            )
+    def take_away(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Have the browser forget its session."""
+        response.del_cookie(
+            cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
+        )
 
-    def note(self, request: web.Request, text: str) -> None:
+    def note(
+        self,
+        request: web.Request,
+        text: str,
+        *,
+        undo: str | None = None,
+        link: tuple[str, str] | None = None,
+    ) -> None:
         """Leave a sentence for the next page of this session."""
-        self._notes[self.open(request)] = text
+        self.note_for(self.open(request), text, undo=undo, link=link)
+
+    def note_for(
+        self,
+        session: str,
+        text: str,
+        *,
+        undo: str | None = None,
+        link: tuple[str, str] | None = None,
+    ) -> None:
+        """Leave a sentence for the next page of another session, as after a login."""
+        note = Note(text)
+        note.undo, note.link = undo, link
+        self._notes[session] = note
         if len(self._notes) > _NOTES:
             self._notes.popitem(last=False)
 
-    def take_note(self, request: web.Request) -> str | None:
+    def take_note(self, request: web.Request) -> Note | None:
         """Take the sentence that waits for this session, if there is one."""
-        known = request.cookies.get(_cookie_name(request), "")
-        return self._notes.pop(known, None)
+        return self._notes.pop(cookie_of(request), None)
 
 
-def _cookie_name(request: web.Request) -> str:
+def cookie_of(request: web.Request) -> str:
+    """Give the cookie as the browser sent it, or nothing."""
+    return request.cookies.get(cookie_name(request), "")
+
+
+def cookie_name(request: web.Request) -> str:
     """Cookies know no ports, so the name has it: two brokers on one host stay apart."""
     port = request.host.rpartition(":")[2]
     name = f"phpmq-{port if port.isdecimal() else 'web'}"

@@ -1,0 +1,390 @@
+"""Users, tokens and sessions in memory: looked up at each request, written through the broker."""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from secrets import token_hex, token_urlsafe
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.admin.access import writing
+from phpmq_lite.admin.problems import Problem, not_found
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.logs import get_logger
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.accounts import (
+    Session,
+    Token,
+    User,
+    Write,
+    globs_text,
+    read_all,
+    write,
+)
+from phpmq_lite.storage.readers import Readers
+
+TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - what tokens start with
+IDLE_MS: Final = 12 * 3_600_000
+LONGEST_MS: Final = 7 * 86_400_000
+KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in"; such a session may be idle
+SEEN_EVERY_MS: Final = 300_000
+SESSIONS_A_USER: Final = 50
+_AGENT_LENGTH: Final = 200
+
+Answer = Callable[[Any], None]
+Call = Callable[[Callable[[Broker, Answer], None]], Awaitable[Any]]
+
+_log = get_logger(__name__)
+
+
+class Visitor(NamedTuple):
+    """From where somebody logs in."""
+
+    address: str
+    agent: str  # the browser's name for itself
+
+
+class Accounts:
+    """All accounts, loaded once; the database is the truth, this is its copy.
+
+    Memory changes in the answer of the write, so after its commit.  Times are Unix milliseconds.
+    """
+
+    def __init__(self, readers: Readers, call: Call) -> None:
+        self._readers = readers
+        self._call = call
+        self._changing = asyncio.Lock()  # a name that was free is free still when it is written
+        self._writes: set[asyncio.Task[None]] = set()  # of times, nobody waits for them
+        self.is_loaded = False
+        self.users: dict[str, User] = {}  # by name
+        self.tokens: dict[bytes, Token] = {}  # by the SHA-256 of the token
+        self.sessions: dict[bytes, Session] = {}  # by the SHA-256 of the cookie
+        self._by_id: dict[int, User] = {}
+
+    async def load(self, now_ms: int) -> list[str]:
+        """Read everything; gives the addresses from where somebody logged in in the last 30 days.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        stored = await read_all(self._readers, now_ms - KEPT_MS)
+        self.users = {user.name: user for user in stored.users}
+        self._by_id = {user.user_id: user for user in stored.users}
+        self.tokens = {token.sha256: token for token in stored.tokens}
+        self.sessions = {one.sha256: one for one in stored.sessions if one.user_id in self._by_id}
+        self.is_loaded = True
+        return stored.addresses
+
+    async def close(self) -> None:
+        """Wait for the writes that nobody waits for."""
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    # -- looking up
+
+    def user_of(self, session: Session) -> User:
+        """Give the user of a session that is in memory."""
+        return self._by_id[session.user_id]
+
+    def session_of(self, cookie: str, now_ms: int) -> Session | None:
+        """Give the session of a cookie, None where it is unknown or over."""
+        session = self.sessions.get(digest(cookie))
+        return None if session is None or is_over(session, now_ms) else session
+
+    def token_of(self, secret: str, now_ms: int) -> Token | None:
+        """Give the token of a secret, None where it is unknown or over."""
+        token = self.tokens.get(digest(secret))
+        if token is None or (token.expires_at is not None and token.expires_at <= now_ms):
+            return None
+        return token
+
+    def token_named(self, name: str) -> Token:
+        """Give a token by its name.
+
+        Raises:
+            Problem: 404 where there is none.
+        """
+        found = next((token for token in self.tokens.values() if token.name == name), None)
+        if found is None:
+            raise not_found("token", name)
+        return found
+
+    def user_named(self, name: str) -> User:
+        """Give a user by name.
+
+        Raises:
+            Problem: 404 where there is none.
+        """
+        if name not in self.users:
+            raise not_found("user", name)
+        return self.users[name]
+
+    # -- users
+
+    async def add_user(self, entry: AuditEntry, user: User, *, is_first: bool = False) -> User:
+        """Store a user; the id is given here.
+
+        Raises:
+            Problem: 409 where the name is taken, or ``is_first`` and there is a user.
+        """
+        async with self._changing:
+            if user.name in self.users or (is_first and self.users):
+                raise Problem(409, "taken", f"There is a user {user.name!r} already.", field="name")
+            made = replace(user, user_id=max(self._by_id, default=0) + 1)
+
+            def done() -> None:
+                self.users[made.name] = self._by_id[made.user_id] = made
+
+            values = (made.user_id, made.name, made.password, made.role, globs_text(made.queues))
+            await self._store(entry, [write("add_user", *values, made.created_at)], done)
+            return made
+
+    async def change_user(
+        self,
+        entry: AuditEntry,
+        user: User,
+        *,
+        role: str | None = None,
+        queues: tuple[str, ...] | None = None,
+        password: str | None = None,
+    ) -> None:
+        """Give a user other rights or another hash, and end their sessions.
+
+        Raises:
+            Problem: 409 where no admin would be left.
+        """
+        async with self._changing:
+            rights = (role or user.role, user.queues if queues is None else queues)
+            if rights[0] != "admin":
+                self._check_admin_left(user)
+
+            def done() -> None:
+                user.role, user.queues = rights
+                user.password = password or user.password
+                self._forget_sessions(user.user_id)
+
+            rows = [write("set_rights", rights[0], globs_text(rights[1]), user.user_id)]
+            if password is not None:
+                rows.append(write("set_password", password, user.user_id))
+            rows.append(write("remove_sessions_of", user.user_id))
+            await self._store(entry, rows, done)
+
+    async def rehash(self, user: User, password: str) -> None:
+        """Store a hash of the same password by newer parameters; sessions stay."""
+
+        def done() -> None:
+            user.password = password
+
+        await self._store(None, [write("set_password", password, user.user_id)], done)
+
+    async def remove_user(self, entry: AuditEntry, user: User) -> None:
+        """Remove a user with all their sessions.
+
+        Raises:
+            Problem: 409 where no admin would be left.
+        """
+        async with self._changing:
+            self._check_admin_left(user)
+
+            def done() -> None:
+                del self.users[user.name], self._by_id[user.user_id]
+                self._forget_sessions(user.user_id)
+
+            rows = [
+                write("remove_user", user.user_id),
+                write("remove_sessions_of", user.user_id),
+            ]
+            await self._store(entry, rows, done)
+
+    def _check_admin_left(self, user: User) -> None:
+        others = (one for one in self.users.values() if one is not user)
+        if user.role == "admin" and not any(one.role == "admin" for one in others):
+            raise Problem(
+                409, "last_admin", f"{user.name!r} is the only admin; make another one first."
+            )
+
+    # -- tokens
+
+    async def add_token(self, entry: AuditEntry, token: Token) -> str:
+        """Make and store a token; gives the secret, which nobody can ask for again.
+
+        ``token_id`` and ``sha256`` are set here.
+
+        Raises:
+            Problem: 409 where the name is taken.
+        """
+        secret = TOKEN_PREFIX + token_urlsafe(32)
+        async with self._changing:
+            if any(one.name == token.name for one in self.tokens.values()):
+                raise Problem(
+                    409, "taken", f"There is a token {token.name!r} already.", field="name"
+                )
+            number = max((one.token_id for one in self.tokens.values()), default=0) + 1
+            made = replace(token, token_id=number, sha256=digest(secret))
+
+            def done() -> None:
+                self.tokens[made.sha256] = made
+
+            row = write(
+                "add_token", made.token_id, made.name, made.sha256, made.role,
+                globs_text(made.queues), made.created_at, made.created_by, made.expires_at,
+            )  # fmt: skip
+            await self._store(entry, [row], done)
+        return secret
+
+    async def remove_token(self, entry: AuditEntry, token: Token) -> None:
+        """Revoke a token."""
+
+        def done() -> None:
+            self.tokens.pop(token.sha256, None)
+
+        async with self._changing:
+            await self._store(entry, [write("remove_token", token.token_id)], done)
+
+    # -- sessions
+
+    async def add_session(
+        self,
+        entry: AuditEntry | None,
+        user: User,
+        now_ms: int,
+        visitor: Visitor,
+        *,
+        is_kept: bool,
+    ) -> str:
+        """Log a user in; gives the cookie.  Sessions that are over, and very many, end here.
+
+        Raises:
+            Problem: 401 where the user was removed meanwhile.
+        """
+        cookie = token_hex(32)
+        async with self._changing:
+            if self._by_id.get(user.user_id) is not user:
+                raise Problem(401, "login", "This user was removed.")
+            number = max((one.session_id for one in self.sessions.values()), default=0) + 1
+            session = Session(
+                session_id=number,
+                sha256=digest(cookie),
+                user_id=user.user_id,
+                csrf=token_hex(32),
+                created_at=now_ms,
+                seen_at=now_ms,
+                expires_at=now_ms + (KEPT_MS if is_kept else LONGEST_MS),
+                address=visitor.address,
+                agent=visitor.agent[:_AGENT_LENGTH],
+            )
+            old = self._superfluous(user, now_ms)
+
+            def done() -> None:
+                for one in old:
+                    self.sessions.pop(one.sha256, None)
+                self.sessions[session.sha256] = session
+                user.last_login_at = now_ms
+
+            rows = [write("remove_session", one.session_id) for one in old]
+            values = tuple(getattr(session, name) for name in Session.__slots__)
+            rows += [
+                write("add_session", *values),
+                write("set_last_login", now_ms, user.user_id),
+            ]
+            await self._store(entry, rows, done)
+        return cookie
+
+    def _superfluous(self, user: User, now_ms: int) -> list[Session]:
+        over = [one for one in self.sessions.values() if is_over(one, now_ms)]
+        own = [
+            one
+            for one in self.sessions.values()
+            if one.user_id == user.user_id and not is_over(one, now_ms)
+        ]
+        own.sort(key=lambda one: one.seen_at)
+        return over + own[: max(len(own) - SESSIONS_A_USER + 1, 0)]
+
+    def session_numbered(self, number: int) -> Session:
+        """Give a session by its number.
+
+        Raises:
+            Problem: 404 where there is none.
+        """
+        for session in self.sessions.values():
+            if session.session_id == number:
+                return session
+        raise not_found("session", str(number))
+
+    def open_sessions(self, now_ms: int) -> list[Session]:
+        """Give the sessions that are not over, those seen last first."""
+        found = (one for one in self.sessions.values() if not is_over(one, now_ms))
+        return sorted(found, key=lambda one: -one.seen_at)
+
+    def sessions_of(self, user: User, now_ms: int) -> list[Session]:
+        """Give those of one user."""
+        return [one for one in self.open_sessions(now_ms) if one.user_id == user.user_id]
+
+    async def remove_session(self, entry: AuditEntry, session: Session) -> None:
+        """End one session."""
+
+        def done() -> None:
+            self.sessions.pop(session.sha256, None)
+
+        async with self._changing:
+            await self._store(entry, [write("remove_session", session.session_id)], done)
+
+    def _forget_sessions(self, user_id: int) -> None:
+        for session in [one for one in self.sessions.values() if one.user_id == user_id]:
+            del self.sessions[session.sha256]
+
+    # -- last seen
+
+    def see_session(self, session: Session, now_ms: int) -> None:
+        """Note that a session was used; stored at most every five minutes."""
+        if now_ms - session.seen_at >= SEEN_EVERY_MS:
+            session.seen_at = now_ms
+            self._store_later(write("set_seen", now_ms, session.session_id))
+
+    def see_token(self, token: Token, now_ms: int) -> None:
+        """Note that a token was used; stored at most every five minutes."""
+        if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
+            token.last_used_at = now_ms
+            self._store_later(write("set_last_used", now_ms, token.token_id))
+
+    # -- writing
+
+    async def _store(
+        self, entry: AuditEntry | None, rows: Iterable[Write], done: Callable[[], None]
+    ) -> None:
+        def command(core: Broker, answer: Answer) -> None:
+            def stored(value: Any) -> None:
+                done()
+                answer(value)
+
+            writing.store(core, entry, tuple(rows), stored)
+
+        await self._call(command)
+
+    def _store_later(self, row: Write) -> None:
+        async def store() -> None:
+            try:
+                await self._store(None, [row], lambda: None)
+            except RefusedError as error:  # the broker drains; the time is five minutes behind
+                _log.debug("time_not_stored", reason=str(error))
+
+        task = asyncio.create_task(store())
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+
+def digest(secret: str) -> bytes:
+    """Give what is stored of a token or cookie; 256 random bits need no slow hash."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
+
+
+def is_over(session: Session, now_ms: int) -> bool:
+    """Tell whether a session has ended by its age, or by its idleness where it is not kept."""
+    is_kept = session.expires_at - session.created_at > LONGEST_MS
+    return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
+
+
+def is_same(one: str, other: str) -> bool:
+    """Compare two secrets in a time that tells nothing."""
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))

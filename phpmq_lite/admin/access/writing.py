@@ -1,0 +1,30 @@
+"""Rows and refusals on their way to the broker's operations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.accounts import Write
+
+Answer = Callable[[Any], None]
+
+
+def store(core: Broker, entry: AuditEntry | None, rows: Sequence[Write], answer: Answer) -> None:
+    """Write rows with their audit row, if they have one; answers after the commit."""
+    if entry is not None:
+        operations.write(core, entry, rows, answer)
+        return
+    core.lives.batch.rare += rows
+    core.lives.batch.answers.append((answer, None))
+
+
+def note(core: Broker, entry: AuditEntry, more: int, answer: Answer) -> None:
+    """Write an audit row, or have it count more; answers after the commit."""
+    if entry.audit_id is None:
+        entry.count += more
+        operations.note(core, entry)
+    else:
+        core.lives.batch.rare.append(("audit", "advance", (more, entry.result, entry.audit_id)))
+    core.lives.batch.answers.append((answer, None))

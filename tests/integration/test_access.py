@@ -1,0 +1,656 @@
+"""Who comes in: a real broker over real HTTP (security.md 1 to 6 and 10)."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from argon2 import PasswordHasher
+
+from phpmq_lite.admin.access.headers import HEADERS
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.testing import running_service
+from tests.integration.visitors import PASSWORD, House, Visitor, house, shown
+
+OTHER = "another password here"
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    """Run a broker with an admin."""
+    async with house(tmp_path / "data") as made:
+        await made.add("anna")
+        yield made
+
+
+# -- without users
+
+
+async def test_loopback_without_users_needs_no_login_and_can_plant_nobody(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home, Visitor(home.url) as me:
+        assert (await me.get("/queues")).status == 200
+        user = {"name": "eve", "password": PASSWORD, "role": "admin"}
+        token = {"name": "eve", "role": "admin"}
+        for path, body in (("/users", user), ("/tokens", token)):
+            answer = await me.call("POST", path, body)
+            assert (answer.status, json.loads(answer.text)["code"]) == (403, "local")
+            assert "setup-token" in answer.text
+            assert (await me.post(path, **{**body, "queues": "", "days": "30"})).status == 403
+        assert home.rows("SELECT count(*) FROM user") == [(0,)]
+        assert [row[0] for row in home.audit()] == ["local"] * 4
+
+
+async def test_program_on_this_machine_needs_no_token_until_there_is_a_user(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home, aiohttp.ClientSession() as program:
+        url = f"{home.url}/api/v1/queues/orders/messages"
+        async with program.post(url, json={"content": "x"}) as response:
+            assert response.status == 201
+        async with program.post(url, data=b'{"content": "x"}') as response:
+            assert response.status == 415
+        async with program.post(url, json={"content": "x"}, headers={"Cookie": "a=b"}) as response:
+            assert (response.status, (await response.json())["code"]) == (403, "no_origin")
+        await home.add("anna")
+        async with program.post(url, json={"content": "x"}) as response:
+            assert (response.status, (await response.json())["code"]) == (401, "login")
+
+
+async def test_setup_makes_the_first_admin_with_the_token_of_the_file(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home, Visitor(home.url) as me:
+        file = home.data / "setup-token"
+        token = file.read_text().strip()
+        assert len(token) == 32
+        form = {"name": "anna", "password": PASSWORD, "again": PASSWORD}
+        for wrong in ("", "0" * 32):
+            answer = await me.post("/setup", token=wrong, **form)
+            assert (answer.status, "not the set-up token" in answer.text) == (403, True)
+        answer = await me.post("/setup", **(form | {"token": token, "again": "x"}))
+        assert (answer.status, 'value="anna"' in answer.text) == (422, True)
+        answer = await me.post(
+            "/setup", **(form | {"token": token, "password": "short", "again": "short"})
+        )
+        assert (answer.status, "12 to 1024" in answer.text) == (422, True)
+        before = me.cookies()
+        assert (await me.post("/setup", token=token, **form)).location == "/"
+        assert me.cookies() != before
+        page = await me.get("/")
+        assert "anna is the first admin" in page.text
+        assert not file.exists()
+        assert (await me.get("/setup")).status == 404
+        async with Visitor(home.url) as stranger:
+            assert (await stranger.get("/")).location == "/login"
+            assert (await stranger.post("/setup", token=token, **form)).status == 404
+
+
+async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
+    always = house(tmp_path / "data", admin={"login": "always"})
+    async with always as home, Visitor(home.url) as me:
+        assert (await me.get("/queues")).location == "/login?next=/queues"
+        assert "no user yet" in (await me.get("/login")).text
+        assert (await me.get("/metrics")).status == 303
+
+
+async def test_proxy_on_this_machine_makes_nobody_local(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home, Visitor(home.url) as me:
+        for name in ("X-Forwarded-For", "Forwarded", "Via"):
+            assert (await me.ask("GET", "/", {name: "192.0.2.1"})).status == 303
+    named = house(tmp_path / "other", admin={"public_url": "https://mq.example"})
+    async with named as home, Visitor(home.url) as me:
+        assert (await me.get("/")).status == 303
+
+
+# -- login, sessions
+
+
+async def test_login_leads_back_to_the_page_and_keeps_the_name(home: House) -> None:
+    async with Visitor(home.url) as me:
+        answer = await me.get("/queues?q=mail")
+        assert answer.location == "/login?next=/queues?q%3Dmail"
+        page = await me.get(answer.location)
+        assert 'value="/queues?q=mail"' in page.text
+        wrong = await me.log_in("anna", "wrong password", next="/queues?q=mail")
+        assert wrong.status == 401
+        assert "Name or password is wrong." in shown(wrong.text)
+        assert 'value="anna"' in wrong.text
+        assert 'value="/queues?q=mail"' in wrong.text
+        right = await me.log_in("anna", next="/queues?q=mail")
+        assert (right.status, right.location) == (303, "/queues?q=mail")
+        assert (await me.get("/queues")).status == 200
+        for evil in ("//evil.example", "https://evil.example", "/\\evil.example", "/\t/evil"):
+            assert (await me.log_in("anna", next=evil)).location in ("/", None)
+
+
+async def test_cookie_is_new_at_login_and_hidden_from_scripts(home: House) -> None:
+    async with Visitor(home.url) as me:
+        await me.get("/login")
+        [(name, before)] = me.cookies().items()
+        assert name == f"phpmq-{home.url.rpartition(':')[2]}"
+        answer = await me.log_in("anna", keep="yes")
+        cookie = answer.headers["Set-Cookie"]
+        for part in ("HttpOnly", "SameSite=Lax", "Path=/", "Max-Age=2592000"):
+            assert part in cookie
+        assert me.cookies()[name] != before
+        assert home.rows(
+            "SELECT count(*) FROM session WHERE hex(sha256) LIKE ?", f"%{before}%"
+        ) == [(0,)]
+        async with Visitor(home.url, Cookie=f"{name}={before}") as fixed:
+            assert (await fixed.get("/")).status == 303
+
+
+async def test_logout_ends_the_session_also_for_who_copied_the_cookie(home: House) -> None:
+    async with Visitor(home.url) as me:
+        await me.log_in("anna")
+        [(name, cookie)] = me.cookies().items()
+        async with Visitor(home.url, Cookie=f"{name}={cookie}") as thief:
+            assert (await thief.get("/queues")).status == 200
+            assert (await me.post("/logout")).location == "/login"
+            assert (await thief.get("/queues")).status == 303
+        assert home.rows("SELECT count(*) FROM session") == [(0,)]
+
+
+@pytest.mark.parametrize("change", [{"password": OTHER}, {"role": "viewer"}, {"queues": ["a*"]}])
+async def test_change_of_a_user_ends_their_sessions(home: House, change: dict[str, Any]) -> None:
+    await home.add("ben", "operator")
+    async with Visitor(home.url) as ben, Visitor(home.url) as twice:
+        await ben.log_in("ben")
+        await twice.log_in("ben")
+        await home.control("PATCH", "/users/ben", change)
+        for browser in (ben, twice):
+            assert (await browser.get("/")).status == 303
+        assert home.rows("SELECT count(*) FROM session") == [(0,)]
+        answer = await ben.log_in("ben", change.get("password", PASSWORD))
+        assert answer.status == 303
+
+
+async def test_own_password_changes_and_this_session_goes_on(home: House) -> None:
+    async with Visitor(home.url) as me, Visitor(home.url) as other:
+        await me.log_in("anna")
+        await other.log_in("anna")
+        form = {"password": OTHER, "again": OTHER}
+        assert (await me.post("/account/password", old="wrong", **form)).status == 403
+        before = me.cookies()
+        assert (await me.post("/account/password", old=PASSWORD, **form)).status == 303
+        assert me.cookies() != before
+        assert "Your password is changed" in (await me.get("/account")).text
+        assert (await other.get("/account")).status == 303
+
+
+async def test_sessions_are_listed_and_ended(home: House) -> None:
+    await home.add("ben", "viewer")
+    async with Visitor(home.url) as anna, Visitor(home.url) as ben:
+        await anna.log_in("anna")
+        await ben.ask("GET", "/login")
+        await ben.log_in("ben")
+        listed = json.loads((await anna.call("GET", "/sessions")).text)["items"]
+        assert {(one["user"], one["is_own"]) for one in listed} == {("anna", True), ("ben", False)}
+        assert "127.0.0.1" in (await anna.get("/sessions")).text
+        number = next(one["id"] for one in listed if one["user"] == "ben")
+        assert (await anna.post(f"/sessions/{number}/end")).status == 303
+        assert (await ben.get("/")).status == 303
+        assert (await anna.call("DELETE", "/sessions/999")).status == 404
+        assert (await anna.call("DELETE", "/sessions/x")).status == 404
+
+
+async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with house(data) as home:
+        await home.add("anna")
+        async with Visitor(home.url) as me:
+            await me.log_in("anna")
+            [(_, cookie)] = me.cookies().items()
+    async with house(data) as home:
+        name = f"phpmq-{home.url.rpartition(':')[2]}"
+        async with Visitor(home.url, Cookie=f"{name}={cookie}") as me:
+            assert (await me.get("/queues")).status == 200
+
+
+async def test_hundred_tries_hash_at_most_ten_and_make_one_row(home: House) -> None:
+    context = home.broker.service._context
+    assert context is not None
+    before = context.entrance.hasher.count
+    async with Visitor(home.url) as me:
+        token = await me.csrf()
+        data = {"csrf": token, "name": "anna", "password": "guess guess guess"}
+        statuses = []
+        for _ in range(100):
+            answer = await me.ask("POST", "/login", {"Origin": home.url}, data=data)
+            statuses.append(answer.status)
+        assert answer.headers["Retry-After"].isdecimal()
+    assert set(statuses) == {401, 429}
+    assert context.entrance.hasher.count - before <= 10
+    rows = [row for row in home.audit() if row[2] == "session.login"]
+    assert rows[0] == ("nobody", "ui", "session.login", "anna", 1, "wrong_password")
+    assert len(rows) <= 2  # two where a minute ended meanwhile
+    assert context.entrance.refusals.total == 100
+    assert home.broker.service._context is context
+    async with Visitor(home.url) as owner:  # no account is locked, but this address waits
+        assert (await owner.log_in("anna")).status == 429
+
+
+async def test_unknown_user_is_hashed_too(home: House) -> None:
+    context = home.broker.service._context
+    assert context is not None
+    before = context.entrance.hasher.count
+    async with Visitor(home.url) as me:
+        assert (await me.log_in("nobody-here")).status == 401
+    assert context.entrance.hasher.count == before + 1
+    assert home.audit()[-1][3] == ""  # what was typed as a name may have been a password
+
+
+async def test_old_hash_is_renewed_at_the_next_login(home: House) -> None:
+    context = home.broker.service._context
+    assert context is not None
+    old = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
+    context.entrance.accounts.users["anna"].password = old
+    async with Visitor(home.url) as me:
+        assert (await me.log_in("anna")).status == 303
+        assert (await me.get("/account")).status == 200
+    [(stored,)] = home.rows("SELECT password FROM user")
+    assert stored.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
+    assert context.entrance.accounts.users["anna"].password == stored
+
+
+# -- users, tokens
+
+
+async def test_users_are_made_changed_and_removed_on_their_pages(home: House) -> None:
+    async with Visitor(home.url) as me:
+        await me.log_in("anna")
+        new = {"name": "ben", "role": "viewer", "queues": "orders*\n\nmail"}
+        short = await me.post("/users", password="short", **new)
+        assert (short.status, 'value="ben"' in short.text, "short" in shown(short.text)) == (
+            422,
+            True,
+            False,
+        )
+        assert (await me.post("/users", password=PASSWORD, **new)).location == "/users"
+        assert "ben can log in now" in (await me.get("/users")).text
+        assert (await me.post("/users", password=PASSWORD, **new)).status == 409
+        assert (await me.post("/users/ben/rights", role="operator", queues="")).status == 303
+        assert (await me.post("/users/ben/password", password=OTHER)).status == 303
+        assert (await me.post("/users/ben/remove", typed="be", reason="")).status == 422
+        assert (await me.post("/users/ben/remove", typed="ben", reason="left us")).status == 303
+        assert (await me.get("/users/ben")).status == 404
+        assert (await me.post("/users/anna/remove", typed="anna")).status == 409
+        assert (await me.post("/users/anna/rights", role="viewer", queues="")).status == 409
+    rows = [(row[2], row[3], row[5]) for row in home.audit()]
+    assert rows[2:] == [
+        ("user.add", "ben", "invalid"),
+        ("user.add", "ben", "done"),
+        ("user.add", "ben", "taken"),
+        ("user.change", "ben", "done"),
+        ("user.password", "ben", "done"),
+        ("user.remove", "ben", "invalid"),
+        ("user.remove", "ben", "done"),
+        ("user.remove", "anna", "last_admin"),
+        ("user.change", "anna", "last_admin"),
+    ]
+    assert home.rows("SELECT reason FROM audit WHERE reason <> ''") == [("left us",)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "local", "Control", "a" * 65, "a b", "a\nb", "<script>", "\u202eevil", "-x", "../x"],
+)
+async def test_odd_names_are_refused(home: House, name: str) -> None:
+    async with Visitor(home.url) as me:
+        await me.log_in("anna")
+        user = {"name": name, "password": PASSWORD, "role": "viewer"}
+        answer = await me.call("POST", "/users", user)
+        assert (answer.status, json.loads(answer.text)["field"]) == (422, "name")
+
+
+async def test_token_is_shown_once_and_worthless_once_revoked(home: House) -> None:
+    async with Visitor(home.url) as anna:
+        await anna.log_in("anna")
+        page = await anna.post("/tokens", name="ci", role="operator", queues="orders*", days="30")
+        [secret] = re.findall(r"phpmq_[\w-]{43}", page.text)
+        assert secret not in (await anna.get("/tokens")).text
+        assert secret not in (await anna.call("GET", "/tokens")).text
+        async with Visitor(home.url, secret) as program:
+            assert (
+                await program.call("POST", "/queues/orders/messages", {"content": "x"})
+            ).status == 201
+            assert (await anna.post("/tokens/ci/remove")).status == 303
+            answer = await program.call("POST", "/queues/orders/messages", {"content": "x"})
+            assert (answer.status, json.loads(answer.text)["code"]) == (401, "bad_token")
+    stored = json.dumps(home.rows("SELECT hex(sha256) FROM token")) + json.dumps(home.audit())
+    assert secret not in stored
+    assert ("token ci", "http", "message.publish", "orders", 1, "done") in home.audit()
+
+
+async def test_token_ends_at_its_time(home: House) -> None:
+    context = home.broker.service._context
+    assert context is not None
+    soon = context.now_ms() + 3_600_000
+    secret = await home.token("soon", "viewer", expires_at=soon)
+    async with Visitor(home.url, secret) as program:
+        assert (await program.get("/api/v1/queues")).status == 200
+        context.now_ms = lambda: soon
+        assert (await program.get("/api/v1/queues")).status == 401
+
+
+async def test_token_outdoes_a_cookie_that_comes_along(home: House) -> None:
+    secret = await home.token("ci", "viewer")
+    async with Visitor(home.url) as me:
+        await me.log_in("anna")
+        for bearer, status in ((secret, 403), ("phpmq_wrong", 401), ("", 401)):
+            answer = await me.ask("GET", "/api/v1/users", {"Authorization": f"Bearer {bearer}"})
+            assert answer.status == status
+        assert (await me.ask("GET", "/api/v1/users", {"Authorization": "Basic eA=="})).status == 200
+
+
+async def test_last_use_is_stored_at_most_every_five_minutes(home: House) -> None:
+    secret = await home.token("ci", "viewer")
+    context = home.broker.service._context
+    assert context is not None
+    start = context.now_ms()
+    async with Visitor(home.url, secret) as program:
+        for minutes in (0, 1, 4, 6, 7):
+            context.now_ms = lambda minutes=minutes: start + minutes * 60_000  # type: ignore[misc]
+            await program.get("/api/v1/queues")
+        await context.entrance.accounts.close()
+    assert home.rows("SELECT last_used_at FROM token") == [(start + 360_000,)]
+
+
+async def test_rights_end_at_the_queues_of_a_token(home: House) -> None:
+    ids = {}
+    for queue in ("orders", "mail"):
+        made = await home.control("POST", f"/queues/{queue}/messages", {"content": queue})
+        ids[queue] = made["ids"][0]
+    async with Visitor(home.url, await home.token("ci", "operator", "orders*")) as program:
+        listed = json.loads((await program.get("/api/v1/queues")).text)["items"]
+        assert [queue["name"] for queue in listed] == ["orders"]
+        assert (await program.get("/api/v1/queues/mail")).status == 404
+        assert (await program.get("/queues/mail")).status == 404
+        assert (await program.get(f"/api/v1/messages/{ids['mail']}")).status == 404
+        assert (await program.get(f"/api/v1/messages/{ids['orders']}")).status == 200
+        for queue, status in (("mail", 403), ("new", 403), ("orders", 201), ("orders.new", 201)):
+            answer = await program.call("POST", f"/queues/{queue}/messages", {"content": "x"})
+            assert (queue, answer.status) == (queue, status)
+        moves = (
+            (f"/messages/{ids['orders']}/move", {"target": "mail"}),
+            (f"/messages/{ids['orders']}/move", {"target": "new", "create": True}),
+            (f"/messages/{ids['orders']}/edit", {"content": "x", "queue": "mail"}),
+            ("/dead/orders/redrive", {"target": "mail"}),
+        )
+        for path, body in moves:
+            answer = await program.call("POST", path, body)
+            assert (path, answer.status) == (path, 403), answer.text
+        assert (await program.call("POST", f"/messages/{ids['mail']}/delete")).status == 404
+    limited = await home.token("boss", "admin", "orders*")
+    async with Visitor(home.url, limited) as program:
+        answer = await program.call("POST", "/tokens", {"name": "free", "role": "admin"})
+        assert (answer.status, json.loads(answer.text)["code"]) == (403, "foreign_queue")
+
+
+async def test_secrets_are_in_no_log_row_or_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    canary, wrong = "canary-password-1", "canary-wrong-password-2"
+    seen = []
+    async with house(tmp_path / "data") as home:
+        setup = (home.data / "setup-token").read_text().strip()
+        await home.add("anna")
+        async with Visitor(home.url) as me:
+            seen.append(await me.log_in("anna", wrong))
+            seen.append(await me.log_in(wrong, canary))
+            await me.log_in("anna")
+            cookies = list(me.cookies().values())
+            user = {"name": "ben", "password": canary, "role": "viewer"}
+            seen.append(await me.call("POST", "/users", user))
+            seen.append(await me.call("POST", "/users", user | {"role": canary}))
+            seen.append(await me.call("POST", "/users", {"password": [canary]}))
+            seen.append(await me.call("PATCH", "/users/ben", {"password": canary[:11]}))
+            seen.append(await me.post("/users", name="eve", password=canary, role="x", queues=""))
+        secret = await home.token("ci", "viewer")
+        async with Visitor(home.url, secret) as program:
+            seen.append(await program.call("POST", "/users", {}))
+            seen.append(await program.get("/nowhere"))
+        audit = json.dumps(home.rows("SELECT * FROM audit"))
+    log = "".join(capfd.readouterr())
+    for hidden in (canary, canary[:11], wrong, secret, setup, *cookies):
+        assert hidden not in log
+        assert hidden not in audit
+        for answer in seen:
+            if hidden == wrong and 'name="name"' in answer.text:
+                continue  # the name that was typed stays in its field
+            assert hidden not in answer.text
+
+
+# -- the first password, wide binds, files
+
+
+def password_file(folder: Path, text: str = PASSWORD + "\n", mode: int = 0o600) -> Path:
+    file = folder / "first-password"
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+async def test_first_password_comes_from_a_file_and_counts_once(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", password_file(tmp_path)
+    admin = {"initial_password_file": file}
+    async with house(data, admin=admin) as home, Visitor(home.url) as me:
+        assert not (home.data / "setup-token").exists()
+        assert (await me.get("/")).status == 303
+        assert (await me.log_in("admin")).status == 303
+        assert (await me.get("/users")).status == 200
+    file.unlink()
+    async with house(data, admin=admin) as home, Visitor(home.url) as me:
+        assert (await me.log_in("admin")).status == 303
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [(PASSWORD, 0o640, "mode 0640"), (PASSWORD, 0o604, "0600"), ("short", 0o600, "12 to 1024"),
+     (None, 0, "cannot be read")],
+)  # fmt: skip
+async def test_unsafe_first_password_refuses_the_start(
+    tmp_path: Path, text: str | None, mode: int, why: str
+) -> None:
+    file = tmp_path / "nothing" if text is None else password_file(tmp_path, text, mode)
+    with pytest.raises(SettingsError, match=rf"admin\.initial_password_file.*{why}"):
+        async with running_service(tmp_path / "data", admin={"initial_password_file": file}):
+            pass
+
+
+async def test_wide_admin_starts_with_a_user_and_a_decision_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    wide: dict[str, Any] = {"listen": ["0.0.0.0:0"]}
+    for admin in (wide, wide | {"plaintext": True}):
+        with pytest.raises(SettingsError, match=r"admin\.listen .*needs an admin user"):
+            async with running_service(data, admin=admin):
+                pass
+    assert not data.exists()
+    async with house(data) as home:
+        await home.add("anna")
+    with pytest.raises(SettingsError, match=r"admin\.plaintext"):
+        async with running_service(data, admin=wide):
+            pass
+    decided = house(data, admin=wide | {"plaintext": True})
+    async with decided as home, Visitor(home.url.replace("0.0.0.0", "127.0.0.1")) as me:
+        assert (await me.get("/queues")).status == 303
+        assert (await me.log_in("anna")).status == 303
+        assert (await me.get("/queues")).status == 200
+
+
+async def test_plain_http_on_an_address_of_the_network_works(tmp_path: Path) -> None:
+    address = lan_address()
+    if address is None:
+        pytest.skip("this machine has no address but loopback")
+    file = password_file(tmp_path)
+    admin = {"listen": [f"{address}:0"], "plaintext": True, "initial_password_file": file}
+    async with house(tmp_path / "data", admin=admin) as home, Visitor(home.url) as me:
+        assert (await me.get("/")).status == 303  # browsers send no Sec-Fetch-Site there
+        assert (await me.log_in("admin")).status == 303
+        assert "Plain http" in (await me.get("/")).text
+        answer = await me.post("/test-message")
+        assert answer.status == 303
+        assert (await me.ask("GET", "/", {"Host": "mq.lan"})).status == 421
+
+
+def lan_address() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        address = str(probe.getsockname()[0])
+    return None if address.startswith("127.") else address
+
+
+async def test_files_are_private_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    listen = [f"unix:{tmp_path / 'admin.sock'}", "127.0.0.1:0"]
+    try:
+        async with house(tmp_path / "data", admin={"listen": listen}) as home:
+            await home.control("POST", "/queues/orders/messages", {"content": "x"})
+            files = [*home.data.iterdir(), tmp_path / "admin.sock"]
+            wide = [file.name for file in files if file.stat().st_mode & 0o077]
+            assert "setup-token" in {file.name for file in files}
+            assert (wide, home.data.stat().st_mode & 0o777) == ([], 0o700)
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "admin.sock").exists()
+
+
+# -- hosts, headers, proxies, TLS
+
+
+async def test_rebound_name_gets_nothing(home: House) -> None:
+    async with Visitor(home.url) as me:
+        for path in (
+            "/",
+            "/login",
+            "/livez",
+            "/metrics",
+            "/static/app.css",
+            "/nowhere",
+            "/api/v1/x",
+        ):
+            for method in ("GET", "POST"):
+                answer = await me.ask(method, path, {"Host": "rebound.example:9101"})
+                assert (answer.status, answer.text) == (421, "")
+        rows = home.audit()
+        assert all(row[2] == "user.add" for row in rows)
+
+
+async def test_every_answer_has_its_headers(home: House) -> None:
+    paths = ["/", "/login", "/livez", "/nowhere", "/static/app.css", "/api/v1/users", "/x//y"]
+    async with Visitor(home.url) as me:
+        for path in paths:
+            for method in ("GET", "PUT", "OPTIONS"):
+                answer = await me.ask(method, path)
+                assert [name for name in HEADERS if name not in answer.headers] == []
+                assert answer.headers["Server"] == "phpmq-lite"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"GET / HTTP/9.x\r\n\r\n", b"G\x00T / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost\r\n\r\n",
+     b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"],
+)  # fmt: skip
+async def test_unreadable_request_gets_the_headers_too(
+    tmp_path: Path, request_bytes: bytes
+) -> None:
+    async with house(tmp_path / "data") as home:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(home.url.rpartition(":")[2])
+        )
+        writer.write(request_bytes)
+        answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith("HTTP/1.0 400")
+    assert [name for name in HEADERS if name not in answer] == []
+    assert "aiohttp" not in answer
+
+
+async def test_sub_path_behind_a_trusted_proxy(tmp_path: Path) -> None:
+    admin = {
+        "base_path": "/mq",
+        "public_url": "https://tools.example/mq",
+        "trusted_proxies": ["127.0.0.0/8"],
+        "hsts": True,
+    }
+    proxy = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7", "Host": "tools.example"}
+    async with house(tmp_path / "data", admin=admin) as home:
+        await home.add("anna")
+        async with Visitor(home.url, Origin="https://tools.example", headers=proxy) as me:
+            answer = await me.get("/mq/queues")
+            assert answer.location == "/mq/login?next=/mq/queues"
+            page = await me.get("/mq/login")
+            assert page.headers["Strict-Transport-Security"] == "max-age=31536000"
+            cookie = page.headers["Set-Cookie"]
+            assert cookie.startswith("__Host-phpmq-web=")
+            assert "Secure" in cookie
+            [token] = re.findall(r'name="csrf" value="(\w+)"', page.text)
+            me.headers["Cookie"] = cookie.partition(";")[0]
+            form = {"csrf": token, "name": "anna", "password": PASSWORD, "next": "/mq/queues"}
+            answer = await me.ask("POST", "/mq/login", data=form)
+            assert (answer.status, answer.location) == (303, "/mq/queues")
+            me.headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
+            assert (await me.get("/mq/queues")).status == 200
+            answer = await me.ask(
+                "POST", "/mq/login", {"Origin": "http://tools.example"}, data=form
+            )
+            assert answer.status == 403
+        assert ("anna", "session.login", "192.0.2.7") in home.rows(
+            "SELECT actor, action, address FROM audit"
+        )
+        assert home.rows("SELECT address FROM session") == [("192.0.2.7",)]
+
+
+async def test_public_url_may_be_the_only_setting_for_a_proxy(tmp_path: Path) -> None:
+    async with house(tmp_path / "data", admin={"public_url": "https://mq.example"}) as home:
+        await home.add("anna")
+        async with Visitor(home.url, Origin="https://mq.example") as me:
+            assert (await me.log_in("anna")).status == 303  # the proxy did not pass Host on
+            assert (await me.ask("GET", "/", {"Host": "mq.example"})).status == 303
+
+
+async def test_command_line_over_the_control_socket_is_the_owner(home: House) -> None:
+    users = await home.control("GET", "/users")
+    assert [user["name"] for user in users["items"]] == ["anna"]
+    assert home.audit() == [("control", "cli", "user.add", "anna", 1, "done")]
+
+
+async def test_command_line_makes_the_first_admin(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home:
+        file = tmp_path / "password"
+        file.write_text(PASSWORD + "\n")
+        where = ("--data", str(home.data))
+        await run("user", "add", "anna", "--password-file", str(file), *where)
+        secret = (await run("token", "add", "ci", "--expires", "30d", *where)).strip()
+        listed = json.loads(await run("user", "ls", "-o", "json", *where))
+        assert [(user["name"], user["role"]) for user in listed] == [("anna", "admin")]
+        async with Visitor(home.url) as me, Visitor(home.url, secret) as program:
+            assert (await me.log_in("anna")).status == 303
+            assert (await program.get("/api/v1/queues")).status == 200
+            file.write_text(OTHER)
+            await run("user", "passwd", "anna", "--password-file", str(file), *where)
+            assert (await me.get("/account")).status == 303
+            await run("token", "rm", "ci", "--yes", *where)
+            assert (await program.get("/api/v1/queues")).status == 401
+        assert "ci" not in await run("token", "ls", "-o", "csv", *where)
+        with pytest.raises(AssertionError, match="only admin"):
+            await run("user", "rm", "anna", "--yes", *where)
+
+
+async def run(*arguments: str) -> str:
+    """Run the command line; gives its standard output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "phpmq_lite", *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()

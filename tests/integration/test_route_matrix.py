@@ -1,0 +1,238 @@
+"""Each route against each role, and each writing one against each way to come from elsewhere.
+
+Made from the one table of routes, so a new route is in it from its first day.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.routes import ROUTES
+from tests.integration.visitors import House, Visitor, house
+
+WRITING = [route for route in ROUTES if route.is_writing]
+READING = [route for route in ROUTES if not route.is_writing and route.role is not Role.PUBLIC]
+# What the broker writes by itself, and what tells only when somebody was seen.
+NOT_COMPARED = {"audit", "rollup", "counter", "start", "sqlite_sequence"}
+STREAMS = {"events", "api-events-stream", "wait", "api-wait"}
+FOREIGN: dict[str, dict[str, str | None]] = {
+    "no token": {},
+    "wrong token": {"X-CSRF-Token": "0" * 64},
+    "no Origin": {"Origin": None},
+    "foreign Origin": {"Origin": "http://evil.example"},
+    "null Origin": {"Origin": "null"},
+    "other port": {"Origin": "http://127.0.0.1:1"},
+    "cross-site": {"Sec-Fetch-Site": "cross-site"},
+    "same-site": {"Sec-Fetch-Site": "same-site"},
+}
+
+
+@dataclass
+class Stage:
+    """A broker with something in it, and a browser for each role."""
+
+    home: House
+    people: dict[Role, Visitor]
+    tokens: dict[Role, str]
+    message_id: str
+
+    def path(self, route: Route) -> str:
+        """Give a path of a route that is about something that is there."""
+        path = route.path
+        known = {"q": "orders", "id": self.message_id, "name": "viewer", "n": "1", "client": "1"}
+        for name, value in known.items():
+            path = path.replace(f"{{{name}}}", value)
+        while "{" in path:
+            before, _, rest = path.partition("{")
+            path = f"{before}1{rest.partition('}')[2]}"
+        return path
+
+    async def send(
+        self, role: Role, route: Route, headers: dict[str, str | None], token: str
+    ) -> tuple[int, str]:
+        """Send what a page of ours would, but for ``headers`` and ``token``; give the answer."""
+        given: dict[str, str | None] = {"Origin": self.home.url, "Sec-Fetch-Site": "same-origin"}
+        body: dict[str, Any] = {"data": {"csrf": token, "side": "delivery", "name": "orders"}}
+        if route.is_api:
+            given["X-CSRF-Token"] = token
+            body = {"json": {}}
+        visitor = self.people[role]
+        answer = await visitor.ask(route.method, self.path(route), given | headers, **body)
+        return answer.status, answer.text
+
+    def rows(self, after: int) -> list[tuple[str, str, str]]:
+        """Give actor, action and result of the audit rows after one."""
+        return self.home.rows("SELECT actor, action, result FROM audit WHERE audit_id > ?", after)
+
+    def last(self) -> int:
+        """Give the number of the newest audit row."""
+        return int(self.home.rows("SELECT max(audit_id) FROM audit")[0][0])
+
+    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Give all rows that only people change."""
+        names = self.home.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        return {
+            name: self.home.rows(f"SELECT * FROM {name}")
+            for (name,) in names
+            if name not in NOT_COMPARED
+        }
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """Run a broker with three users, logged in, and nobody."""
+    async with house(tmp_path / "data") as home, AsyncExitStack() as stack:
+        made = await home.control("POST", "/queues/orders/messages", {"content": "{}"})
+        people = {role: await stack.enter_async_context(Visitor(home.url)) for role in Role}
+        for role in (Role.ADMIN, Role.OPERATOR, Role.VIEWER):
+            await home.add(str(role), str(role))
+            assert (await people[role].log_in(str(role))).status == 303
+        tokens = {role: await people[role].csrf() for role in Role}
+        yield Stage(home, people, tokens, made["ids"][0])
+
+
+async def test_writing_route_is_refused_to_smaller_roles(stage: Stage) -> None:
+    before, wrong, count = stage.everything(), [], 0
+    for route in WRITING:
+        for role in Role:
+            if role.may(route.role):
+                continue
+            count += 1
+            last = stage.last()
+            status, text = await stage.send(role, route, {}, stage.tokens[role])
+            expected = (401, "login") if role is Role.PUBLIC else (403, "role")
+            actor = "nobody" if role is Role.PUBLIC else str(role)
+            rows = stage.rows(last)
+            says = role is Role.PUBLIC or f"needs the role {route.role}" in text
+            if status != expected[0] or rows != [(actor, route.audit, expected[1])] or not says:
+                wrong.append((route.name, str(role), status, rows))
+    assert wrong == []
+    assert stage.everything() == before
+    print(f"{len(WRITING)} writing routes, {count} refused by role: 0 allowed, 0 unaudited")  # noqa: T201
+
+
+@pytest.mark.parametrize("way", FOREIGN)
+async def test_change_from_elsewhere_is_refused(stage: Stage, way: str) -> None:
+    before, wrong = stage.everything(), []
+    for route in WRITING:
+        role = route.role
+        token = {"no token": "", "wrong token": "0" * 64}.get(way, stage.tokens[role])
+        last = stage.last()
+        status, _ = await stage.send(role, route, FOREIGN[way], token)
+        rows = stage.rows(last)
+        results = {row[2] for row in rows}
+        known = {"no_token", "stale_form", "no_origin", "foreign_origin", "cross_site"}
+        if status != 403 or len(rows) != 1 or rows[0][1] != route.audit or results - known:
+            wrong.append((route.name, status, rows))
+    assert wrong == []
+    assert stage.everything() == before
+    print(f"{way}: {len(WRITING)} routes, all refused")  # noqa: T201
+
+
+async def test_reading_route_is_refused_to_smaller_roles(stage: Stage) -> None:
+    last, wrong = stage.last(), []
+    for route in READING:
+        for role in Role:
+            if role.may(route.role) or (route.name == "metrics" and role is Role.PUBLIC):
+                continue
+            for method in ("GET", "HEAD"):
+                answer = await stage.people[role].ask(method, stage.path(route))
+                is_page = not route.is_api
+                expected = (303 if is_page else 401) if role is Role.PUBLIC else 403
+                if answer.status != expected:
+                    wrong.append((route.name, str(role), answer.status))
+                if expected == 303 and not (answer.location or "").startswith("/login"):
+                    wrong.append((route.name, str(role), answer.status))
+    assert wrong == []
+    assert stage.rows(last) == []
+
+
+async def test_token_without_a_role_is_refused_too(stage: Stage) -> None:
+    secret = await stage.home.token("ci", "viewer")
+    before = stage.everything()
+    async with Visitor(stage.home.url, secret) as program:
+        wrong = []
+        for route in WRITING:
+            if Role.VIEWER.may(route.role):
+                continue
+            last = stage.last()
+            answer = await program.ask(route.method, stage.path(route), json={})
+            rows = stage.rows(last)
+            if answer.status != 403 or rows != [("token ci", route.audit, "role")]:
+                wrong.append((route.name, answer.status, rows))
+        assert wrong == []
+    after = stage.everything()
+    del before["token"], after["token"]  # its last use
+    assert after == before
+
+
+async def test_wrong_input_and_refusals_of_the_core_are_one_row_each(stage: Stage) -> None:
+    admin = stage.people[Role.ADMIN]
+    tries: dict[str, tuple[str, str, Any, int]] = {
+        "unknown field": ("POST", "/queues/orders/pause", {"sied": "x"}, 422),
+        "unknown queue": ("POST", "/queues/nowhere/pause", {"side": "delivery"}, 404),
+        "bad setting": ("PATCH", "/queues/orders", {"max_deliveries": -1}, 422),
+        "queue not empty": ("DELETE", "/queues/orders", {}, 409),
+        "taken": (
+            "POST",
+            "/users",
+            {"name": "viewer", "password": "x" * 12, "role": "viewer"},
+            409,
+        ),
+        "no such user": ("DELETE", "/users/nobody-here", {}, 404),
+    }
+    for what, (method, path, body, status) in tries.items():
+        last = stage.last()
+        answer = await admin.call(method, path, body)
+        assert (what, answer.status) == (what, status)
+        [(actor, _, result)] = stage.rows(last)
+        assert (what, actor) == (what, "admin")
+        assert result != "done"
+
+
+async def test_same_request_with_everything_right_is_done_once(stage: Stage) -> None:
+    """The control: what the tests above send is refused for the one thing that is wrong with it."""
+    for name in ("queue-pause", "api-pause"):
+        [route] = [route for route in WRITING if route.name == name]
+        last = stage.last()
+        body: Any = stage.tokens[Role.OPERATOR]
+        if route.is_api:
+            answer = await stage.people[Role.OPERATOR].call(
+                "POST", "/queues/orders/pause", {"side": "delivery"}
+            )
+            status = answer.status
+        else:
+            status, _ = await stage.send(Role.OPERATOR, route, {}, body)
+        assert status in (200, 303)
+        assert stage.rows(last) == [("operator", "queue.pause", "done")]
+
+
+async def test_limited_viewer_sees_nothing_of_other_queues(stage: Stage) -> None:
+    """Neither the name of a foreign queue nor what is in it, on no page and in no answer."""
+    canary, hidden = "canary-content", "vault"
+    known = []
+    for body in ({"content": canary}, {"content": canary, "ttl_s": 60}):
+        made = await stage.home.control("POST", f"/queues/{hidden}/messages", body)
+        known += made["ids"]
+    await stage.home.control("POST", f"/messages/{known[1]}/delete", {})
+    secret = await stage.home.token("narrow", "operator", "orders*")
+    wrong = []
+    async with Visitor(stage.home.url, secret) as program:
+        for route in READING:
+            if not Role.OPERATOR.may(route.role) or route.name in STREAMS:
+                continue
+            for message_id in known:
+                path = stage.path(route).replace(stage.message_id, message_id)
+                for query in ("", f"?q=queue:{hidden}", "?format=json"):
+                    answer = await program.get(path.replace("orders", hidden) + query)
+                    text = re.sub(rf"(queue(:|%3A)|queues/){hidden}", "", answer.text)  # as asked
+                    if canary in text or (hidden in text and answer.status < 400):
+                        at = text.find(canary if canary in text else hidden)
+                        wrong.append((route.name, query, text[max(at - 60, 0) : at + 60]))
+    assert "\n".join(map(str, wrong)) == ""

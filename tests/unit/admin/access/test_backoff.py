@@ -1,0 +1,61 @@
+"""Tries of passwords: by address, over all unknown ones, and never by account."""
+
+import pytest
+
+from phpmq_lite.admin.access.backoff import KNOWN_S, TRIES, TRIES_OF_UNKNOWN, Backoff, key_of
+
+NOW_S = 1_000_000.0
+
+
+def taken(backoff: Backoff, addresses: list[str], at_s: float) -> int:
+    return sum(backoff.wait_s(address, at_s) == 0.0 for address in addresses)
+
+
+def test_address_has_five_tries_a_minute() -> None:
+    backoff = Backoff()
+    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S) == TRIES
+    assert backoff.wait_s("10.0.0.1", NOW_S + 20) == 40.0
+    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S + 60) == TRIES
+
+
+def test_refused_try_does_not_prolong_the_wait() -> None:
+    backoff = Backoff()
+    taken(backoff, ["10.0.0.1"] * 5, NOW_S)
+    taken(backoff, ["10.0.0.1"] * 50, NOW_S + 59)
+    assert backoff.wait_s("10.0.0.1", NOW_S + 60) == 0.0
+
+
+def test_unknown_addresses_share_twenty_tries() -> None:
+    backoff = Backoff()
+    strangers = [f"10.0.{at}.1" for at in range(100)]
+    assert taken(backoff, strangers, NOW_S) == TRIES_OF_UNKNOWN
+    assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
+
+
+def test_known_address_keeps_its_tries_when_strangers_used_theirs_up() -> None:
+    backoff = Backoff()
+    backoff.know("10.1.0.1", NOW_S - KNOWN_S + 100)
+    taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
+    assert taken(backoff, ["10.1.0.1"] * 100, NOW_S) == TRIES
+    assert backoff.wait_s("10.1.0.1", NOW_S + 101) == 0.0  # forgotten, but the minute is over
+
+
+def test_address_is_forgotten_after_thirty_days() -> None:
+    backoff = Backoff()
+    backoff.know("10.1.0.1", NOW_S - KNOWN_S)
+    taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
+    assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("local", "local"),
+    ],
+)
+def test_ipv6_counts_by_its_network(address: str, key: str) -> None:
+    assert key_of(address) == key

@@ -1,0 +1,67 @@
+"""What a proxy says of the browser, and when it counts."""
+
+from ipaddress import ip_network
+from unittest.mock import Mock
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import Request
+
+from phpmq_lite.admin.access.proxies import as_browser_sent, is_forwarded
+
+TRUSTED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+
+
+def from_peer(peer: str, **headers: str) -> Request:
+    transport = Mock()
+    transport.get_extra_info.side_effect = lambda key: {"peername": (peer, 1)}.get(key)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return make_mocked_request("GET", "/", {"Host": "inner:9101"} | named, transport=transport)
+
+
+def test_stranger_cannot_say_who_they_are() -> None:
+    sent = from_peer(
+        "192.0.2.1", X_Forwarded_For="127.0.0.1", X_Forwarded_Proto="https", X_Forwarded_Host="x"
+    )
+    seen = as_browser_sent(sent, TRUSTED)
+    assert (seen.remote, seen.secure, seen.host) == ("192.0.2.1", False, "inner:9101")
+    assert is_forwarded(sent)
+
+
+def test_trusted_proxy_tells_address_scheme_and_host() -> None:
+    sent = from_peer(
+        "10.0.0.2",
+        X_Forwarded_For="192.0.2.7",
+        X_Forwarded_Proto="https",
+        X_Forwarded_Host="mq.example",
+    )
+    seen = as_browser_sent(sent, TRUSTED)
+    assert (seen.remote, seen.secure, seen.host) == ("192.0.2.7", True, "mq.example")
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "remote"),
+    [
+        ("127.0.0.1, 192.0.2.7", "192.0.2.7"),  # the browser invented the first
+        ("192.0.2.7, 10.0.0.9", "192.0.2.7"),  # two proxies of ours
+        ("192.0.2.7:5000", "192.0.2.7"),
+        ("[2001:db8::1]:5000", "2001:db8::1"),
+        ("nonsense, 192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7, nonsense", "10.0.0.2"),
+        ("", "10.0.0.2"),
+        (", ".join(["192.0.2.1"] + ["10.0.0.9"] * 1_000), "10.0.0.9"),
+    ],
+)
+def test_nearest_address_that_is_not_ours_counts(forwarded: str, remote: str) -> None:
+    seen = as_browser_sent(from_peer("10.0.0.2", X_Forwarded_For=forwarded), TRUSTED)
+    assert seen.remote == remote
+
+
+@pytest.mark.parametrize("scheme", ["", "ftp", "https, http"])
+def test_odd_scheme_is_not_secure(scheme: str) -> None:
+    assert not as_browser_sent(from_peer("10.0.0.2", X_Forwarded_Proto=scheme), TRUSTED).secure
+
+
+def test_nobody_is_trusted_by_default() -> None:
+    sent = from_peer("127.0.0.1", X_Forwarded_For="192.0.2.7")
+    assert as_browser_sent(sent, ()) is sent
