@@ -1,33 +1,87 @@
-"""What an operator can change, for pages and API alike: commands to the engine."""
+"""What an operator can change, for pages and API alike: one call per operation of the broker.
+
+Each returns after the commit, or raises RefusedError, and then nothing has changed.  ``entry`` is
+the row of the audit, written in the same transaction.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from phpmq_lite.admin.context import Answer, Context
+from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.saved import put, remove
 
 ANSWER_S: Final = 30.0
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 
 Piece = tuple[bytes, int | None]  # body, ttl_s
+Statement = tuple[str, str, tuple[Any, ...]]
 
 
-async def _call(context: Context, command: Callable[[Broker, Answer], None]) -> Any:
+async def call(context: Context, command: Callable[[Broker, Answer], None]) -> Any:
+    """Run a command in the next batch; TimeoutError after 30 s, it may still be done then."""
     async with asyncio.timeout(ANSWER_S):
         return await context.engine.call(command)
 
 
-async def purge(context: Context, queue: str, *, with_dispatched: bool) -> int:
+async def act(
+    context: Context, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
+) -> Outcome:
+    """Do something to messages, at most a slice of them."""
+    made: Outcome = await call(
+        context, lambda core, ok: operations.act(core, entry, action, seqs, options, ok)
+    )
+    return made
+
+
+async def publish(
+    context: Context,
+    entry: AuditEntry,
+    queue: str,
+    messages: Sequence[Piece],
+    *,
+    key: bytes | None = None,
+    source: tuple[int, str] | None = None,
+) -> list[str]:
+    """Store messages at the end of a queue, all or none; returns their ids.
+
+    Args:
+        context: of the application.
+        entry: row of the audit.
+        queue: made where there is none.
+        messages: body and time to live of each.
+        key: repeated, it stores nothing and gives the first ids.
+        source: seq of the message that this one is made from, and how: ``edit``.
+    """
+    ids: list[str] = await call(
+        context,
+        lambda core, ok: operations.publish(core, entry, queue, messages, ok, key=key,
+                                            source=source),
+    )  # fmt: skip
+    return ids
+
+
+async def purge(
+    context: Context,
+    entry: AuditEntry,
+    queue: str,
+    *,
+    with_dispatched: bool = False,
+    limit: int | None = None,
+) -> int:
     """Settle what is in a queue as deleted; returns how many messages that were."""
-    return int(await _call(context, lambda core, ok: core.purge(queue, with_dispatched, ok)))
-
-
-async def pause(context: Context, queue: str, side: str, *, is_paused: bool) -> None:
-    """Stop or resume a side of a queue: delivery, or publishing (also called publish)."""
-    side = "publishing" if side == "publish" else side
-    await _call(context, lambda core, ok: core.pause(queue, side, is_paused, ok))
+    return int(
+        await call(
+            context,
+            lambda core, ok: operations.purge(
+                core, entry, queue, ok, with_dispatched=with_dispatched, limit=limit
+            ),
+        )
+    )
 
 
 def dead_letter_queue(queue: str) -> str:
@@ -37,6 +91,7 @@ def dead_letter_queue(queue: str) -> str:
 
 async def redrive(
     context: Context,
+    entry: AuditEntry,
     queue: str,
     *,
     target: str | None = None,
@@ -46,50 +101,80 @@ async def redrive(
     """Send dead-letter records back to where they died, or to ``target``; returns how many."""
     records = dead_letter_queue(queue)
     return int(
-        await _call(context, lambda core, ok: core.redrive(records, target, ttl_s, limit, ok))
+        await call(
+            context,
+            lambda core, ok: operations.redrive(
+                core, entry, records, ok, target=target, ttl_s=ttl_s, limit=limit
+            ),
+        )
     )
 
 
-async def publish(context: Context, queue: str, messages: Sequence[Piece]) -> list[str]:
-    """Store messages at the end of a queue, all or none; returns their ids after the commit.
+async def pause(
+    context: Context, entry: AuditEntry, queue: str, side: str, *, is_paused: bool
+) -> None:
+    """Stop or resume a side of a queue: delivery, or publishing (also called publish)."""
+    side = "publishing" if side == "publish" else side
+    await call(context, lambda core, ok: operations.pause(core, entry, queue, side, is_paused, ok))
 
-    Raises:
-        RefusedError: the queue does not take them; nothing is stored.
+
+async def configure(
+    context: Context,
+    entry: AuditEntry,
+    queue: str,
+    changes: Mapping[str, Any],
+    check: Callable[[Broker], None] = lambda core: None,
+) -> dict[str, Any]:
+    """Change settings of a queue, None for the default; returns all of them.
+
+    ``check`` is called with the change, so nothing comes in between; what it raises is refused.
     """
-    ids: list[str] = []
 
-    def publish_all(core: Broker, answer: Answer) -> None:
-        check_room(core, queue, messages)
+    def run(core: Broker, answer: Answer) -> None:
+        check(core)
+        operations.configure(core, entry, queue, dict(changes), answer)
 
-        def collect(message_id: str) -> None:
-            ids.append(message_id)
-            if len(ids) == len(messages):
-                answer(ids)
-
-        for body, ttl_s in messages:
-            core.publish_local(0, queue, body, ttl_s, collect)
-
-    await _call(context, publish_all)
-    return ids
+    made: dict[str, Any] = await call(context, run)
+    return made
 
 
-def check_room(core: Broker, queue: str, messages: Sequence[Piece]) -> None:
-    """Refuse all where the queue's bounds would stop some of them half-way.
+async def create_queue(context: Context, entry: AuditEntry, queue: str) -> bool:
+    """Make an empty queue; tells whether it is new."""
+    return bool(
+        await call(context, lambda core, ok: operations.create_queue(core, entry, queue, ok))
+    )
 
-    Raises:
-        RefusedError: naming the bound.
-    """
-    known = core.lives.queues.get(queue)
-    if known is None:
-        return
-    settings, row = known.settings, known.row
-    if settings.max_messages and row.live_count + len(messages) > settings.max_messages:
-        raise RefusedError(
-            "queue_full",
-            f"the queue has {row.live_count} messages, its limit is {settings.max_messages}",
-        )
-    count = sum(len(body) for body, _ in messages)
-    if settings.max_bytes and row.live_bytes + count > settings.max_bytes:
-        raise RefusedError(
-            "queue_full", f"the queue has {row.live_bytes} bytes, its limit is {settings.max_bytes}"
-        )
+
+async def remove_queue(
+    context: Context,
+    entry: AuditEntry,
+    queue: str,
+    check: Callable[[Broker], None] = lambda core: None,
+) -> None:
+    """Remove a queue that is empty, not pinned and without consumers."""
+
+    def run(core: Broker, answer: Answer) -> None:
+        check(core)
+        operations.remove_queue(core, entry, queue, answer)
+
+    await call(context, run)
+
+
+async def disconnect(context: Context, entry: AuditEntry, client: int) -> int:
+    """Close a connection; returns how many messages go back to their place."""
+    return int(await call(context, lambda core, ok: operations.disconnect(core, entry, client, ok)))
+
+
+async def write(context: Context, entry: AuditEntry, rows: Sequence[Statement]) -> None:
+    """Write rare rows with their audit row, nothing else."""
+    await call(context, lambda core, ok: operations.write(core, entry, rows, ok))
+
+
+async def save(context: Context, entry: AuditEntry, kind: str, name: str, content: object) -> None:
+    """Save something under a name, over what was there: a view, a template, a label."""
+    await write(context, entry, [put(kind, name, content, context.now_ms(), entry.actor)])
+
+
+async def forget(context: Context, entry: AuditEntry, kind: str, name: str) -> None:
+    """Take a saved thing away."""
+    await write(context, entry, [remove(kind, name)])

@@ -1,0 +1,122 @@
+"""One action on one message, or on a handful: asked for by a page or a program, done at once."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.access.identity import (
+    allowed_queues,
+    check_queue_right,
+    entry_of,
+    identity_of,
+)
+from phpmq_lite.admin.acting import commands, words
+from phpmq_lite.admin.acting.notes import Note
+from phpmq_lite.admin.acting.undo import undo_of
+from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.query import of_ids
+from phpmq_lite.admin.requests import check_queue_name
+from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.model import State
+from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.search import Frozen
+
+AT_ONCE_MAX: Final = 200  # messages; more go through a frozen selection
+_ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
+_TAKES: Final = {  # action -> the states that it takes, and why not from others
+    Action.REQUEUE: (_ALIVE, "gone"),
+    Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
+    Action.MOVE: (_ALIVE, "gone"),
+    Action.DELETE: (_ALIVE, "gone"),
+    Action.REDRIVE: (_ALIVE, "gone"),
+    Action.RESTORE: (frozenset({State.DELETED}), "not deleted"),
+    Action.ERASE: (frozenset(State) - _ALIVE, "not settled"),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Done:
+    """What came of an action; ``undo`` is a token."""
+
+    action: Action
+    outcome: Outcome
+    undo: str | None
+
+
+def actions_for(row: MessageRow) -> list[Action]:
+    """Give the actions that a message in this state may take."""
+    state = State(row.state)
+    fitting = [action for action, (states, _) in _TAKES.items() if state in states]
+    if row.source_seq is None and Action.REDRIVE in fitting:
+        fitting.remove(Action.REDRIVE)
+    if state is State.DISPATCHED and Action.MOVE in fitting:
+        fitting.remove(Action.MOVE)
+    return fitting
+
+
+def check_options(request: web.Request, action: Action, options: Options) -> Options:
+    """Check what an action was given, and put the rights of who asks to it.
+
+    Raises:
+        Problem: 422 for a target that is missing or no name, 403 for one that is not theirs.
+    """
+    if action is Action.MOVE and not options.target:
+        raise Problem(422, "invalid", "Name the queue to move to.", field="target", bound="a queue")
+    if options.target:
+        check_queue_name(options.target)
+        check_queue_right(request, options.target, "target")
+    return replace(options, queues=allowed_queues(request))
+
+
+async def act_on_one(
+    request: web.Request, action: Action, row: MessageRow, options: Options, reason: str = ""
+) -> Done:
+    """Do something to one message.
+
+    Raises:
+        Problem: 410 where it is settled meanwhile, 409 with the reason, 422, 403.
+    """
+    states, refusal = _TAKES[action]
+    if row.state not in states:
+        words.check_done(Outcome(skipped=Counter([refusal])), action)
+    return await act_on_some(
+        request, action, [row.seq], options, row.message_id, reason, is_one=True
+    )
+
+
+async def act_on_some(
+    request: web.Request,
+    action: Action,
+    seqs: Sequence[int],
+    options: Options,
+    target: str,
+    reason: str = "",
+    *,
+    is_one: bool = False,
+) -> Done:
+    """Do something to a few messages in one transaction; those that it does not fit are passed."""
+    context = context_of(request)
+    options = check_options(request, action, options)
+    entry = entry_of(request, target=target, reason=reason)
+    outcome = await commands.act(context, entry, action, seqs, options)
+    if is_one:
+        words.check_done(outcome, action)
+    undo = undo_of(action, identity_of(request).actor, target)
+    if undo is not None:
+        undo.note(outcome)
+    return Done(action, outcome, context.acting.undos.add(undo, context.now_ms()))
+
+
+async def ticked(request: web.Request, ids: Sequence[str]) -> Frozen:
+    """Give messages by their ids; unknown ones, and those of foreign queues, are left out."""
+    context = context_of(request)
+    return await context.search.freeze(of_ids(ids), queues=allowed_queues(request))
+
+
+def note_of(done: Done) -> Note:
+    """Say what was done, with what takes it back."""
+    return Note(words.told(done.action, len(done.outcome.done), done.outcome.skipped), done.undo)

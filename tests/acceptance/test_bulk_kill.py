@@ -1,0 +1,183 @@
+"""``kill -9`` in the middle of bulk work: each message is done or as it was, and the audit knows.
+
+``PHPMQ_KILLS=100 python -m pytest tests/acceptance/test_bulk_kill.py`` kills more often.
+``PHPMQ_SEED=…`` repeats the choices of a run, though not its moments.
+"""
+
+import os
+import random
+import shutil
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pytest
+
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance import mutants
+from tests.acceptance.peers import Admin, Peer
+
+pytestmark = pytest.mark.acceptance
+
+KILLS = int(os.environ.get("PHPMQ_KILLS", "6"))
+SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+SELECTED: Final = 6_000  # messages in one piece of work: twelve slices
+LATER: Final = 50  # arrive after they were selected
+ACTIONS: Final = ("delete", "move", "requeue")
+
+
+@dataclass
+class Round:
+    """One piece of bulk work that is killed, in a data folder of its own."""
+
+    data: Path
+    action: str
+    rng: random.Random
+    program: tuple[str, ...] = ("-m", "phpmq_lite")
+    offences: list[str] = field(default_factory=list)
+    done: int = 0
+    result: str = ""
+
+    def run(self) -> None:
+        """Publish, select, let more arrive, start the work, kill, and look."""
+        flags = ["--admin", "127.0.0.1:0", "--set", f"ui.confirm_count={SELECTED}"]
+        broker = BrokerProcess(self.data, flags, program=self.program)
+        broker.start()
+        try:
+            token, upto = self._prepare(broker)
+            self._kill_in_the_middle(broker, token)
+            broker.kill()
+            self._compare(upto)
+            broker.program = ("-m", "phpmq_lite")
+            broker.start()
+            broker.kill()
+            self._compare_audit()
+        finally:
+            broker.kill()
+
+    def _prepare(self, broker: BrokerProcess) -> tuple[str, int]:
+        admin = Admin(broker.admin[0])
+        with Peer(broker.port) as peer:
+            peer.store("orders", *(b"m%d" % at for at in range(SELECTED)))
+            peer.store("mail", b"first")
+            made = admin.post("/api/v1/selections", {"q": "queue:orders"})
+            assert made["count"] == SELECTED
+            last = int(max(sample["seq"] for sample in made["samples"]))
+            peer.store("orders", *(b"later%d" % at for at in range(LATER)))
+        return made["token"], last
+
+    def _kill_in_the_middle(self, broker: BrokerProcess, token: str) -> None:
+        """Start the work; its process is killed at a moment of chance, which may be its end."""
+        process = broker.process
+        assert process is not None
+        timer = threading.Timer(self.rng.uniform(0.0, 0.25), process.kill)
+        asked = {"token": token, "action": self.action}
+        timer.start()
+        with suppress(OSError, HTTPException):  # killed ahead of the answer
+            Admin(broker.admin[0]).post(
+                "/api/v1/bulk", asked | ({"target": "mail"} if self.action == "move" else {})
+            )
+        timer.join()
+        process.wait()
+
+    # -- what is on disk then
+
+    def _read(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Ask a copy: who opens the files of a killed broker takes its write-ahead log away."""
+        with TemporaryDirectory(dir=self.data.parent) as folder:
+            for name in ("phpmq.db", "phpmq.db-wal"):
+                if (self.data / name).exists():
+                    shutil.copy(self.data / name, folder)
+            connection = sqlite3.connect(f"{folder}/phpmq.db")
+            try:
+                return connection.execute(text, values).fetchall()
+            finally:
+                connection.close()
+
+    def _compare(self, upto: int) -> None:
+        """Each selected message is once, and alive or deleted; later ones are as they came."""
+        names = dict(self._read("SELECT queue_id, name FROM queue"))
+        alive = {
+            seq: (names[queue_id], position)
+            for seq, queue_id, position in self._read("SELECT seq, queue_id, position FROM message")
+            if names[queue_id] in ("orders", "mail")
+        }
+        deleted = Counter(seq for (seq,) in self._read("SELECT seq FROM history WHERE outcome = 5"))
+        published = self._read("SELECT seq, content FROM body")
+        selected = [seq for seq, content in published if content[:1] == b"m"]
+        for seq in selected:
+            if (seq in alive) + deleted[seq] != 1:
+                self.offences.append(f"{seq} is alive {seq in alive}, deleted {deleted[seq]} times")
+        if len(selected) != SELECTED:
+            self.offences.append(f"{SELECTED - len(selected)} lost")
+        later = [seq for seq, content in published if content.startswith(b"later") and seq > upto]
+        if len(later) != LATER or any(alive.get(seq) != ("orders", seq) for seq in later):
+            self.offences.append("a later arrival was touched")
+        here = [(seq, *alive[seq]) for seq in selected if seq in alive]
+        self.done = {
+            "delete": len(deleted),
+            "move": sum(name == "mail" for _, name, _ in here),
+            "requeue": sum(position != seq for seq, _, position in here),
+        }[self.action]
+        counted = self._read("SELECT queue_id, live_count, (SELECT count(*) FROM message AS m "
+                             "WHERE m.queue_id = q.queue_id) FROM queue AS q")  # fmt: skip
+        for queue_id, count, real in counted:
+            if real != count:
+                self.offences.append(f"{names[queue_id]} has {real} messages and says {count}")
+
+    def _compare_audit(self) -> None:
+        """The row counts exactly what was done, and says whether that was all."""
+        action = f"message.{self.action}"
+        rows = self._read("SELECT count, result FROM audit WHERE action = ?", action)
+        if not rows:
+            self.result = "not begun"
+            if self.done:
+                self.offences.append(f"{self.done} done and no row in the audit")
+            return
+        ((count, self.result),) = rows
+        expected = "done" if self.done == SELECTED else "interrupted"
+        if (count, self.result) != (self.done, expected):
+            self.offences.append(f"{self.done} done, the audit says {count} {self.result}")
+
+
+@pytest.mark.timeout(60 + 15 * KILLS)
+def test_bulk_work_that_is_killed_leaves_each_message_done_or_not(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    rng = random.Random(SEED)
+    results: Counter[str] = Counter()
+    partly, began = 0, time.perf_counter()
+    for number in range(KILLS):
+        one = Round(tmp_path / str(number), ACTIONS[number % len(ACTIONS)], rng)
+        one.run()
+        results[one.result] += 1
+        partly += 0 < one.done < SELECTED
+        assert one.offences == [], f"{one.action}, seed {SEED}"
+    figure(
+        f"kill -9 in bulk work: {KILLS} kills in {time.perf_counter() - began:.1f} s, seed {SEED}: "
+        f"{partly} in the middle, {dict(results)}; 0 messages half done, 0 later arrivals touched"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_comparison_finds_a_broker_that_forgets(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """A fault test that cannot fail is worth nothing."""
+    program = ("-m", mutants.__name__, "ForgetsAcknowledgements")
+    rng = random.Random(SEED)
+    for number in range(10):
+        one = Round(tmp_path / str(number), "delete", rng, program)
+        one.run()
+        if one.offences:
+            figure(f"mutant of bulk work: found after {number + 1} kills: {one.offences[:1]}")
+            return
+    pytest.fail("no offence was found")

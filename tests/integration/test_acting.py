@@ -1,0 +1,515 @@
+"""The buttons and forms of the pages, pressed without scripts, on a real broker."""
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.admin.urls import encode_name
+from tests.integration.site import Site, error_of, running_site
+
+HOSTILE = '../<script>alert(1)</script>"\u00e9'
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with running_site(tmp_path / "data") as made:
+        yield made
+
+
+def note_of(text: str) -> str:
+    """Give what the note on a page says."""
+    found = re.search(r'<div class="note".*?<p>(.*?)</p>', text, flags=re.S)
+    return unescape(found[1]) if found else ""
+
+
+# -- one message
+
+
+async def test_message_is_requeued_and_back_on_the_page_it_came_from(site: Site) -> None:
+    ids = await site.publish("orders", "a", "b")
+    page = await site.submit(f"/messages/{ids[0]}/requeue", next="/queues/orders?state=ready")
+    assert page.status == 200
+    assert "requeued" in note_of(page.text)
+    assert await site.contents("orders") == ["b", "a"]
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders") == ["a", "b"]
+
+
+@pytest.mark.parametrize("where", ["//evil.example", "https://evil.example", "/\\evil", "x"])
+async def test_next_leads_to_no_other_site(site: Site, where: str) -> None:
+    ids = await site.publish("orders", "a")
+    done = await site.post(f"/messages/{ids[0]}/requeue", next=where)
+    assert done.location == f"/messages/{ids[0]}"
+
+
+async def test_message_is_deleted_after_a_question_and_comes_back(site: Site) -> None:
+    ids = await site.publish("orders", "a", "b")
+    asked = await site.get(f"/messages/{ids[0]}/delete?next=/queues/orders")
+    fields = asked.fields(f"/messages/{ids[0]}/delete")
+    assert fields["next"] == "/queues/orders"
+    assert "Delete message" in asked.text
+    page = await site.submit(f"/messages/{ids[0]}/delete", fields)
+    assert await site.contents("orders") == ["b"]
+    page = await site.submit(page.undo(), next="/queues/orders")
+    assert note_of(page.text) == "1 message restored."
+    assert await site.contents("orders") == ["a", "b"]
+
+
+async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: Site) -> None:
+    ids = await site.publish("orders", "a")
+    path = f"/messages/{ids[0]}/move"
+    assert "To the queue" in (await site.get(path)).text
+    assert (await site.post(path, target="")).status == 422
+    assert (await site.post(path, target="mail")).status == 404
+    assert await site.contents("orders") == ["a"]
+    await site.submit(path, target="mail", create="yes")
+    assert await site.contents("mail") == ["a"]
+
+
+async def test_held_message_is_released_or_deleted_on_purpose(site: Site) -> None:
+    ids = await site.publish("orders", "a")
+    async with site.client() as client, client.consume("orders", credit=1) as consumer:
+        await anext(consumer)
+        assert (await site.post(f"/messages/{ids[0]}/delete")).status == 409
+        await site.post("/queues/orders/pause", side="delivery")
+        await site.submit(f"/messages/{ids[0]}/release")
+        assert (await site.ok("GET", f"/messages/{ids[0]}"))["state"] == "ready"
+
+
+async def test_restored_message_is_shown(site: Site) -> None:
+    ids = await site.publish("orders", "a")
+    await site.submit(f"/messages/{ids[0]}/delete", next="/queues/orders")
+    assert "old deadline" in (await site.get(f"/messages/{ids[0]}/restore")).text
+    done = await site.post(f"/messages/{ids[0]}/restore", ttl="5", ttl_unit="min")
+    assert done.location is not None
+    assert done.location != f"/messages/{ids[0]}"
+    assert await site.contents("orders") == ["a"]
+
+
+async def test_body_is_erased_only_when_typed_and_reasoned(site: Site) -> None:
+    ids = await site.publish("orders", "secret")
+    await site.submit(f"/messages/{ids[0]}/delete", next="/queues/orders")
+    path, number = f"/messages/{ids[0]}/erase", f"#{int(ids[0][:16], 16)}"
+    assert (await site.post(path, confirm=number)).status == 422
+    assert (await site.post(path, confirm="1", reason="r")).status == 422
+    assert (await site.api("GET", f"/messages/{ids[0]}/body"))[0] == 200
+    await site.submit(path, confirm=number, reason="a password")
+    assert (await site.api("GET", f"/messages/{ids[0]}/body"))[0] == 410
+    row = (await site.audit("message.erase"))[0]
+    assert (row["reason"], row["result"]) == ("a password", "done")
+
+
+@pytest.mark.parametrize(
+    "action", ["requeue", "release", "move", "delete", "redrive", "restore", "erase", "edit"]
+)
+async def test_each_form_of_a_message_is_shown(site: Site, action: str) -> None:
+    ids = await site.publish(HOSTILE, "<b>a</b>")
+    page = await site.get(f"/messages/{ids[0]}/{action}")
+    assert page.status == 200
+    assert "<script>alert" not in page.text
+    assert page.fields(f"/messages/{ids[0]}/{action}")["csrf"]
+
+
+async def test_form_of_another_session_is_refused(site: Site) -> None:
+    ids = await site.publish("orders", "a")
+    assert (await site.post(f"/messages/{ids[0]}/requeue", csrf="0" * 64)).status == 403
+    assert (await site.audit("message.requeue"))[0]["result"] == "stale_form"
+
+
+# -- rows ticked on a list
+
+
+async def test_ticked_messages_are_deleted_and_undone(site: Site) -> None:
+    ids = await site.publish_many("orders", 5)
+    page = await site.submit(
+        "/messages/act", {"id": ids[1:4]}, action="delete", next="/queues/orders"
+    )
+    assert note_of(page.text) == "3 messages deleted."
+    assert await site.contents("orders") == ["m0", "m4"]
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders") == ["m0", "m1", "m2", "m3", "m4"]
+    assert [row["count"] for row in await site.audit("message.delete")] == [3]
+
+
+async def test_ticked_messages_say_why_some_were_passed_over(site: Site) -> None:
+    ids = await site.publish_many("orders", 3)
+    await site.ok("POST", f"/messages/{ids[0]}/delete")
+    page = await site.submit("/messages/act", {"id": ids}, action="requeue", next="/queues/orders")
+    assert note_of(page.text) == "2 messages requeued. Passed over: 1 settled meanwhile."
+
+
+async def test_ticked_messages_ask_where_to_move(site: Site) -> None:
+    ids = await site.publish_many("orders", 3)
+    asked = await site.post("/messages/act", {"id": ids[:2]}, action="move", next="/queues/orders")
+    assert asked.status == 200
+    assert "Move 2 messages" in asked.text
+    await site.submit(
+        "/messages/act", {"id": ids[:2]}, action="move", target="mail", create="yes",
+        next="/queues/orders",
+    )  # fmt: skip
+    assert await site.contents("mail") == ["m0", "m1"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"action": "delete"}, {"action": "explode", "id": "x"}, {"id": "x"}]
+)
+async def test_odd_forms_of_a_list_are_refused(site: Site, fields: dict[str, str]) -> None:
+    assert (await site.post("/messages/act", fields)).status == 422
+
+
+async def test_ticked_messages_in_production_are_previewed(tmp_path: Path) -> None:
+    async with running_site(tmp_path / "data", ui={"environment": "production"}) as site:
+        ids = await site.publish_many("orders", 2)
+        page = await site.submit(
+            "/messages/act", {"id": ids}, action="delete", next="/queues/orders"
+        )
+        assert "Type <bdi" in page.text
+        assert await site.ready("orders") == 2
+
+
+# -- all that match
+
+
+async def _preview(site: Site, query: str, action: str, back: str = "/queues/orders") -> str:
+    made = await site.post("/selections", q=query, action=action, next=back)
+    assert made.status == 303, error_of(made.text)
+    assert made.location is not None
+    return made.location
+
+
+async def test_preview_says_exactly_what_will_happen(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    await site.publish("mail", "<i>x</i>")
+    page = await site.get(await _preview(site, "state:ready", "delete"))
+    for text in ("4 messages selected", "Delete 4 messages", "are not included", "m0", "mail"):
+        assert text in page.text
+    assert "<i>x</i>" not in page.text
+
+
+async def test_preview_applies_to_what_it_showed_and_comes_back(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    where = await _preview(site, "queue:orders", "delete")
+    page = await site.get(where)
+    path = where.partition("?")[0] + "/apply"
+    await site.publish("orders", "later")
+    page = await site.submit(path, page.fields(path), reason="a flood")
+    assert note_of(page.text) == "3 messages deleted."
+    assert await site.contents("orders") == ["later"]
+    again = await site.post(path, action="delete", next="/queues/orders")
+    assert again.status == 303
+    assert len(await site.audit("message.delete")) == 1
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders") == ["m0", "m1", "m2", "later"]
+
+
+@pytest.mark.parametrize("action", ["requeue", "release", "move", "delete", "redrive", "restore"])
+async def test_preview_has_a_form_for_each_action(site: Site, action: str) -> None:
+    ids = await site.publish("orders.dlq", "a", "b", "c")
+    await site.ok("POST", f"/messages/{ids[2]}/delete")
+    async with site.client() as client, client.consume("orders.dlq", credit=1) as consumer:
+        await anext(consumer)
+        text = "queue:orders.dlq state:ready state:dispatched state:deleted"
+        page = await site.get(await _preview(site, text, action))
+    assert f'name="action" value="{action}"' in page.text
+    fits = {"requeue": 2, "release": 1, "move": 1, "delete": 1, "redrive": 1, "restore": 1}[action]
+    assert f"{action.capitalize()} {fits} message" in page.text
+    assert f"{3 - fits} of them are not in a state for this" in page.text
+
+
+async def test_preview_of_nothing_says_so(site: Site) -> None:
+    await site.publish("orders", "a")
+    page = await site.get(await _preview(site, "queue:orders text", "delete"))
+    assert "Nothing matches now" in page.text
+
+
+async def test_selection_of_another_token_is_gone(site: Site) -> None:
+    page = await site.get("/selections/unknown")
+    assert page.status == 410
+    assert "select again" in page.text
+
+
+async def test_typed_name_is_asked_for_above_the_count(tmp_path: Path) -> None:
+    async with running_site(tmp_path / "data", ui={"confirm_count": 2}) as site:
+        await site.publish_many("orders", 3)
+        where = await _preview(site, "queue:orders", "delete")
+        path = where.partition("?")[0] + "/apply"
+        page = await site.get(where)
+        assert "Type <bdi" in page.text
+        assert (await site.post(path, page.fields(path), confirm="order")).status == 422
+        assert await site.ready("orders") == 3
+        await site.submit(path, page.fields(path), confirm="orders")
+        assert await site.ready("orders") == 0
+
+
+async def test_long_work_shows_its_progress_and_is_cancelled(site: Site) -> None:
+    await site.publish_many("orders", 50)
+    where = await _preview(site, "queue:orders", "delete")
+    path = where.partition("?")[0] + "/apply"
+    page = await site.submit(path, action="delete", rate="5", next="/queues/orders")
+    for text in ("Delete 50 messages", "<progress", "Running", "Cancel after this slice"):
+        assert text in page.text
+    number = (await site.ok("GET", "/bulk"))["items"][0]["job"]
+    await site.submit(f"/bulk/{number}/cancel", next="/queues/orders")
+    await site.finished(number)
+    page = await site.get(f"/bulk/{number}?next=/queues/orders")
+    assert "Cancelled" in page.text
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.ready("orders") == 50
+    listed = await site.get("/bulk")
+    assert f"/bulk/{number}" in listed.text
+
+
+# -- a whole queue
+
+
+async def test_purge_takes_what_was_there_when_the_form_was_opened(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    asked = await site.get("/queues/orders/purge")
+    fields = asked.fields("/queues/orders/purge")
+    await site.publish("orders", "later")
+    assert (await site.post("/queues/orders/purge", fields, confirm="order")).status == 422
+    page = await site.submit("/queues/orders/purge", fields, confirm="orders", reason="test")
+    assert await site.contents("orders") == ["later"]
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders") == ["m0", "m1", "m2", "later"]
+    row = (await site.audit("queue.purge"))[0]
+    assert (row["target"], row["count"], row["reason"]) == ("orders", 3, "test")
+
+
+async def test_whole_queue_can_be_looked_at_first(site: Site) -> None:
+    await site.publish_many("a *", 3)
+    asked = await site.get(f"/queues/{encode_name('a *')}/purge")
+    page = await site.submit("/selections", asked.fields("/selections"))
+    assert "Delete 3 messages" in page.text
+
+
+async def test_purge_of_the_oldest(site: Site) -> None:
+    await site.publish_many("orders", 5)
+    await site.submit("/queues/orders/purge", confirm="orders", limit="2")
+    assert await site.contents("orders") == ["m2", "m3", "m4"]
+
+
+async def test_purge_of_a_hostile_queue_takes_its_escaped_name(site: Site) -> None:
+    for name in ("\u202eevil", "..", "a/b", " a  b ", "100%&q=1#x?y", HOSTILE, 'a"b*?\\'):
+        await site.publish(name, "a")
+        path = f"/queues/{encode_name(name)}/purge"
+        page = await site.get(path)
+        found = re.search(r'Type <bdi class="name mono all">(.*?)</bdi>', page.text)
+        assert found is not None
+        await site.submit(path, page.fields(path), confirm=unescape(found[1]))
+        assert await site.ready(name) == 0, name
+
+
+async def test_purge_takes_held_messages_on_purpose(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    async with site.client() as client, client.consume("orders", credit=1) as consumer:
+        await anext(consumer)
+        await site.post("/queues/orders/pause", side="delivery")
+        page = await site.get("/queues/orders/purge")
+        assert "Also the 1 that consumers hold now" in page.text
+        await site.submit("/queues/orders/purge", confirm="orders")
+        assert (await site.ok("GET", "/queues/orders"))["dispatched"] == 1
+        await site.submit("/queues/orders/purge", confirm="orders", dispatched="yes")
+        assert (await site.ok("GET", "/queues/orders"))["dispatched"] == 0
+
+
+async def test_all_of_a_queue_is_moved_in_order(site: Site) -> None:
+    await site.publish_many("orders", 5)
+    await site.get("/queues/orders/move")
+    await site.submit("/queues/orders/move", target="mail", create="yes")
+    assert await site.contents("mail") == ["m0", "m1", "m2", "m3", "m4"]
+    assert (await site.post("/queues/orders/move", target="")).status == 422
+
+
+async def test_dead_letters_go_back(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    async with site.client() as client, client.consume("orders", credit=3) as consumer:
+        for _ in range(3):
+            (await anext(consumer)).dead_letter()
+        async with asyncio.timeout(10):
+            while await site.ready("orders.dlq") < 3:
+                pass
+    assert "Redrive 3 records" in (await site.get("/queues/orders/redrive")).text
+    await site.submit("/queues/orders/redrive", limit="1", ttl="1", ttl_unit="h")
+    assert await site.contents("orders") == ["m0"]
+    page = await site.submit("/queues/orders.dlq/redrive")
+    assert await site.contents("orders") == ["m0", "m1", "m2"]
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders") == ["m0"]
+
+
+async def test_sides_of_a_queue_are_paused_and_resumed(site: Site) -> None:
+    await site.publish("orders", "a")
+    page = await site.submit("/queues/orders/pause", side="publishing", next="/queues/orders")
+    assert note_of(page.text) == "Publishing of orders is paused."
+    assert (await site.api("POST", "/queues/orders/messages", {"content": "b"}))[0] == 409
+    page = await site.submit("/queues/orders/resume", side="publishing", next="/queues")
+    assert note_of(page.text) == "Publishing of orders is going on."
+    await site.publish("orders", "b")
+    assert (await site.post("/queues/orders/pause", side="inside")).status == 422
+
+
+async def test_empty_queue_is_removed(site: Site) -> None:
+    await site.publish("orders", "a")
+    assert (await site.post("/queues/orders/remove", confirm="orders")).status == 409
+    await site.ok("POST", "/queues/orders/purge")
+    assert (await site.post("/queues/orders/remove", confirm="x")).status == 422
+    await site.get("/queues/orders/remove")
+    done = await site.post("/queues/orders/remove", confirm="orders")
+    assert done.location == "/queues"
+    assert (await site.api("GET", "/queues/orders"))[0] == 404
+
+
+# -- ticked queues
+
+
+async def test_ticked_queues_are_paused_purged_and_removed(site: Site) -> None:
+    for name in ("a", "b *?", "c"):
+        await site.publish(name, "x")
+    ticked = {"queue": ["a", "b *?"]}
+    await site.submit("/queues/act", ticked, action="pause-delivery", next="/queues")
+    queues = {q["name"]: q for q in (await site.ok("GET", "/queues"))["items"]}
+    assert [queues[name]["delivery_paused"] for name in ("a", "b *?", "c")] == [True, True, False]
+    page = await site.submit("/queues/act", ticked, action="purge", next="/queues")
+    assert "2 messages selected" in page.text
+    path = re.search(r'action="(/selections/[\w-]+/apply)"', page.text)
+    assert path is not None
+    await site.submit(path[1], page.fields(path[1]))
+    assert [await site.ready(name) for name in ("a", "b *?", "c")] == [0, 0, 1]
+    page = await site.submit("/queues/act", {"queue": ["a", "c"]}, action="remove", next="/queues")
+    assert note_of(page.text).startswith("1 queue removed. 'c' has 1 messages")
+    assert len(await site.audit("queue.remove")) == 1
+
+
+@pytest.mark.parametrize("fields", [{"action": "remove"}, {"action": "x", "queue": "a"}])
+async def test_odd_forms_of_the_list_of_queues_are_refused(
+    site: Site, fields: dict[str, str]
+) -> None:
+    assert (await site.post("/queues/act", fields)).status == 422
+
+
+# -- publishing
+
+
+PLAIN = {"queue": "orders", "body": '{"a": 1}', "kind": "json", "count": "1", "do": "publish"}
+
+
+async def test_message_is_published_and_taken_back(site: Site) -> None:
+    page = await site.submit("/publish", PLAIN)
+    assert note_of(page.text) == "1 message published to orders."
+    assert await site.contents("orders") == ['{"a": 1}']
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders") == []
+
+
+async def test_copies_are_numbered(site: Site) -> None:
+    body = '{"n": {{n}}, "id": "{{uuid}}", "at": {{now_ms}}}'
+    await site.submit("/publish", PLAIN | {"body": body, "count": "1,000", "fill": "yes"})
+    contents = await site.contents("orders")
+    assert len(set(contents)) == 1_000
+    assert contents[999].startswith('{"n": 1000, "id": "')
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "says"),
+    [
+        ({"body": '{\n "a": 1,}'}, 422, "line 2, column"),
+        ({"kind": "base64", "body": "?"}, 422, "no base64"),
+        ({"count": "1001"}, 422, "count is not such a number"),
+        ({"count": "0"}, 422, "count is not such a number"),
+        ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in all"),
+        ({"ttl": "-1"}, 422, "ttl is not such a number"),
+        ({"queue": ""}, 422, "Name a queue"),
+        ({"queue": "a\x00b"}, 422, "control character"),
+        ({"body": '"' + "x" * 2_000 + '"'}, 413, "the limit is 1024"),
+        ({"queue": "paused"}, 409, "is paused"),
+    ],
+)
+async def test_what_is_not_taken_keeps_the_form(
+    tmp_path: Path, fields: dict[str, str], status: int, says: str
+) -> None:
+    async with running_site(tmp_path / "data", limits={"max_content": 1_024}) as site:
+        await site.ok("PUT", "/queues/paused")
+        await site.ok("POST", "/queues/paused/pause", {"side": "publishing"})
+        page = await site.post("/publish", PLAIN | {"urn": "kept"} | fields)
+        assert page.status == status, error_of(page.text)
+        assert says in unescape(page.text)
+        assert 'value="kept"' in page.text
+        assert (await site.audit("message.publish"))[0]["result"] not in ("done", "")
+        assert await site.ready("orders") == 0
+
+
+async def test_file_is_sent_as_it_is(site: Site) -> None:
+    content = bytes(range(256)) * 10
+    fields = PLAIN | {"body": "not this"}
+    done = await site.upload("/publish", content, **fields)
+    assert done.status == 303, error_of(done.text)
+    listed = await site.ok("GET", "/queues/orders/messages")
+    body = await site.ok("GET", f"/messages/{listed['items'][0]['id']}/body")
+    assert base64.b64decode(body["content"]) == content
+
+
+async def test_body_is_checked_without_publishing(site: Site) -> None:
+    page = await site.post("/publish", PLAIN | {"do": "check"})
+    assert page.status == 200
+    assert "JSON, 8 B." in page.text
+    page = await site.post("/publish", PLAIN | {"do": "check", "body": "{"})
+    assert page.status == 422
+    assert "line 1, column 2" in page.text
+    assert (await site.ok("GET", "/queues"))["items"] == []
+
+
+async def test_envelope_is_written_into_the_body(site: Site) -> None:
+    fields = PLAIN | {"do": "envelope", "urn": "urn:babel:orders:created", "data": '{"n": 1}'}
+    page = await site.post("/publish", fields)
+    assert page.status == 200
+    body = re.search(r'<textarea class="code editor".*?>\n(.*?)</textarea>', page.text, flags=re.S)
+    assert body is not None
+    await site.submit("/publish", PLAIN | {"body": unescape(body[1]), "fill": "yes"})
+    listed = await site.ok("GET", "/queues/orders/messages")
+    stored = await site.ok("GET", f"/messages/{listed['items'][0]['id']}/body")
+    envelope = json.loads(stored["content"])
+    assert (envelope["job"], envelope["data"]) == ("urn:babel:orders:created", {"n": 1})
+    assert len({envelope["trace_id"], envelope["meta"]["id"]}) == 2
+
+
+async def test_template_is_saved_used_and_forgotten(site: Site) -> None:
+    fields = PLAIN | {"do": "save", "template": 'a "b" & c', "count": "3", "fill": "yes"}
+    page = await site.post("/publish", fields | {"body": '\n{"n": {{n}}}\r\n'})
+    assert page.status == 200
+    assert "Saved as" in page.text
+    page = await site.get("/publish?template=a+%22b%22+%26+c")
+    assert "\n\n{&#34;n&#34;: {{n}}}\n</textarea>" in page.text
+    assert 'value="3"' in page.text
+    await site.submit("/publish/forget", template='a "b" & c')
+    assert (await site.get("/publish?template=a+%22b%22+%26+c")).status == 404
+    assert (await site.post("/publish", fields | {"template": ""})).status == 422
+
+
+async def test_new_queue_is_pointed_out(site: Site) -> None:
+    assert "This queue is new" in (await site.get("/publish?queue=orders")).text
+    await site.publish("orders", "a")
+    assert "This queue is new" not in (await site.get("/publish?queue=orders")).text
+
+
+@pytest.mark.parametrize("body", ["plain\ntext", '{"a": 1}', "a\r\nb", "\n\nlead", "<b>&amp;"])
+async def test_edited_message_is_unchanged_unless_edited(site: Site, body: str) -> None:
+    ids = await site.publish("orders", body)
+    page = await site.get(f"/messages/{ids[0]}/edit")
+    shown = re.search(r'<textarea class="code editor".*?>\n(.*?)</textarea>', page.text, flags=re.S)
+    kind = re.search(r'<option value="(\w+)" selected>(?:JSON|text|base64)', page.text)
+    assert shown is not None
+    assert kind is not None
+    typed = unescape(shown[1]).replace("\n", "\r\n")  # as browsers send it
+    fields = {"queue": "copies", "body": typed, "kind": kind[1], "do": "publish"}
+    await site.submit(f"/messages/{ids[0]}/edit", fields)
+    copy = (await site.ok("GET", "/queues/copies/messages"))["items"][0]["id"]
+    assert (await site.ok("GET", f"/messages/{copy}/body"))["content"] == body
+    events = (await site.ok("GET", f"/messages/{ids[0]}/events"))["items"]
+    assert [event["kind"] for event in events] == ["edit"]

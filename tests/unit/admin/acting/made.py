@@ -1,0 +1,61 @@
+"""Made-up selections and slices for tests of acting."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.search import Frozen
+
+
+def frozen(count: int = 3) -> Frozen:
+    """Freeze that many messages of one queue."""
+    made = Frozen(array("Q", range(1, count + 1)))
+    made.by_queue, made.by_state = {"orders": count}, {"ready": count}
+    return made
+
+
+def entry(actor: str = "anna") -> AuditEntry:
+    """Begin an audit entry."""
+    return AuditEntry(actor, "ui", "127.0.0.1", "message.delete")
+
+
+def new_id(seq: int) -> str:
+    """Give the id of a message that was made from another."""
+    return f"{seq + 1_000:016x}{0:016x}"
+
+
+class Broker:
+    """Acts on all but those that are ``gone``, as the broker would, and writes down the slices."""
+
+    def __init__(self, gone: Iterable[int] = ()) -> None:
+        self.gone = set(gone)
+        self.slices: list[list[int]] = []
+        self.results: list[str] = []
+        self.options: list[Options] = []
+        self.refuses_from: int | None = None  # the slice that is refused first
+
+    async def act(
+        self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
+    ) -> Outcome:
+        """Do one slice."""
+        is_refused = self.refuses_from is not None and len(self.slices) >= self.refuses_from
+        if is_refused and len(seqs):
+            raise RefusedError("paused", "publishing is paused")
+        self.slices.append(list(seqs))
+        self.results.append(entry.result)
+        self.options.append(options)
+        done = [seq for seq in seqs if seq not in self.gone]
+        entry.audit_id = entry.audit_id or 7
+        entry.count += len(done)
+        makes = action in (Action.REDRIVE, Action.RESTORE)
+        moves = action in (Action.REQUEUE, Action.MOVE)
+        skipped = Counter({"gone": len(seqs) - len(done)})
+        return Outcome(
+            done,
+            {seq: new_id(seq) for seq in done} if makes else {},
+            +skipped,
+            {seq: (1, seq * 10) for seq in done} if moves else {},
+        )

@@ -1,0 +1,166 @@
+"""Bulk work in slices: progress, cancel, rate, what stops it, and what takes it back."""
+
+import asyncio
+from array import array
+from collections import Counter
+
+import pytest
+
+from phpmq_lite.admin.acting.jobs import (
+    KEPT_MAX,
+    KEPT_MS,
+    RUNNING_MAX,
+    SLICE,
+    Job,
+    Jobs,
+    JobState,
+    Order,
+)
+from phpmq_lite.admin.acting.undo import Undos
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.errors import RefusedError
+from tests.unit.admin.acting.made import Broker, entry
+
+
+class Rig:
+    """Jobs with a clock to turn."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.jobs = Jobs(lambda: self.now_ms)
+        self.undos = Undos()
+
+    async def start(
+        self, broker: Broker, count: int, action: Action = Action.DELETE, token: str = "",
+        rate: int | None = None, number: int = 7,
+    ) -> Job:  # fmt: skip
+        made = entry()
+        made.audit_id = number
+        order = Order(action, Options(), array("Q", range(1, count + 1)), rate=rate, token=token)
+        return await self.jobs.start(broker.act, made, order, self.undos)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+async def test_small_work_is_done_at_once(rig: Rig) -> None:
+    broker = Broker(gone=[2])
+    job = await rig.start(broker, 3)
+    assert (job.state, job.done, job.skipped) == (JobState.DONE, 2, Counter(gone=1))
+    assert broker.slices == [[1, 2, 3]]
+    assert broker.results == ["done"]
+    assert job.undo is not None
+    assert list(rig.undos.find(job.undo, "anna", 0).seqs) == [1, 3]
+
+
+async def test_large_work_goes_on_in_slices_and_only_the_last_ends_its_row(rig: Rig) -> None:
+    broker = Broker()
+    job = await rig.start(broker, 2 * SLICE + 1)
+    assert (job.state, job.handled) == (JobState.RUNNING, SLICE)
+    await job.ended.wait()
+    assert [len(part) for part in broker.slices] == [SLICE, SLICE, 1]
+    assert broker.results == ["running", "running", "done"]
+    assert (job.state, job.done, job.total) == (JobState.DONE, 1_001, 1_001)
+    assert rig.jobs.find(job.number) is job
+
+
+async def test_nothing_selected_is_done_and_audited(rig: Rig) -> None:
+    broker = Broker()
+    job = await rig.start(broker, 0)
+    assert (job.state, job.undo, broker.results) == (JobState.DONE, None, ["done"])
+
+
+async def test_cancelled_work_stops_before_the_next_slice_and_can_be_taken_back(rig: Rig) -> None:
+    broker = Broker()
+    job = await rig.start(broker, 3 * SLICE)
+    rig.jobs.cancel(job)
+    await job.ended.wait()
+    assert (job.state, job.done) == (JobState.CANCELLED, SLICE)
+    assert broker.slices[-1] == []
+    assert broker.results[-1] == "cancelled"
+    assert job.undo is not None
+
+
+async def test_refusal_stops_the_work_and_says_why(rig: Rig) -> None:
+    broker = Broker()
+    broker.refuses_from = 1
+    job = await rig.start(broker, 3 * SLICE)
+    await job.ended.wait()
+    assert (job.state, job.error) == (JobState.STOPPED, "Publishing is paused.")
+    assert broker.results[-1] == "paused"
+
+
+async def test_refusal_of_the_first_slice_starts_nothing(rig: Rig) -> None:
+    broker = Broker()
+    broker.refuses_from = 0
+    with pytest.raises(RefusedError):
+        await rig.start(broker, 3)
+    assert rig.jobs.all == []
+
+
+async def test_same_selection_starts_one_job_only(rig: Rig) -> None:
+    broker = Broker()
+    first, second = await asyncio.gather(
+        rig.start(broker, 2 * SLICE, token="t"), rig.start(broker, 2 * SLICE, token="t")
+    )
+    assert first is second
+    await first.ended.wait()
+    assert [len(part) for part in broker.slices] == [SLICE, SLICE]
+    assert rig.jobs.of_selection("t", "bert") is None
+
+
+async def test_rate_makes_smaller_slices_that_wait(rig: Rig) -> None:
+    broker = Broker()
+    job = await rig.start(broker, 5, rate=2)
+    assert (job.state, job.handled, broker.slices) == (JobState.RUNNING, 2, [[1, 2]])
+    rig.jobs.cancel(job)  # ends the wait
+    await job.ended.wait()
+    assert job.done == 2
+
+
+async def test_high_rate_goes_through(rig: Rig) -> None:
+    job = await rig.start(Broker(), 1_500, rate=100_000)
+    await job.ended.wait()
+    assert (job.state, job.done) == (JobState.DONE, 1_500)
+
+
+async def test_too_much_work_at_once_is_refused(rig: Rig) -> None:
+    jobs = [await rig.start(Broker(), 5, rate=1, number=at) for at in range(1, RUNNING_MAX + 1)]
+    with pytest.raises(Problem) as caught:
+        await rig.start(Broker(), 5)
+    assert caught.value.status == 429
+    await rig.jobs.close()
+    assert {job.state for job in jobs} == {JobState.STOPPED}
+
+
+async def test_finished_work_is_forgotten_after_an_hour(rig: Rig) -> None:
+    job = await rig.start(Broker(), 1, token="t")
+    assert rig.jobs.all == [job]
+    rig.now_ms = KEPT_MS
+    assert rig.jobs.all == []
+    assert rig.jobs.of_selection("t", "anna") is None
+
+
+async def test_at_most_so_many_finished_are_remembered(rig: Rig) -> None:
+    for number in range(1, KEPT_MAX + 3):
+        await rig.start(Broker(), 1, number=number)
+    assert len(rig.jobs.all) == KEPT_MAX
+    assert rig.jobs.find(1) is None
+
+
+async def test_taking_back_gives_each_slice_its_places(rig: Rig) -> None:
+    moved = await rig.start(Broker(), SLICE + 1, Action.MOVE)
+    await moved.ended.wait()
+    assert moved.undo is not None
+    undo = rig.undos.find(moved.undo, "anna", 0)
+    broker = Broker()
+    back = await rig.jobs.start(
+        broker.act, entry(), Order(undo.action, Options(), undo.seqs, undo=undo), rig.undos
+    )
+    await back.ended.wait()
+    assert [len(options.places) for options in broker.options] == [SLICE, 1]
+    assert broker.options[1].places == {SLICE + 1: (1, (SLICE + 1) * 10)}
+    assert back.undo is None
