@@ -1,27 +1,41 @@
 """The log: structlog on standard error, JSON or console, with a limit for what peers can cause.
 
-A line has ``event``, ``level``, ``ts``, ``area`` and what the call adds: client, queue,
-message_id; never a body.  What a peer can cause as often as it likes asks first, with a short
-name of ours::
+A line has ``event``, ``level``, ``ts``, ``area`` and what the call adds, under these names where
+it is about them: request_id, client, queue, message_id, trace_id; never a body.  What a peer can
+cause as often as it likes asks first, with a short name of ours::
 
     if not is_quiet("protocol_error"):
         log.warning("protocol_error", client=12, code="bad-framing")
 
 Of each name 10 lines a minute are written; after a gap one line says how many were not.
+
+The newest lines are kept in memory too, for the admin: ``recent``.  Lines of the area ``access``,
+one for each HTTP request where ``log.access`` is set, are not.
 """
 
+import json
 import logging
 import os
 import sys
+import threading
 import time
 import unicodedata
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 LINES_A_MINUTE: Final = 10
+ACCESS: Final = "access"  # the area of the access log
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+RECENT_LINES: Final = 1_000
+RECENT_BYTES: Final = 1 << 20  # of all that are kept
+LINE_BYTES: Final = 8 << 10  # of one that is kept; the rest of a traceback is cut off
 _ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, invisible, half, line ends
+_SECRET: Final = frozenset({"token"})  # shown on a terminal only, never kept
 _MULTILINE: Final = "exception"  # tracebacks keep their line ends
 
 
@@ -53,6 +67,78 @@ class RateLimit:
 
 
 _peers = RateLimit()
+
+
+@dataclass(slots=True, frozen=True)
+class Line:
+    """One line of the log, as it was written."""
+
+    number: int  # since the start of the process, from 1
+    ts: str
+    level: str
+    area: str
+    event: str
+    rest: str  # all other members: "client=12 code=bad-framing"
+    detail: str = ""  # a traceback
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.event) + len(self.rest) + len(self.detail) + 100
+
+
+class Recent:
+    """The newest lines, oldest first: at most so many, and so many bytes.  Threads may share it."""
+
+    def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
+        self._limit = lines
+        self._limit_bytes = size
+        self._lines: deque[Line] = deque()
+        self._bytes = 0
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def add(self, event: EventDict) -> None:
+        """Keep a line, without what is too long of it; the oldest leave."""
+        known = {"event", "ts", "level", "area", _MULTILINE}
+        rest = " ".join(
+            f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
+            for key, value in event.items()
+            if key not in known and key not in _SECRET and not key.startswith("_")
+        )
+        with self._lock:
+            self._number += 1
+            line = Line(
+                self._number,
+                str(event.get("ts", "")),
+                str(event.get("level", "info")),
+                str(event.get("area") or getattr(event.get("_record"), "name", "")),
+                _cut(str(event.get("event", ""))),
+                _cut(rest),
+                _cut(str(event.get(_MULTILINE, ""))),
+            )
+            self._lines.append(line)
+            self._bytes += line.size
+            while len(self._lines) > self._limit or self._bytes > self._limit_bytes:
+                self._bytes -= self._lines.popleft().size
+
+    def lines(self, least: str = "debug") -> list[Line]:
+        """Give the lines of this level and above, the newest first."""
+        wanted = _from_level(least)
+        with self._lock:
+            found = [line for line in self._lines if line.level in wanted]
+        return found[::-1]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LINE_BYTES else text[:LINE_BYTES] + "…"
+
+
+def _from_level(least: str) -> Iterable[str]:
+    return LEVELS[LEVELS.index(least) :]
+
+
+recent: Final = Recent()
 
 
 def is_quiet(kind: str) -> bool:
@@ -95,6 +181,12 @@ def _escape_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     return event
 
 
+def _remember(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    if event.get("area") != ACCESS:
+        recent.add(event)
+    return event
+
+
 def configure(
     level: str = "info",
     style: Literal["auto", "json", "console"] = "auto",
@@ -115,6 +207,7 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         structlog.processors.format_exc_info,
         _escape_event,
+        _remember,
     ]
     structlog.configure(
         processors=[*shared, _renderer(is_console, out)],
@@ -131,6 +224,13 @@ def configure(
     )
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=max(least, logging.WARNING), force=True)
+
+
+def set_level(level: str) -> None:
+    """Change the least that is written from now on, of loggers that exist too."""
+    least = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(least))
+    logging.getLogger().setLevel(max(least, logging.WARNING))
 
 
 def _renderer(is_console: bool, out: TextIO) -> Processor:

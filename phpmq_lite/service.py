@@ -11,34 +11,40 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Final
-
-from aiohttp import web
+from typing import Final
 
 from phpmq_lite import __version__, logs
+from phpmq_lite.admin.access.first_user import initial_password
 from phpmq_lite.admin.app import create_app
+from phpmq_lite.admin.context import CONTEXT, Context
+from phpmq_lite.admin.listening import open_admin, tls_of
+from phpmq_lite.admin.pages.system import DRAIN
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.errors import OutcomeUnknownError, SettingsError
 from phpmq_lite.model import Limits, QueueSettings, Stored
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.endpoints import Endpoint, parse_endpoint
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.listeners import Listeners, check_wide_binds
 from phpmq_lite.server.pressure import Pressure
+from phpmq_lite.server.rollups import Rollups
+from phpmq_lite.server.sampler import Sampler
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session, SessionLimits, Shared
 from phpmq_lite.server.watch import TimeLimits, Watch
-from phpmq_lite.settings import Settings
+from phpmq_lite.settings import Effective, Settings
+from phpmq_lite.settings.reload import reloaded
 from phpmq_lite.storage import migrate
-from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.accounts import has_admin
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.storage.starts import Starting
+from phpmq_lite.storage.upkeep import Upkeep, note_seen
 from phpmq_lite.storage.wal_guard import check_wal
 from phpmq_lite.storage.writer import Writer
 
@@ -60,15 +66,34 @@ class Service:
         self.settings = settings
         self._sources = sources or {}  # where each setting comes from
         self.front = Front(Figures())
+        self.rollups = Rollups()
+        self.sampler: Sampler  # once it serves
         self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
         self.admin: list[str] = []
+        self.drain: Callable[[], None] = self.stop  # what the page's button does
         self._announce = announce
+        self._context: Context | None = None  # of the admin
+        self._first_password: str | None = None  # where there is no user yet
+        self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
     def stop(self) -> None:
         """Begin to drain; ``run`` returns when all is stored and closed."""
         self._stop.set()
+
+    def reload(self, effective: Effective) -> None:
+        """Take over those settings that can change while the broker runs; the others stay."""
+        told = reloaded(self.settings, effective.settings)
+        self.settings = told.settings
+        if self._context is not None:
+            fresh = {name: effective.sources[name] for name in told.changed}
+            self._context.settings = told.settings
+            self._context.sources = {**self._context.sources, **fresh}
+        if self._upkeep is not None:
+            self._upkeep.bounds = _bounds(told.settings)
+        logs.set_level(told.settings.log.level)
+        _log.info("reloaded", changed=told.changed, needs_restart=told.waiting)
 
     async def wait_ready(self) -> None:
         """Return once clients may connect."""
@@ -82,7 +107,13 @@ class Service:
 
         Where a commit fails with an unknown outcome the process ends here, with exit code 74.
         """
-        check_wide_binds(self.settings)
+        settings = self.settings
+        database = settings.data / DATABASE
+        check_wide_binds(settings, lambda: has_admin(database))
+        tls_of(settings)  # what cannot be used refuses the start before anything is made
+        file = settings.admin.initial_password_file
+        if file is not None and not await asyncio.to_thread(has_admin, database):
+            self._first_password = initial_password(file)
         async with AsyncExitStack() as stack:
             folder = DataFolder.open(
                 self.settings.data, allow_network_fs=self.settings.storage.allow_network_fs
@@ -98,7 +129,6 @@ class Service:
         """First of all: the health pages tell how the start goes on."""
         readers = Readers(folder.database)
         stack.push_async_callback(readers.close)
-        admin = self.settings.admin
         app = create_app(
             self.front,
             readers,
@@ -107,47 +137,47 @@ class Service:
             is_ready=lambda: self._ready.is_set() and not self._stop.is_set(),
             sources=self._sources,
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        control = folder.control_socket
-        control.unlink(missing_ok=True)  # we hold the lock: nobody answers there
-        await web.UnixSite(runner, str(control)).start()
-        control.chmod(0o600)
-        stack.callback(control.unlink, missing_ok=True)
-        for endpoint in _endpoints(admin.listen):
-            await _admin_site(runner, endpoint).start()
-        for address in runner.addresses[1:]:
-            self.admin.append(_http_address(address))
-            self._announce(f"listening admin {self.admin[-1]}")
+        app[DRAIN] = lambda: self.drain()
+        self._context = app[CONTEXT]
+        app[CONTEXT].rollups = self.rollups
+        self.admin = await open_admin(stack, app, self.settings, folder.control_socket)
+        for address in self.admin:
+            self._announce(f"listening admin {address}")
 
     async def _open_engine(self, stack: AsyncExitStack, folder: DataFolder) -> Engine:
         """Check the files, migrate, recover; then the core has all that it needs."""
         settings, front = self.settings, self.front
+        starting = Starting(__version__, _now_ms(), was_clean=not folder.meta.is_running)
+        starting.note_error(folder.read_last_error())
         front.set(step="checking the write-ahead log")
-        await asyncio.to_thread(check_wal, folder, accept_loss=settings.storage.accept_loss)
+        found = await asyncio.to_thread(check_wal, folder, accept_loss=settings.storage.accept_loss)
+        starting.note_wal(found)
         writer = Writer(folder.database)
         stack.push_async_callback(writer.close)
+        if self._context is not None:  # ahead of the writer: who closes last removes the WAL
+            stack.push_async_callback(self._context.readers.close)
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
         applied = await writer.run(lambda store: migrate.migrate(
             store.connection, migrations_folder()))  # fmt: skip
+        starting.note_migrations(applied)
         if applied:
             _log.info("migrated", applied=applied)
         front.set(step="recovering")
         receipts = settings.receipts
         stored: Stored = await writer.run(lambda store: store.recover(
-            time.time_ns() // 1_000_000, receipts.window_s * 1_000, receipts.limit))  # fmt: skip
+            _now_ms(), receipts.window_s * 1_000, receipts.limit))  # fmt: skip
+        clock = Clock(stored.counters.get("clock_step_ms", 0))
+        await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
         stack.callback(folder.record, is_running=False)  # ahead of writer.close
         core = Broker(stored, _limits(settings), _queue_defaults(settings))
-        engine = Engine(
-            core,
-            writer,
-            Clock(stored.counters.get("clock_step_ms", 0)),
-            Upkeep(folder.database, _bounds(settings), settings.storage.wal_bytes),
-        )
+        self._upkeep = Upkeep(folder.database, _bounds(settings), settings.storage.wal_bytes)
+        engine = Engine(core, writer, clock, self._upkeep)
         front.engine = engine
+        starting.note_recovered(stored, _now_ms())
+        await writer.run(lambda store: starting.store(store.connection))
+        stack.push_async_callback(writer.run, lambda store: note_seen(store, clock.now()))
         _log.info("recovered", queues=len(stored.queues), returned=stored.returned,
                   keys=len(stored.receipts))  # fmt: skip
         return engine
@@ -163,6 +193,7 @@ class Service:
             self.front.figures,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
+        self.front.pressure = shared.pressure
         listeners = Listeners(
             settings.tcp,
             lambda kind, dispatch: _session(shared, settings, kind, dispatch),
@@ -178,8 +209,11 @@ class Service:
                 places=gate.places,
             ),
         )
+        readers = Readers(folder.database, count=1)  # apart: pages do not wait for it
+        stack.push_async_callback(readers.close)
+        self.sampler = sampler = Sampler(engine, readers, self.rollups)
         try:
-            await self._work(stack, engine, listeners, shared, watch)
+            await self._work(stack, engine, listeners, shared, watch, sampler)
         except* OutcomeUnknownError as group:  # before anything is closed
             fail_stop(folder, group.exceptions[0])
 
@@ -190,10 +224,13 @@ class Service:
         listeners: Listeners,
         shared: Shared,
         watch: Watch,
+        sampler: Sampler,
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
             work = tasks.create_task(engine.run())
             looking = tasks.create_task(watch.run())
+            sampling = tasks.create_task(sampler.run())
+            await self._let_people_in()
             await listeners.open()
             stack.push_async_callback(listeners.close)
             self.phpmq = listeners.addresses
@@ -203,9 +240,26 @@ class Service:
             self._ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners, shared)
+            sampling.cancel()
+            await asyncio.wait({sampling})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(sampler.finish(), CLOSE_S)
+            engine.stop()
             await work
             looking.cancel()
         await engine.end()
+
+    async def _let_people_in(self) -> None:
+        """Load the accounts; where there are none, show the way to the first one."""
+        if self._context is None:
+            return
+        token = await self._context.entrance.prepare(_now_ms(), self._first_password)
+        self._first_password = None
+        if token is None:
+            return
+        shown = {"token": token} if sys.stderr.isatty() else {}
+        _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
+                  token_file=str(self._context.entrance.setup.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners, shared: Shared) -> None:
         """Dispatch nothing new, wait for acknowledgements, then close every connection."""
@@ -219,7 +273,10 @@ class Service:
             await asyncio.wait_for(shared.wait_empty(), CLOSE_S)
         for session in list(shared.sessions):
             session.abort("the broker stops")
-        engine.stop()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Session:
@@ -231,23 +288,6 @@ def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Se
         http_guard=tcp.http_guard,
     )
     return Session(shared, side, kind)
-
-
-def _endpoints(texts: list[str]) -> list[Endpoint]:
-    return [endpoint for text in texts if (endpoint := parse_endpoint(text)) is not None]
-
-
-def _admin_site(runner: web.AppRunner, endpoint: Endpoint) -> web.BaseSite:
-    if endpoint.kind == "unix":
-        return web.UnixSite(runner, str(endpoint.path))
-    return web.TCPSite(runner, endpoint.host, endpoint.port, reuse_address=True)
-
-
-def _http_address(address: Any) -> str:
-    if isinstance(address, str):
-        return f"unix:{address}"
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{host}:{address[1]}/"
 
 
 def _limits(settings: Settings) -> Limits:
@@ -280,14 +320,22 @@ def _bounds(settings: Settings) -> RetentionBounds:
         deleted_share=history.deleted_share,
         receipt_window_ms=receipts.window_s * 1_000,
         receipts=receipts.limit,
+        audit_age_ms=int(settings.audit.days * 86_400_000),
+        audit_rows=settings.audit.rows,
     )
 
 
 # -- the process
 
 
-def run(settings: Settings, sources: Mapping[str, str] | None = None) -> int:
+def run(
+    settings: Settings,
+    sources: Mapping[str, str] | None = None,
+    load: Callable[[], Effective] | None = None,
+) -> int:
     """Serve until a signal comes; return 0.  Prints one line per listener on stdout.
+
+    ``load`` reads the settings anew when SIGHUP comes; what it refuses changes nothing.
 
     Raises:
         PhpmqError: the start is refused; ``cli/main.py`` has the exit codes.
@@ -297,7 +345,7 @@ def run(settings: Settings, sources: Mapping[str, str] | None = None) -> int:
     gc.freeze()
     gc.set_threshold(10_000, 50, 100)
     with _runner() as runner:
-        return runner.run(_until_signal(settings, sources))
+        return runner.run(_until_signal(settings, sources, load))
 
 
 def _runner() -> asyncio.Runner:
@@ -308,7 +356,11 @@ def _runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def _until_signal(settings: Settings, sources: Mapping[str, str] | None) -> int:
+async def _until_signal(
+    settings: Settings,
+    sources: Mapping[str, str] | None,
+    load: Callable[[], Effective] | None,
+) -> int:
     service = Service(settings, lambda line: print(line, flush=True), sources)  # noqa: T201 - its data
     loop = asyncio.get_running_loop()
 
@@ -318,6 +370,15 @@ async def _until_signal(settings: Settings, sources: Mapping[str, str] | None) -
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
 
+    def on_hangup() -> None:
+        try:
+            if load is not None:
+                service.reload(load())
+        except SettingsError as error:
+            _log.error("not_reloaded", reason=str(error))
+
+    service.drain = on_signal
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     await service.run()

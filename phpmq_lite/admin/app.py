@@ -10,23 +10,31 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin import render
-from phpmq_lite.admin.access.headers import add_headers
-from phpmq_lite.admin.access.hosts import is_control, is_known_host
-from phpmq_lite.admin.access.origin import check_json, check_site
+from phpmq_lite.admin.access import gate
+from phpmq_lite.admin.access.accounts import Accounts
+from phpmq_lite.admin.access.entrance import Entrance
+from phpmq_lite.admin.access.first_user import SetupToken
+from phpmq_lite.admin.access.headers import HSTS, add_headers
+from phpmq_lite.admin.access.hosts import is_control, is_known_host, known_hosts
+from phpmq_lite.admin.access.identity import ROUTE, begin_entry, set_identity
+from phpmq_lite.admin.access.proxies import as_browser_sent
+from phpmq_lite.admin.access.refusals import MINUTE_MS
+from phpmq_lite.admin.access_log import note_answer
 from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of, status_of
 from phpmq_lite.admin.health import is_started
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
-from phpmq_lite.admin.requests import queue_name_of
 from phpmq_lite.admin.route import Handler, Route
-from phpmq_lite.admin.routes import paths, register
-from phpmq_lite.admin.trends import EVERY_S
+from phpmq_lite.admin.routes import ROUTES, paths, register
 from phpmq_lite.admin.urls import Urls
-from phpmq_lite.logs import get_logger
+from phpmq_lite.errors import StorageError
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.model import AuditEntry
 from phpmq_lite.resources import templates_folder
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
 from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.search import SLICE_LIMIT_S, Search
 
 _HEAD_ROOM: Final = 1 << 20  # of a request around the content in base64
 
@@ -58,68 +66,93 @@ def create_app(
     static = render.Static(folder / "static")
     urls = Urls(settings.admin.base_path, paths(), static.version)
     app = web.Application(
-        middlewares=[_observe, _guard_host, _answer_problems],
+        middlewares=[_see_through_proxies, _observe, _guard_host, _answer_problems, _identify],
         client_max_size=settings.limits.max_content * 4 // 3 + _HEAD_ROOM,
     )
     app[CONTEXT] = Context(
         engine=engine,
         readers=readers,
         reader=Browser(readers),
+        search=Search(readers.apart(limit_s=SLICE_LIMIT_S), now_ms=now_ms),
         settings=settings,
         sources=sources or {},
         urls=urls,
+        routes=ROUTES,
         templates=render.environment(folder),
         version=version,
         is_ready=is_ready,
         now_ms=now_ms,
+        entrance=Entrance(Accounts(readers, engine.call), SetupToken(settings.data)),
     )
     app.on_response_prepare.append(add_headers)
-    app.cleanup_ctx.append(_sampling)
+    app.cleanup_ctx.append(_counting_refusals)
+    app.on_shutdown.append(_end_streams)
+    app.on_shutdown.append(_leave_off)
     register(app, urls.base_path, _guarded)
     for prefix in dict.fromkeys((urls.base_path, "")):
         app.router.add_get(prefix + "/static/{name}", static.handle)
     return app
 
 
-async def _sampling(app: web.Application) -> AsyncIterator[None]:
-    """Take a sample of the status every few seconds, for the small charts."""
+async def _end_streams(app: web.Application) -> None:
+    """Streams and waits would keep the server from stopping."""
+    app[CONTEXT].live.close()
+
+
+async def _leave_off(app: web.Application) -> None:
+    """End bulk work that is under way; the next start says that it was interrupted."""
+    await app[CONTEXT].acting.jobs.close()
+
+
+async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
+    """Write the counts of refused logins once a minute; close the entrance at the end."""
     context = app[CONTEXT]
 
-    async def sample() -> None:
+    async def count() -> None:
         while True:
-            if context.is_ready():
-                context.trends.add(context.engine.status())
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(MINUTE_MS / 1_000)
+            await context.entrance.refusals.flush(
+                lambda entry, more: gate.note(context, entry, more)
+            )
 
-    task = asyncio.create_task(sample())
+    task = asyncio.create_task(count())
     yield
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+    await context.entrance.close()
 
 
 # -- from the outside in
 
 
 @web.middleware
+async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Behind a trusted proxy: go on with the request as the browser sent it."""
+    trusted = context_of(request).settings.admin.trusted_proxies
+    return await handler(as_browser_sent(request, trusted))
+
+
+@web.middleware
 async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id, count the answer."""
+    """Give the request an id, take the time, count the answer."""
     request[REQUEST_ID] = token_hex(8)
+    started = time.perf_counter()
     response = await handler(request)
-    response.headers["X-Request-Id"] = request[REQUEST_ID]
-    route = request.get(ROUTE_NAME, "other")
-    context_of(request).requests[route, _method(request), response.status] += 1
+    seconds = time.perf_counter() - started
+    if not response.prepared:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+        response.headers["Server-Timing"] = f"total;dur={seconds * 1_000:.1f}"
+        if request.secure and context_of(request).settings.admin.hsts:
+            response.headers["Strict-Transport-Security"] = HSTS
+    note_answer(request, response, seconds)
     return response
-
-
-def _method(request: web.Request) -> str:
-    return request.method if request.method in ("GET", "HEAD", "POST") else "other"
 
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer nobody who calls this machine by a foreign name (``security.md`` 5)."""
-    if is_control(request) or is_known_host(request, context_of(request).settings.admin.hosts):
+    if is_control(request) or is_known_host(request, known_hosts(context_of(request).settings)):
         return await handler(request)
     return web.Response(status=421)
 
@@ -135,7 +168,7 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
     except Exception as error:
         problem = problem_of(error)
         if problem is None:
-            _log.exception("request_failed", request_id=request[REQUEST_ID], path=request.path)
+            _log_failure("request_failed", request)
             problem = Problem(500, "internal", "The broker could not make this page.")
         return _shown(request, problem)
 
@@ -149,55 +182,81 @@ def _shown(request: web.Request, problem: Problem) -> web.Response:
     try:
         return render.problem_page(request, problem)
     except Exception:  # the page of the error fails too: say it in plain words
-        _log.exception("problem_page_failed", request_id=request[REQUEST_ID])
+        _log_failure("problem_page_failed", request)
         return render.problem_json(request, problem)
+
+
+def _log_failure(event: str, request: web.Request) -> None:
+    if not is_quiet(event):
+        _log.exception(event, request_id=request[REQUEST_ID], path=request.path)
+
+
+@web.middleware
+async def _identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Find out who asks; the health addresses answer without accounts too."""
+    context = context_of(request)
+    if is_started(request):
+        try:
+            await context.entrance.load(context.now_ms())
+        except StorageError as error:
+            if not is_quiet("accounts_not_read"):
+                _log.error("accounts_not_read", reason=str(error))
+    set_identity(request, gate.find_identity(request))
+    return await handler(request)
 
 
 def _guarded(route: Route) -> Handler:
     """Wrap a handler into what its route asks for, so that no handler can forget it."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        request[ROUTE_NAME] = route.name
-        if not route.is_early and not is_started(request):
-            raise Problem(
-                503,
-                "starting",
-                f"The broker is starting: {status_of(request).step}.",
-                headers={"Retry-After": "1"},
-            )
+        request[ROUTE_NAME], request[ROUTE] = route.name, route
         if route.is_writing:
             return await _write(request, route)
+        _check_started(request, route)
+        gate.check_role(request, route)
         return await route.handler(request)
 
     return handle
 
 
+def _check_started(request: web.Request, route: Route) -> None:
+    if not route.is_early and not is_started(request):
+        raise Problem(
+            503,
+            "starting",
+            f"The broker is starting: {status_of(request).step}.",
+            headers={"Retry-After": "1"},
+        )
+
+
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
-    """Check where a change comes from, make it, and log it, refused ones too."""
-    result = "done"
+    """Check who asks and where a change comes from, make it, and note it, refused ones too."""
+    entry = begin_entry(request, route, request[REQUEST_ID])
     try:
-        await _check_write(request, route, context_of(request))
+        _check_started(request, route)
+        gate.check_role(request, route)
+        await gate.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
         raise
     except Exception as error:
         problem = problem_of(error)
-        result = problem.code if problem is not None else "failed"
+        entry.result = problem.code if problem is not None else "failed"
         raise
     finally:
+        await gate.finish_entry(request, entry)
+        _log_action(entry)
+
+
+def _log_action(entry: AuditEntry) -> None:
+    """Write a line for each change; refused ones are limited, for a stranger can cause them."""
+    if entry.result in ("done", "running") or not is_quiet("action_refused"):
         _log.info(
             "action",
-            action=route.audit,
-            target=queue_name_of(request) if "q" in request.match_info else None,
-            address="control" if is_control(request) else request.remote,
-            result=result,
-            request_id=request[REQUEST_ID],
+            action=entry.action,
+            actor=entry.actor,
+            target=entry.target,
+            address=entry.address,
+            result=entry.result,
+            request_id=entry.request_id,
         )
-
-
-async def _check_write(request: web.Request, route: Route, context: Context) -> None:
-    check_site(request, needs_origin=not route.is_api)
-    if route.is_api:
-        check_json(request)
-    elif not is_control(request):
-        await context.sessions.check_form(request)

@@ -1,18 +1,22 @@
-"""A body as a page shows it: pretty, raw or hex.  The bytes stay as sent.  Pure."""
+"""A body as a page shows it: tree, pretty, raw or hex.  The bytes stay as sent.  Pure."""
 
 import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from phpmq_lite.admin.formats import Piece, pieces
 
-VIEWS: Final = ("pretty", "raw", "hex")
+VIEWS: Final = ("tree", "pretty", "raw", "hex")
 HEX_BYTES: Final = 64 * 1024  # of the body shown as hex
 PREVIEW_CHARACTERS: Final = 120
 PRETTY_CHARACTERS: Final = 1 << 20  # a pretty body may grow to this; more is shown raw
+TREE_NODES: Final = 2_000  # members shown in a tree
+TREE_DEPTH: Final = 24  # levels that open; what lies deeper is one text
+_OPEN_NODES: Final = 100  # a larger branch is closed at first
+_LEAF_CHARACTERS: Final = 4_000  # of one text in a tree
 _INDENT: Final = "  "
 _DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
 _COLOURED: Final = 4_000  # tokens with a colour of their own
@@ -33,6 +37,33 @@ class ShownBody:
     views: tuple[str, ...]
     pieces: list[Piece]
     note: str | None
+    tree: "Branch | None" = None  # of the view ``tree``
+
+
+@dataclass(slots=True)
+class Branch:
+    """A value of a JSON body in a tree; ``mark`` is ``{`` or ``[``, empty for a leaf."""
+
+    key: list[Piece]  # as sent, quotes included; empty in a list and at the root
+    value: list[Piece]  # of a leaf
+    mark: str = ""
+    children: "list[Branch]" = field(default_factory=list)
+    count: int = 0  # members, shown or not
+
+    @property
+    def close(self) -> str:
+        """The mark at its end."""
+        return {"{": "}", "[": "]"}.get(self.mark, "")
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether it is opened at first."""
+        return len(self.children) <= _OPEN_NODES
+
+    @property
+    def hidden(self) -> int:
+        """Count the members that are left out."""
+        return self.count - len(self.children)
 
 
 def decode(content: bytes, *, is_whole: bool) -> str | None:
@@ -58,7 +89,8 @@ def preview(content: bytes | None, size: int) -> list[Piece]:
 def show(content: bytes, size: int, wanted: str | None) -> ShownBody:
     """Show a body, or its beginning, in the wanted view or the best one.
 
-    JSON opens pretty, other UTF-8 raw, all else in hex; a view that is not possible falls back.
+    A JSON object or list opens as a tree, a JSON text pretty, other UTF-8 raw, all else in hex;
+    a view that is not possible falls back.
     """
     is_whole = len(content) == size
     text = decode(content, is_whole=is_whole)
@@ -66,12 +98,16 @@ def show(content: bytes, size: int, wanted: str | None) -> ShownBody:
         shown, note = _hex(content, "This is not UTF-8.")
         return ShownBody("hex", ("hex",), shown, note)
     is_json = is_whole and is_strict_json(text)
-    views = VIEWS if is_json else VIEWS[1:]
+    views = (VIEWS if text.lstrip()[:1] in ("{", "[") else VIEWS[1:]) if is_json else VIEWS[2:]
     view = wanted if wanted is not None and wanted in views else views[0]
     if view == "hex":
         shown, note = _hex(content, None)
         return ShownBody(view, views, shown, note)
     note = None
+    if view == "tree":
+        root, is_whole_tree = grow(text)
+        note = None if is_whole_tree else "Too large for a tree; Pretty and Raw have all of it."
+        return ShownBody(view, views, [], note, root)
     if view == "pretty":
         pretty = prettify(text)
         if pretty is not None:
@@ -119,6 +155,58 @@ def prettify(text: str) -> list[Piece] | None:
             for piece in pieces(word):
                 _append(out, *piece)
     return out
+
+
+def grow(text: str) -> tuple[Branch, bool]:
+    """Make a tree of valid JSON, every token as sent; also tell whether nothing is left out.
+
+    It walks over the tokens, so that depth costs no stack.
+    """
+    root = grave = Branch([], [])
+    stack: list[Branch] = []
+    left, deep, key = TREE_NODES, 0, ""
+    is_whole = True
+    buried: list[str] = []  # tokens below the deepest level
+    words: list[str] = _TOKEN.findall(text)
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if deep:
+            buried.append(word)
+            deep += (word in "{[") - (word in "}]")
+            if not deep:
+                grave.value = _leaf("".join(buried))
+                buried.clear()
+        elif word in (",", ":"):
+            continue
+        elif word in ("}", "]"):
+            stack.pop()
+        elif after == ":":
+            key = word
+        else:
+            made = Branch(pieces(key, "key") if key else [], [], word if word in "{[" else "")
+            key = ""
+            left -= 1
+            if not stack:
+                root = made
+            else:
+                stack[-1].count += 1
+                if left >= 0:
+                    stack[-1].children.append(made)
+            is_whole = is_whole and left >= 0
+            if not made.mark:
+                made.value = _leaf(word) if left >= 0 else []
+            elif len(stack) < TREE_DEPTH:
+                stack.append(made)
+            else:
+                made.mark, deep, grave = "", 1, made
+                buried.append(word)
+    return root, is_whole
+
+
+def _leaf(word: str) -> list[Piece]:
+    if len(word) <= _LEAF_CHARACTERS:
+        return pieces(word, _kind(word, "") if word[:1] not in "{[" else "")
+    cut = Piece(f" … {len(word) - _LEAF_CHARACTERS:,} more characters", "dim")
+    return [*pieces(word[:_LEAF_CHARACTERS], "str" if word[0] == '"' else ""), cut]
 
 
 def _append(out: list[Piece], text: str, kind: str) -> None:

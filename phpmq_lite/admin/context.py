@@ -1,21 +1,31 @@
 """What every handler needs, made once per application."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import jinja2
 from aiohttp import web
 
+from phpmq_lite.admin.access.entrance import Entrance
+from phpmq_lite.admin.access.globs import is_match
 from phpmq_lite.admin.access.sessions import Sessions
-from phpmq_lite.admin.trends import Trends
+from phpmq_lite.admin.acting.store import Acting
+from phpmq_lite.admin.http_figures import HttpFigures
+from phpmq_lite.admin.labels import Labels
+from phpmq_lite.admin.route import Route
+from phpmq_lite.admin.streams import Hub
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.server.status import Status
+from phpmq_lite.model import Batch
+from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.rollups import Rollups
+from phpmq_lite.server.status import QueueStatus, Status
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
 from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.search import Search
 
 Answer = Callable[[Any], None]
 
@@ -26,8 +36,21 @@ class Engine(Protocol):
     def status(self) -> Status:
         """Give the live figures."""
 
+    def summary(self) -> Status:
+        """Give the same without the queues: cheap however many there are."""
+
+    def queue_slices(self) -> Iterator[list[QueueStatus]]:
+        """Give the figures of the queues, some hundred at a time."""
+
     def call(self, command: Callable[[Broker, Answer], None]) -> Awaitable[Any]:
         """Run a command in the next batch; its answer comes after the commit."""
+
+    def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
+        """Have ``look`` called with each batch that was stored; returns what ends it."""
+
+    @property
+    def figures(self) -> Figures:
+        """Give the counts of what happens around the core, and the protocol inspector."""
 
 
 @dataclass(slots=True)
@@ -37,21 +60,33 @@ class Context:
     engine: Engine
     readers: Readers  # for the modules of storage that read
     reader: Browser
+    search: Search  # on a connection of its own
     settings: Settings
     sources: Mapping[str, str]  # where each setting comes from
     urls: Urls
+    routes: tuple[Route, ...]
     templates: jinja2.Environment
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # Unix ms
+    entrance: Entrance  # accounts, passwords, tries, the set-up token
     sessions: Sessions = field(default_factory=Sessions)
-    trends: Trends = field(default_factory=Trends)
+    rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
+    live: Hub = field(default_factory=Hub)  # streams, and who waits
+    http: HttpFigures = field(default_factory=HttpFigures)
+    labels: Labels = field(default_factory=Labels)  # of the metrics
     requests: Counter[tuple[str, str, int]] = field(
         default_factory=Counter
     )  # route, method, status
+    acting: Acting = field(init=False)  # selections, bulk work, what can be taken back
+
+    def __post_init__(self) -> None:
+        """Make what needs the clock."""
+        self.acting = Acting(self.now_ms)
 
 
 CONTEXT: Final = web.AppKey("context", Context)
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs of whom asks; empty: all
 _STATUS: Final = web.RequestKey("status", Status)
 
 
@@ -61,7 +96,30 @@ def context_of(request: web.Request) -> Context:
 
 
 def status_of(request: web.Request) -> Status:
-    """Give the live figures: one reading per request, for it costs O(queues)."""
+    """Give the live figures: one reading per request, for it costs O(queues).
+
+    Whoever is limited to some queues sees those only, also in what clients consume.
+    """
     if _STATUS not in request:
-        request[_STATUS] = context_of(request).engine.status()
+        status = context_of(request).engine.status()
+        globs = request.get(QUEUES, ())
+        request[_STATUS] = _only(status, globs) if globs else status
     return request[_STATUS]
+
+
+def forget_status(request: web.Request) -> None:
+    """Have ``status_of`` read anew; for streams, which are one long request."""
+    if _STATUS in request:
+        del request[_STATUS]
+
+
+def _only(status: Status, globs: tuple[str, ...]) -> Status:
+    clients = (
+        replace(
+            client,
+            queues={name: of for name, of in client.queues.items() if is_match(name, globs)},
+        )
+        for client in status.clients
+    )
+    queues = (queue for queue in status.queues if is_match(queue.name, globs))
+    return replace(status, queues=tuple(queues), clients=tuple(clients))

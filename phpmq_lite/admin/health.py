@@ -1,14 +1,27 @@
-"""Health: three addresses that answer from the first moment on, without the database."""
+"""Health: three addresses that answer from the first moment on, and the metrics.
 
+``/livez`` asks nothing of anybody; ``/readyz`` and ``/startupz`` look at the disk and never at the
+database.  Whoever is logged in gets the detail, everybody else one word.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 
 from phpmq_lite.admin import metrics as figures
-from phpmq_lite.admin.context import context_of, status_of
-from phpmq_lite.admin.paging import oldest
+from phpmq_lite.admin.access.identity import identity_of, may_use
+from phpmq_lite.admin.conditions import Check, checks, percent
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.labels import OTHER, Group
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.errors import StorageError
+from phpmq_lite.storage.measures import measure, measure_disk
+
+_RETRY: Final = {"Retry-After": "1"}
 
 
 async def live(request: web.Request) -> web.StreamResponse:
@@ -17,37 +30,104 @@ async def live(request: web.Request) -> web.StreamResponse:
 
 
 async def ready(request: web.Request) -> web.StreamResponse:
-    """Answer 200 when the broker takes messages, 503 before and while it drains."""
-    status = status_of(request)
-    if context_of(request).is_ready() and not status.is_draining:
-        return web.Response(text="ready\n")
-    word = "draining" if status.is_draining else "starting"
-    return web.Response(status=503, text=f"{word}\n", headers={"Retry-After": "1"})
+    """Answer 200 when the broker takes messages: migrated, writable, disk, listeners, no drain."""
+    context = context_of(request)
+    status = context.engine.summary()
+    found = await checks(context, status)
+    is_good = context.is_ready() and all(check.is_good for check in found)
+    if is_good:
+        word = "ready"
+    elif status.is_draining:
+        word = "draining"
+    else:
+        word = "not ready" if context.is_ready() else "starting"
+    detail = _detail(found) if _is_known(request) else ""
+    return web.Response(
+        status=200 if is_good else 503,
+        text=f"{word}\n{detail}",
+        headers={} if is_good else _RETRY,
+    )
 
 
 async def started(request: web.Request) -> web.StreamResponse:
-    """Answer 200 once the start is done; before that, 503 and the step it is at."""
+    """Answer 200 once the start is done; before that, 503 with the step and the percent."""
     if is_started(request):
         return web.Response(text="started\n")
-    step = status_of(request).step
-    return web.Response(status=503, text=f"starting: {step}\n", headers={"Retry-After": "1"})
+    step = context_of(request).engine.summary().step
+    return web.Response(status=503, text=f"starting: {step}, {percent(step)} %\n", headers=_RETRY)
 
 
 def is_started(request: web.Request) -> bool:
     """Tell whether the start is done: pages can be read, also while the broker drains."""
-    return context_of(request).is_ready() or status_of(request).is_draining
+    context = context_of(request)
+    return context.is_ready() or context.engine.summary().is_draining
+
+
+def _is_known(request: web.Request) -> bool:
+    return identity_of(request).role is not Role.PUBLIC
+
+
+def _detail(found: Iterable[Check]) -> str:
+    return "".join(
+        f"{'ok' if check.is_good else 'BAD':3} {check.name}: {check.text}\n" for check in found
+    )
 
 
 async def metrics(request: web.Request) -> web.StreamResponse:
-    """Give the metrics in Prometheus's text format; ages are left out if they cannot be read."""
+    """Give the metrics in Prometheus's text format; what cannot be read is left out."""
     context = context_of(request)
-    status = status_of(request)
-    try:
-        ages = await oldest(context, status.queues)
-    except StorageError:
-        ages = {}
-    text = figures.render(status, ages, context.requests, context.version, context.now_ms())
+    async with context.labels.lock:
+        groups = await _read_queues(context)
+        shown = [group for group in groups if _is_shown(request, group)]
+        text = await figures.render(await _readings(context), shown)
     return web.Response(body=text, headers={"Content-Type": figures.CONTENT_TYPE})
+
+
+def _is_shown(request: web.Request, group: Group) -> bool:
+    """Show a queue to whoever may see it; the rest as one only to who may see all."""
+    if group.label == OTHER:
+        return not identity_of(request).queues
+    return may_use(request, group.label.removeprefix("~"))
+
+
+async def _read_queues(context: Context) -> Sequence[Group]:
+    """Take in all queues, in slices, and when the first ready message of each was published."""
+    labels, limit = context.labels, context.settings.metrics.max_queues
+    waiting: list[int] = []
+    labels.begin()
+    for some in context.engine.queue_slices():
+        labels.add(some, limit)
+        waiting += [queue.queue_id for queue in some if queue.ready]
+        await asyncio.sleep(0)
+    labels.end()
+    with suppress(StorageError):  # the ages are left out
+        labels.note_oldest(await context.reader.oldest_ready(waiting))
+    return labels.groups()
+
+
+async def _readings(context: Context) -> figures.Readings:
+    """Read what is shown beside the queues; a database that cannot be read hides nothing else."""
+    readings = figures.Readings(
+        status=context.engine.summary(),
+        http=context.http,
+        version=context.version,
+        now_ms=context.now_ms(),
+        streams=context.live.streams,
+        login_failures=context.entrance.refusals.total,
+    )
+    try:
+        disk = await measure_disk(context.readers.path)
+        stored = await measure(context.readers)
+    except (StorageError, OSError):
+        return readings
+    return replace(
+        readings,
+        files=disk.files,
+        disk_free=disk.free,
+        history_rows=stored.history_rows,
+        history_offset=stored.history_offset,
+        removed=stored.removed,
+    )
 
 
 ROUTES: Final = (

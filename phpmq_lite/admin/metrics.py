@@ -1,185 +1,327 @@
 """Metrics for Prometheus, made from the status when they are asked for (``admin.md`` 7).
 
-Base units, ``_total``, no label per client or message.
+Base units, ``_total``, no label per client or message.  With thousands of queues the work is done
+in slices, so that the loop is never held up for long.
 """
 
+import asyncio
 import platform
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from operator import attrgetter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from phpmq_lite.server.status import QueueStatus, Status
+from phpmq_lite.admin.http_figures import BOUNDS_S, HttpFigures
+from phpmq_lite.admin.labels import Group
+from phpmq_lite.broker import histogram
+from phpmq_lite.server.engine import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.status import Status
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-QUEUES_MAX: Final = 200  # with a label of their own
-OTHER: Final = "~other"  # all further queues; a queue of this name is escaped, see label()
+SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
-_COUNTERS: Final = {  # key in totals -> what happened
-    "published": "Messages stored",
-    "dispatched": "Messages given to consumers",
-    "redelivered": "Dispatches of a message that was dispatched before",
-    "acked": "Messages acknowledged",
-    "requeued": "Messages put at the end of their queue by a consumer",
-    "expired": "Messages whose time ran out",
-    "forwarded": "Messages moved to another queue when their time ran out",
-    "returned": "Messages put back to their place",
-    "dead": "Messages that became dead letters",
-    "deleted": "Messages deleted or purged",
+# Bounds of wait and hold, in ms: edges of the histogram's octaves, so the sums are exact.
+SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
+
+_SOURCES: Final = ("http", "ui", "cli")  # of published; the rest came by TCP
+_COUNTERS: Final = {  # key in totals -> family, what happened
+    "deduplicated": ("publishes_deduplicated", "Publishes whose key was stored before"),
+    "dispatched": ("messages_dispatched", "Messages given to consumers"),
+    "redelivered": ("messages_redelivered", "Dispatches of a message dispatched before"),
+    "acked": ("messages_acked", "Messages acknowledged"),
+    "forwarded": ("messages_forwarded", "Messages moved when their time ran out"),
+    "returned": ("messages_returned", "Messages put back to their place"),
+    "deleted": ("messages_deleted", "Messages deleted or purged"),
+    "restored": ("messages_restored", "Deleted messages stored again"),
 }
-_GAUGES: Final[dict[str, tuple[str, Callable[[QueueStatus], float]]]] = {
-    "phpmq_queue_dead_letters": ("Dead-letter records", lambda queue: queue.dead),
-    "phpmq_queue_bytes": ("Bytes of the bodies alive", lambda queue: queue.bytes),
-    "phpmq_queue_consumers": ("Consumers", lambda queue: queue.consumers),
-    "phpmq_queue_credit": ("Free credit of all consumers", lambda queue: queue.credit),
+_GAUGES: Final = {  # key in the gauges -> family, what it is
+    "dead": ("queue_dead_letters", "Dead-letter records"),
+    "bytes": ("queue_bytes", "Bytes of the bodies alive"),
+    "consumers": ("queue_consumers", "Consumers"),
+    "credit": ("queue_credit", "Free credit of all consumers"),
 }
+_REFUSALS: Final = {  # reason in the core -> label
+    "paused": "paused",
+    "queue full: messages": "queue_full",
+    "queue full: bytes": "queue_full",
+    "too many queues": "too_many_queues",
+    "connection ended": "connection_ended",
+    "disk full": "disk_full",
+}
+_KNOWN_REFUSALS: Final = ("disk_full", "draining", "paused", "too_large")
 
 
-def label(name: str) -> str:
-    """Give the label of a queue; a name that looks like the rest gets one more ``~``."""
-    return f"~{name}" if name.startswith("~") else name
+@dataclass(slots=True, frozen=True)
+class Readings:
+    """What a scrape shows beside the queues; None stands for what could not be read."""
+
+    status: Status  # its queues are not looked at
+    http: HttpFigures
+    version: str
+    now_ms: int
+    files: Mapping[str, int] | None = None  # bytes, by file
+    disk_free: int | None = None
+    history_rows: int | None = None
+    history_offset: int | None = None
+    removed: int | None = None
+    streams: int = 0
+    login_failures: int = 0
 
 
-class _Broker(Collector):
-    """One scrape."""
+async def render(readings: Readings, groups: Sequence[Group]) -> bytes:
+    """Give all metrics as text, family by family, letting the loop go on in between."""
+    parts = []
+    for family in families(readings, groups):
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_One(family))
+        parts.append(generate_latest(registry))
+        await asyncio.sleep(0)
+    return b"".join(parts)
 
-    def __init__(
-        self,
-        status: Status,
-        ages: Mapping[int, int],
-        requests: Counter[tuple[str, str, int]],
-        version: str,
-        now_ms: int,
-    ) -> None:
-        self._status = status
-        self._ages = ages
-        self._requests = requests
-        self._version = version
-        self._now_ms = now_ms
-        # The oldest keep their label, so that a counter does not move when new queues come.
-        known = sorted(status.queues, key=lambda queue: queue.queue_id)
-        own, rest = known[:QUEUES_MAX], known[QUEUES_MAX:]
-        self._groups = [(label(queue.name), [queue]) for queue in own]
-        if rest:
-            self._groups.append((OTHER, rest))
+
+class _One(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
-        yield from self._process()
-        yield from self._queues()
-        yield from self._peers()
-        requests = CounterMetricFamily(
-            "phpmq_http_requests", "Answers to HTTP requests", labels=["route", "method", "status"]
-        )
-        for (route, method, status), count in sorted(self._requests.items()):
-            requests.add_metric([route, method, str(status)], count)
-        yield requests
+        yield self._family
 
-    def _process(self) -> Iterator[Metric]:
-        status = self._status
-        build = InfoMetricFamily("phpmq_build", "What runs")
-        build.add_metric(
-            [],
-            {
-                "version": self._version,
-                "python": platform.python_version(),
-                "sqlite": sqlite3.sqlite_version,
-            },
-        )
-        yield build
-        for name, text, value in (
-            ("phpmq_start_time_seconds", "Unix time of the start", status.started_at / 1_000),
-            ("phpmq_event_loop_lag_seconds", "How late the loop is", status.loop_lag_ms / 1_000),
-            ("phpmq_last_commit_seconds", "The last commit", status.commit_ms_last / 1_000),
-            ("phpmq_inbox_commands", "Commands that wait for a batch", status.inbox),
-            ("phpmq_held_messages", "Messages that consumers hold", status.held),
-            ("phpmq_held_bytes", "Bytes of their bodies", status.held_bytes),
-            ("phpmq_window_messages", "Ready messages in memory", status.window_messages),
-            ("phpmq_body_cache_bytes", "Bodies in memory", status.body_cache_bytes),
-            ("phpmq_ready", "1: takes messages", status.is_ready and not status.is_draining),
-        ):
+
+def families(readings: Readings, groups: Sequence[Group]) -> Iterator[Metric]:
+    """Yield all families."""
+    yield from _process(readings)
+    yield from _messages(groups)
+    yield from _queues(groups, readings.now_ms)
+    yield from _histograms(groups)
+    yield from _peers(readings.status)
+    yield from _storage(readings)
+    yield from _http(readings)
+
+
+# -- the process and its storage
+
+
+def _process(readings: Readings) -> Iterator[Metric]:
+    status = readings.status
+    build = InfoMetricFamily("phpmq_build", "What runs")
+    build.add_metric([], {
+        "version": readings.version,
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+    })  # fmt: skip
+    yield build
+    for name, text, value in (
+        ("phpmq_start_time_seconds", "Unix time of the start", status.started_at / 1_000),
+        ("phpmq_event_loop_lag_seconds", "How late the loop is", status.loop_lag_ms / 1_000),
+        ("phpmq_inbox_commands", "Commands that wait for a batch", status.inbox),
+        ("phpmq_held_messages", "Messages that consumers hold", status.held),
+        ("phpmq_held_bytes", "Bytes of their bodies", status.held_bytes),
+        ("phpmq_window_messages", "Ready messages in memory", status.window_messages),
+        ("phpmq_body_cache_bytes", "Bodies in memory", status.body_cache_bytes),
+        ("phpmq_ready", "1: takes messages", status.is_ready and not status.is_draining),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
+
+
+def _storage(readings: Readings) -> Iterator[Metric]:
+    status = readings.status
+    yield _histogram("phpmq_commit_seconds", "Storing one batch, fsync included",
+                     COMMIT_BOUNDS_S, status.commit_counts, status.commit_s_sum)  # fmt: skip
+    yield _histogram("phpmq_commit_batch_size", "Messages born, dispatched or settled at once",
+                     BATCH_BOUNDS, status.batch_counts, status.batch_sum)  # fmt: skip
+    if readings.files is not None:
+        files = GaugeMetricFamily("phpmq_db_bytes", "Files of the database", labels=["file"])
+        for name, size in readings.files.items():
+            files.add_metric([name], size)
+        yield files
+    for name, text, value in (
+        ("phpmq_disk_free_bytes", "Free room beside the database", readings.disk_free),
+        ("phpmq_history_rows", "Settled messages that are kept", readings.history_rows),
+        ("phpmq_history_offset", "Number of the newest of them", readings.history_offset),
+        ("phpmq_backup_last_success_timestamp_seconds", "Unix time; 0: no backup yet", 0),
+    ):
+        if value is not None:
             yield GaugeMetricFamily(name, text, value=value)
-        yield CounterMetricFamily("phpmq_commits", "Transactions stored", value=status.commits)
-
-    def _queues(self) -> Iterator[Metric]:
-        for key, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"phpmq_messages_{key}", text, labels=["queue"])
-            for name, group in self._groups:
-                counter.add_metric([name], sum(queue.totals.get(key, 0) for queue in group))
-            yield counter
-        messages = GaugeMetricFamily(
-            "phpmq_queue_messages", "Messages alive", labels=["queue", "state"]
-        )
-        paused = GaugeMetricFamily(
-            "phpmq_queue_paused", "Queues paused on this side", labels=["queue", "side"]
-        )
-        age = GaugeMetricFamily(
-            "phpmq_queue_oldest_deliverable_age_seconds",
-            "Age of the first ready message",
-            labels=["queue"],
-        )
-        for name, group in self._groups:
-            messages.add_metric([name, "ready"], sum(queue.ready for queue in group))
-            messages.add_metric([name, "dispatched"], sum(queue.dispatched for queue in group))
-            paused.add_metric([name, "delivery"], sum(q.delivery_paused for q in group))
-            paused.add_metric([name, "publishing"], sum(q.publishing_paused for q in group))
-            ages = [self._ages[q.queue_id] for q in group if q.queue_id in self._ages]
-            if ages:
-                age.add_metric([name], max(0, self._now_ms - min(ages)) / 1_000)
-        yield from (messages, paused, age)
-        for family, (text, value_of) in _GAUGES.items():
-            gauge = GaugeMetricFamily(family, text, labels=["queue"])
-            for name, group in self._groups:
-                gauge.add_metric([name], sum(value_of(queue) for queue in group))
-            yield gauge
-
-    def _peers(self) -> Iterator[Metric]:
-        status = self._status
-        yield GaugeMetricFamily("phpmq_clients", "Connections", value=len(status.clients))
+    if readings.removed is not None:
         yield CounterMetricFamily(
-            "phpmq_clients_opened", "Connections taken", value=status.clients_opened
+            "phpmq_retention_removed",
+            "Settled messages that retention took",
+            value=readings.removed,
         )
-        network = CounterMetricFamily(
-            "phpmq_network_bytes", "Bytes on PHPMQ connections", labels=["direction"]
-        )
-        network.add_metric(["in"], status.bytes_in)
-        network.add_metric(["out"], status.bytes_out)
-        yield network
-        paused: Counter[str] = Counter(c.paused_reason for c in status.clients if c.paused_reason)
-        yield _by("phpmq_readers_paused", "Connections not read", "reason", paused, is_gauge=True)
-        for family, text, label_name, counts in (
-            ("phpmq_clients_closed", "Connections closed", "reason", status.closed),
-            ("phpmq_protocol_errors", "Connections that broke the grammar", "code",
-             status.protocol_errors),
-            ("phpmq_acks_ignored", "Commands that changed nothing", "reason", status.acks_ignored),
-            ("phpmq_publishes_refused", "Publishes refused", "reason", status.refused),
-        ):  # fmt: skip
-            yield _by(family, text, label_name, counts or {})
+
+
+# -- by queue
+
+
+def _messages(groups: Sequence[Group]) -> Iterator[Metric]:
+    """What happened to messages."""
+    published = _counter("messages_published", "Messages stored", "queue", "source")
+    requeued = _counter("messages_requeued", "Messages put at the end of their queue",
+                        "queue", "by")  # fmt: skip
+    expired = _counter("messages_expired", "Messages whose time ran out", "queue", "dispatched")
+    dead = _counter("messages_dead", "Messages that became dead letters", "queue", "reason")
+    for group in groups:
+        name, counts = group.label, group.counts
+        others = {source: counts[f"published_{source}"] for source in _SOURCES}
+        published.add_metric([name, "tcp"], counts["published"] - sum(others.values()))
+        for source, count in others.items():
+            published.add_metric([name, source], count)
+        by_operator = counts["requeued_operator"]
+        requeued.add_metric([name, "client"], counts["requeued"] - by_operator)
+        requeued.add_metric([name, "operator"], by_operator)
+        never = counts["expired_never"]
+        expired.add_metric([name, "yes"], counts["expired"] - never)
+        expired.add_metric([name, "never"], never)
+        for key in sorted(counts):
+            if key.startswith("dead "):
+                dead.add_metric([name, key.removeprefix("dead ")], counts[key])
+    yield from (published, requeued, expired, dead)
+    for key, (family, text) in _COUNTERS.items():
+        counter = _counter(family, text, "queue")
+        for group in groups:
+            counter.add_metric([group.label], group.counts[key])
+        yield counter
+
+
+def _queues(groups: Sequence[Group], now_ms: int) -> Iterator[Metric]:
+    """How the queues are now; a queue that is gone has nothing here."""
+    alive = [group for group in groups if group.is_alive]
+    messages = _gauge("queue_messages", "Messages alive", "queue", "state")
+    paused = _gauge("queue_paused", "Queues paused on this side", "queue", "side")
+    age = _gauge("queue_oldest_deliverable_age_seconds", "Age of the first ready message", "queue")
+    for group in alive:
+        for state in ("ready", "dispatched"):
+            messages.add_metric([group.label, state], group.gauges[state])
+        for side, key in SIDES.items():
+            paused.add_metric([group.label, side], group.gauges[key])
+        if group.oldest_at is not None:
+            age.add_metric([group.label], max(0, now_ms - group.oldest_at) / 1_000)
+    yield from (messages, paused, age)
+    for key, (family, text) in _GAUGES.items():
+        gauge = _gauge(family, text, "queue")
+        for group in alive:
+            gauge.add_metric([group.label], group.gauges[key])
+        yield gauge
+
+
+def _histograms(groups: Sequence[Group]) -> Iterator[Metric]:
+    for kind, text, of in (
+        ("wait", "From publish to the first dispatch", attrgetter("wait")),
+        ("hold", "From a dispatch to the settlement", attrgetter("hold")),
+    ):
+        family = HistogramMetricFamily(f"phpmq_{kind}_seconds", text, labels=["queue"])
+        for group in groups:
+            counts = of(group)
+            sums = [0, *accumulate(counts)]
+            if not sums[-1]:
+                continue  # nothing was measured: 200 queues of empty lines help nobody
+            rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
+            # The sum is not known: each counts with the upper edge of its bucket.
+            total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
+            family.add_metric([group.label], [*rows, ("+Inf", float(sums[-1]))], total_s)
+        yield family
+
+
+@cache
+def _below(at_ms: int) -> int:
+    """Return how many buckets lie whole below ``at_ms``."""
+    return sum(histogram.upper_ms(index) < at_ms for index in range(histogram.BUCKETS))
+
+
+# -- peers and people
+
+
+def _peers(status: Status) -> Iterator[Metric]:
+    yield GaugeMetricFamily("phpmq_clients", "Connections", value=len(status.clients))
+    yield CounterMetricFamily(
+        "phpmq_clients_opened", "Connections taken", value=status.clients_opened
+    )
+    network = _counter("network_bytes", "Bytes on PHPMQ connections", "direction")
+    network.add_metric(["in"], status.bytes_in)
+    network.add_metric(["out"], status.bytes_out)
+    yield network
+    paused = Counter(
+        reason
+        for client in status.clients
+        for reason in (client.paused_reason or "").split(", ")
+        if reason
+    )
+    yield _by(_gauge("readers_paused", "Connections not read", "reason"), paused)
+    refused = Counter(dict.fromkeys(_KNOWN_REFUSALS, 0))
+    for reason, count in (status.refused or {}).items():
+        refused[_REFUSALS.get(reason, reason.replace(" ", "_"))] += count
+    closed: Counter[str] = Counter()
+    for reason, count in (status.closed or {}).items():
+        closed[reason.partition(":")[0]] += count
+    for family, text, name, counts in (
+        ("clients_closed", "Connections closed", "reason", closed),
+        ("protocol_errors", "Connections that broke the grammar", "code", status.protocol_errors),
+        ("acks_ignored", "Commands that changed nothing", "reason", status.acks_ignored),
+        ("publishes_refused", "Publishes refused", "reason", refused),
+        ("audit_rows", "Rows written to the audit", "action", status.audited),
+    ):
+        yield _by(_counter(family, text, name), counts or {})
+
+
+def _http(readings: Readings) -> Iterator[Metric]:
+    http = readings.http
+    requests = _counter("http_requests", "Answers to HTTP requests", "route", "method", "status")
+    for (route, method, status), count in sorted(http.requests.items()):
+        requests.add_metric([route, method, str(status)], count)
+    yield requests
+    seconds = HistogramMetricFamily(
+        "phpmq_http_request_seconds", "From request to answer, streams left out", labels=["route"]
+    )
+    for route, taken in sorted(http.seconds.items()):
+        seconds.add_metric([route], _rows(BOUNDS_S, taken.counts), taken.total_s)
+    yield seconds
+    yield GaugeMetricFamily("phpmq_sse_streams", "Pages that are told live", value=readings.streams)
+    yield CounterMetricFamily(
+        "phpmq_login_failures", "Logins refused", value=readings.login_failures
+    )
+
+
+# -- families
+
+
+def _counter(family: str, text: str, *names: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"phpmq_{family}", text, labels=names)
+
+
+def _gauge(family: str, text: str, *names: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"phpmq_{family}", text, labels=names)
 
 
 def _by(
-    family: str, text: str, name: str, counts: Mapping[str, int], *, is_gauge: bool = False
-) -> Metric:
-    kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
-    metric = kind(family, text, labels=[name])
+    metric: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[str, int]
+) -> CounterMetricFamily | GaugeMetricFamily:
     for key, count in sorted(counts.items()):
         metric.add_metric([key], count)
     return metric
 
 
-def render(
-    status: Status,
-    ages: Mapping[int, int],
-    requests: Counter[tuple[str, str, int]],
-    version: str,
-    now_ms: int,
-) -> bytes:
-    """Give all metrics as text; ``ages`` has when the first ready message was published."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Broker(status, ages, requests, version, now_ms))
-    return generate_latest(registry)
+def _histogram(
+    name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> HistogramMetricFamily:
+    counts = counts or [0] * (len(bounds) + 1)
+    return HistogramMetricFamily(name, text, buckets=_rows(bounds, counts), sum_value=total)
+
+
+def _rows(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Lay counts out as Prometheus wants them: each with all below it."""
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))

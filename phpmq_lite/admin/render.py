@@ -10,6 +10,8 @@ import jinja2
 from aiohttp import web
 
 from phpmq_lite.admin import bodies, formats, views
+from phpmq_lite.admin import frame as frame_parts
+from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.trends import polyline
@@ -17,14 +19,9 @@ from phpmq_lite.admin.trends import polyline
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 ROUTE_NAME: Final = web.RequestKey("route_name", str)
 
-# The rail: route, title, icon.  Only what exists.
-RAIL: Final = (
-    ("overview", "Overview"),
-    ("queues", "Queues"),
-    ("dead", "Dead letters"),
-    ("clients", "Clients"),
-    ("history", "History"),
-)
+THEMES: Final = ("light", "dark")
+_THEME_COOKIE: Final = "phpmq-theme"  # set by app.js; read here, so that no page flashes
+_MARK_FILL: Final = b"#5357c6"  # of mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -49,10 +46,10 @@ def environment(folder: Path) -> jinja2.Environment:
     )
     made.globals.update(
         moment=formats.moment,
+        pieces=formats.pieces,
         preview=bodies.preview,
         client_name=views.client_name,
         plural=views.plural,
-        rail=RAIL,
     )
     return made
 
@@ -66,6 +63,10 @@ class Static:
             for path in sorted(folder.iterdir())
             if path.suffix in _TYPES
         }
+        mark, type_ = self._files["mark.svg"]
+        for name, colour in frame_parts.COLOURS.items():  # the favicon of each environment
+            painted = mark.replace(_MARK_FILL, colour.encode())
+            self._files[f"mark-{name}.svg"] = painted, type_
         digest = hashlib.sha256(b"".join(content for content, _ in self._files.values()))
         self.version = digest.hexdigest()[:12]
 
@@ -89,9 +90,13 @@ class Static:
 def page(
     request: web.Request, template: str, /, *, status: int = 200, **values: Any
 ) -> web.Response:
-    """Render a page in the frame; sets the session cookie where the page has a form."""
+    """Render a page in the frame; sets the session cookie where the page has a form.
+
+    ``values`` may replace what the frame gives: ``search_text``, and ``is_bare`` for a page without
+    rail, search and menu (login).
+    """
     context = context_of(request)
-    text = context.templates.get_template(template).render(**frame(request, context), **values)
+    text = context.templates.get_template(template).render(frame(request, context) | values)
     response = web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
     context.sessions.keep(request, response)
     return response
@@ -99,18 +104,44 @@ def page(
 
 def frame(request: web.Request, context: Context) -> dict[str, Any]:
     """Give what the frame of every page needs."""
+    urls, ui = context.urls, context.settings.ui
+    here = request.get(ROUTE_NAME, "")
+    theme = request.cookies.get(_THEME_COOKIE, "")
+    search = frame_parts.url_or_none(urls, "messages")
     return {
-        "url": context.urls.to,
-        "static": context.urls.static,
-        "here": request.get(ROUTE_NAME, ""),
+        "url": urls.to,
+        "static": urls.static,
+        "here": here,
+        "rail": frame_parts.rail(request, here),
+        "environment": ui.environment,
+        "colour": frame_parts.colour_of(ui.environment, ui.colour),
+        "theme": theme if theme in THEMES else "auto",
         "now_ms": context.now_ms(),
         "version": context.version,
         "broker": status_of(request),
+        "who": frame_parts.who(request),
+        "dangers": list(frame_parts.dangers(request)),
+        "troubles": frame_parts.troubles(request, context),
+        "events_url": frame_parts.url_or_none(urls, "events"),
+        "live_url": frame_parts.url_or_none(urls, "live"),
+        "search_url": search or urls.to("search"),
+        "can_search": search is not None,
+        "complete_url": frame_parts.url_or_none(urls, "api-completions"),
         "note": context.sessions.take_note(request),
         "csrf": lambda: context.sessions.token(request),
+        "back_to": _own_path(request),
         "request_id": request.get(REQUEST_ID, ""),
         "search_text": "",
+        "is_bare": identity_of(request).kind == "nobody",
     }
+
+
+def _own_path(request: web.Request) -> str:
+    """Give where this page is, for the field ``next`` of a form in the frame."""
+    if request.method not in ("GET", "HEAD"):
+        return ""
+    base = context_of(request).urls.base_path
+    return base + request.path_qs.removeprefix(base)  # a proxy may have taken the base path off
 
 
 def live(
@@ -125,7 +156,14 @@ def live(
 
 def problem_page(request: web.Request, problem: Problem) -> web.Response:
     """Show an error as a page, in the frame."""
-    response = page(request, "error.html", status=problem.status, problem=problem)
+    response = page(
+        request,
+        "error.html",
+        status=problem.status,
+        problem=problem,
+        is_change=request.method not in ("GET", "HEAD"),
+        login_url=frame_parts.url_or_none(context_of(request).urls, "login"),
+    )
     response.headers.update(problem.headers)
     return response
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic import BaseModel
 
+from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right
 from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.urls import decode_name
@@ -52,8 +53,36 @@ async def any_json(request: web.Request) -> object:
 
 
 def queue_name_of(request: web.Request) -> str:
-    """Give the queue that the path names; it may not exist."""
-    return decode_name(request.match_info["q"])
+    """Give the queue that the path names; it may not exist.
+
+    Raises:
+        Problem: 403 where something is to be done to a queue that is not among the caller's.
+    """
+    name = decode_name(request.match_info["q"])
+    if request.method not in ("GET", "HEAD"):
+        check_queue_right(request, name)
+    return name
+
+
+async def next_of(request: web.Request, default: str) -> str:
+    """Give where a form leads back to: its field ``next``, if that is a path of ours."""
+    given = await field_of(request, "next")
+    return given if is_own_path(given) else default
+
+
+async def field_of(request: web.Request, name: str) -> str:
+    """Give a field of the form; empty where it is not there, or is a file."""
+    value = (await request.post()).get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def is_own_path(text: str) -> bool:
+    r"""Tell whether a browser stays here: to it ``//host`` and ``/\host`` are other sites."""
+    return (
+        text.startswith("/")
+        and not text.startswith("//")
+        and not any(char <= " " or char in "\\\x7f" for char in text)
+    )
 
 
 def check_queue_name(name: str) -> None:
@@ -108,7 +137,10 @@ async def message_of(request: web.Request, context: Context) -> MessageRow:
         )  # fmt: skip
     found = await context.reader.message(message_id)
     if found is not None:
-        return found
+        allowed = allowed_queues(request)
+        if allowed is None or found.queue_id in allowed:
+            return found
+        raise Problem(404, "unknown_message", "There is no message with this id.", field="id")
     if await context.reader.was_given(message_id):
         raise Problem(
             410,

@@ -7,13 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from phpmq_lite.admin.bodies import as_content, from_content, preview
 from phpmq_lite.model import State
 from phpmq_lite.server.status import ClientStatus, QueueStatus
-from phpmq_lite.storage.browse import Body, DeadGroup, EventRow, MessageRow
+from phpmq_lite.storage.browse import Body, EventRow, MessageRow
 
 LIMIT_MAX = 200
 PUBLISH_MAX = 1_000  # messages in one request
 TTL_MAX_S = 100 * 365 * 86_400
 
-OutputFormat = Literal["html", "json", "jsonl", "csv", "live"]
+OutputFormat = Literal["html", "json", "jsonl", "csv"]
 QueueSort = Literal[
     "name", "-name", "ready", "-ready", "dispatched", "-dispatched", "dead", "-dead",
     "age", "-age", "in", "-in", "out", "-out", "consumers", "-consumers", "bytes", "-bytes",
@@ -37,7 +37,6 @@ class QueueQuery(_Query):
     q: str = Field("", max_length=255)
     has: Literal["backlog", "no-consumer", "paused", "dead"] | None = None
     sort: QueueSort = "name"
-    ids: str = Field("", pattern=r"^[0-9,]*$", max_length=4_000)  # live: the rows on show
 
 
 class MessagesQuery(_Query):
@@ -164,9 +163,12 @@ class MessageOut(BaseModel):
     first_dispatched_at: int | None
     last_dispatched_at: int | None
     settled_at: int | None
+    ttl_s: int | None  # as published; null: never expires
     deadline_at: int | None
     deliveries: int
     size: int
+    urn: str | None
+    trace_id: str | None
     publisher: str | None
     holder: str | None
     reason: str | None
@@ -189,9 +191,12 @@ class MessageOut(BaseModel):
             first_dispatched_at=row.first_dispatched_at,
             last_dispatched_at=row.last_dispatched_at,
             settled_at=row.settled_at,
+            ttl_s=row.ttl_s,
             deadline_at=row.deadline_at,
             deliveries=row.deliveries,
             size=row.size,
+            urn=row.urn,
+            trace_id=row.trace_id,
             publisher=row.publisher_address,
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
             reason=row.reason,
@@ -229,33 +234,6 @@ class BodyOut(BaseModel):
         """Take over a body that was read."""
         content, encoding = as_content(body.content)
         return cls(content=content, encoding=encoding, size=body.size, is_whole=body.is_whole)
-
-
-class DeadGroupOut(BaseModel):
-    """Dead-letter records that died in the same queue for the same reason."""
-
-    queue: str
-    origin: str | None
-    reason: str | None
-    count: int
-    bytes: int
-    first_at: int
-    last_at: int
-    sample_id: str
-
-    @classmethod
-    def of(cls, group: DeadGroup) -> Self:
-        """Take over a group that was read."""
-        return cls(
-            queue=group.queue,
-            origin=group.origin,
-            reason=group.reason,
-            count=group.records,
-            bytes=group.size,
-            first_at=group.first_at,
-            last_at=group.last_at,
-            sample_id=group.sample_id,
-        )
 
 
 class ClientOut(BaseModel):

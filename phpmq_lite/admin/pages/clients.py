@@ -1,25 +1,128 @@
-"""The connections that are open."""
+"""The connections that are open, those that ended lately, and the last protocol errors."""
 
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final, Literal
 
 from aiohttp import web
+from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.context import status_of
+from phpmq_lite.admin import cursors, formats, peers
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.lists import as_data
+from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import ClientOut, ClientsQuery
+from phpmq_lite.server.status import ClientStatus
+from phpmq_lite.storage.clients import ClientRow, Clients
+
+SHOWN: Final = 200  # open connections on the page
+_SCOPE: Final = "closed clients"
+
+
+class ClientListQuery(ClientsQuery):
+    """Which connections to show, and where the list of ended ones goes on."""
+
+    state: Literal["open", "closed", "errors"] = "open"
+
+
+class ClosedOut(BaseModel):
+    """A connection that ended within the last day."""
+
+    client: int
+    kind: str
+    address: str
+    opened_at: int  # Unix ms
+    closed_at: int | None
+    framing: str | None
+    revision: str | None
+    reason: str | None
+
+
+class ClientLiveQuery(ClientsQuery):
+    """The filter of the page, as far as what is live needs it."""
+
+    state: str = Field("open", max_length=10)
 
 
 async def clients(request: web.Request) -> web.StreamResponse:
-    """The connections that are open."""
-    query = query_of(request, ClientsQuery)
-    status = status_of(request)
-    found = [c for c in status.clients if not query.queue or query.queue in c.queues]
-    if query.format != "html":
-        return as_data(query.format, ClientOut, [ClientOut.of(c) for c in found])
-    return page(request, "clients.html", clients=found, query=query)
+    """The connections that are open, or ended within the last day."""
+    context, query = context_of(request), query_of(request, ClientListQuery)
+    if query.format != "html" and query.state == "open":
+        found = consuming(request, query.queue)
+        return as_data(query.format, ClientOut, [ClientOut.of(client) for client in found])
+    closed: list[ClientRow] = []
+    next_: str | None = None
+    if query.state == "closed":
+        closed, next_ = await closed_page(request, query.cursor, query.limit)
+        if query.format != "html":
+            items = [ClosedOut(**asdict(row)) for row in closed]
+            return as_data(query.format, ClosedOut, items, next_)
+    open_ = consuming(request, query.queue)
+    labels = await peers.labels_of(context)
+    return page(
+        request,
+        "clients.html",
+        query=query,
+        clients=open_[:SHOWN],
+        total=len(open_),
+        figures={client.client: peers.figures(client) for client in open_[:SHOWN]},
+        label=lambda address: peers.label_of(address, labels),
+        closed=closed,
+        next=next_,
+        errors=peers.errors_of(request),
+        speaks=peers.speaks,
+    )
+
+
+def consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
+    """Give the open connections, or those that consume a queue."""
+    return [c for c in status_of(request).clients if not queue or queue in c.queues]
+
+
+async def closed_page(
+    request: web.Request, cursor: str | None, limit: int
+) -> tuple[list[ClientRow], str | None]:
+    """Give connections that ended within a day, the last first, and the cursor to older ones."""
+    context = context_of(request)
+    found = cursors.decode(_SCOPE, cursor)
+    before = None
+    if found is not None:
+        place = found.place
+        if not isinstance(place, list) or not all(isinstance(part, int) for part in place):
+            raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
+        before = (int(place[0]), int(place[1]))
+    since_ms = context.now_ms() - peers.CLOSED_MS
+    rows = await Clients(context.readers).closed(since_ms, before=before, limit=limit)
+    if len(rows) < limit:
+        return rows, None
+    last = rows[-1]
+    return rows, cursors.encode(_SCOPE, "after", [last.closed_at or 0, last.client])
+
+
+async def live_clients(
+    request: web.Request, _argument: str, ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """Give what changes on the list of open connections."""
+    query = query_of(request, ClientLiveQuery)
+    asked = frozenset(ids)
+    shown: dict[str, str] = {}
+    new = 0
+    found = consuming(request, query.queue)
+    for client in found:
+        if client.client in asked:
+            for key, value in peers.figures(client).items():
+                shown[f"{client.client}.{key}"] = value
+        else:
+            new += 1
+    is_open = query.state == "open"
+    return {
+        "shown": shown,
+        "points": {},
+        "new": new if is_open else 0,
+        "says": f"{formats.number(len(found))} clients",
+    }
 
 
 ROUTES: Final = (Route("GET", "/clients", Role.VIEWER, "clients", clients),)

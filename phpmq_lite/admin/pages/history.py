@@ -1,27 +1,82 @@
-"""The settled messages of all queues."""
+"""The settled messages of all queues, newest first."""
 
+from datetime import UTC, datetime
 from typing import Final
 
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
 
+from phpmq_lite.admin.access.identity import allowed_queues
+from phpmq_lite.admin.api.history import Outcome, queue_id_of, time_of
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data
-from phpmq_lite.admin.paging import history_page
+from phpmq_lite.admin.paging import Listed, history_page, search_page
+from phpmq_lite.admin.query import of_states
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import MessageOut, MessagesQuery
+from phpmq_lite.admin.schemas import Limit, MessageOut, MessagesQuery, OutputFormat
+
+OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
+
+
+class HistoryPageQuery(BaseModel):
+    """Which settled messages to show; times are UTC where they name no zone."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    outcome: Outcome | None = None
+    queue: str = Field("", max_length=255)
+    since: str = Field("", max_length=40)
+    until: str = Field("", max_length=40)
+    cursor: str | None = Field(None, max_length=2_000)
+    limit: Limit = 50
+    format: OutputFormat = "html"
 
 
 async def history(request: web.Request) -> web.StreamResponse:
     """Settled messages of all queues, newest first."""
-    context, query = context_of(request), query_of(request, MessagesQuery)
-    listed = await history_page(context, query, None)
+    query = query_of(request, HistoryPageQuery)
+    since, until = time_of(query.since, "since"), time_of(query.until, "until")
+    listed = await _listed(request, query, since, until)
     if query.format != "html":
         return as_data(
             query.format, MessageOut, [MessageOut.of(m) for m in listed.rows], listed.next
         )
-    return page(request, "history.html", listed=listed, query=query)
+    kept = {"queue": query.queue, "since": query.since, "until": query.until}
+    return page(
+        request,
+        "history.html",
+        listed=listed,
+        query=query,
+        key=kept,
+        since=_field(since),
+        until=_field(until),
+    )
+
+
+async def _listed(
+    request: web.Request, query: HistoryPageQuery, since: int | None, until: int | None
+) -> Listed:
+    if allowed_queues(request) is not None and not query.queue:
+        # Several queues have no index together: the search walks over them.
+        states = (query.outcome,) if query.outcome else OUTCOMES
+        found = await search_page(request, of_states(states), query.cursor, query.limit)
+        searched = found.searched if found.is_cut else None
+        return Listed(found.rows, found.next, None, searched)
+    asked = MessagesQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)
+    queue_id = queue_id_of(request, query.queue)
+    return await history_page(context_of(request), asked, queue_id, since=since, until=until)
+
+
+def _field(at_ms: int | None) -> str:
+    """Write a time as ``<input type=datetime-local>`` takes it, in UTC."""
+    if at_ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%dT%H:%M")
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 ROUTES: Final = (Route("GET", "/history", Role.VIEWER, "history", history),)

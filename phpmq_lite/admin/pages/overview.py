@@ -1,34 +1,50 @@
-"""The overview: the broker at a glance."""
+"""The overview: the broker at a glance, and what needs attention."""
 
-from typing import Final
+from typing import Any, Final, Literal
 
 from aiohttp import web
 
-from phpmq_lite.admin import views
-from phpmq_lite.admin.context import context_of, status_of
+from phpmq_lite.admin import attention, charts, histories, views
+from phpmq_lite.admin.access.identity import allowed_queues
+from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import page_of_queues
-from phpmq_lite.admin.pages.queues import figures_of, queues_as, snippets_of, trends_of
+from phpmq_lite.admin.pages.queues import (
+    figures_of,
+    live_rows,
+    queues_as,
+    snippets_of,
+    trends_of,
+)
+from phpmq_lite.admin.pages.system import restart_report
 from phpmq_lite.admin.paging import oldest
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import QueueQuery
+from phpmq_lite.admin.trends import SPANS
+from phpmq_lite.server.status import Status
+from phpmq_lite.storage.measures import measure_disk
+from phpmq_lite.storage.rollups import ALL, RECORDS
+from phpmq_lite.storage.signs import Signs
 
-OVERVIEW_QUEUES: Final = 20
+OVERVIEW_QUEUES: Final = 10
+NOTICES_SHOWN: Final = 8
+
+
+class OverviewQuery(QueueQuery):
+    """What the overview shows."""
+
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
 async def overview(request: web.Request) -> web.StreamResponse:
-    """The broker at a glance, with its busiest queues."""
-    context = context_of(request)
-    raw = {"sort": "-ready", "limit": OVERVIEW_QUEUES} | {
-        k: v for k, v in request.query.items() if v
-    }
-    query = QueueQuery.model_validate(raw)
+    """The broker at a glance, with what needs attention and its fullest queues."""
+    context, query = context_of(request), _query(request)
     status, now_ms = status_of(request), context.now_ms()
     ages = await oldest(context, status.queues)
     listed = page_of_queues(status.queues, ages, query)
     if query.format != "html":
-        return queues_as(query, listed, context, status, ages)
-    expiring = await context.reader.expiring(now_ms + views.EXPIRY_NOTICE_MS)
+        return queues_as(query, listed, now_ms)
+    found = await _notices(context, status, ages)
     return page(
         request,
         "overview.html",
@@ -37,10 +53,74 @@ async def overview(request: web.Request) -> web.StreamResponse:
         figures=figures_of(listed.queues, now_ms),
         trends=trends_of(context, listed.queues),
         tiles=views.tiles(status, ages, now_ms),
-        charts=views.charts(context.trends),
-        notices=views.notices(status, expiring, now_ms),
+        sparks=histories.sparks(request),
+        notices=found[:NOTICES_SHOWN],
+        more_notices=found[NOTICES_SHOWN:],
+        restart=await restart_report(request),
         snippets=snippets_of(request, status),
+        **await _charts(request, query.span),
     )
+
+
+def _query(request: web.Request) -> OverviewQuery:
+    given = {key: value for key, value in request.query.items() if value}
+    return OverviewQuery.model_validate({"sort": "-ready", "limit": OVERVIEW_QUEUES} | given)
+
+
+async def _charts(request: web.Request, key: str) -> dict[str, Any]:
+    """Make the charts of all queues; for whom may see all of them."""
+    context, span = context_of(request), SPANS[key]
+    if allowed_queues(request) is not None or not status_of(request).queues:
+        return {"charts": (), "table": None, "span": span}
+    trend = await histories.trend_of(context, ALL, span)
+    records = await histories.trend_of(context, RECORDS, span)
+    return {
+        "charts": (charts.depth(trend, records), charts.rates(trend)),
+        "table": charts.table(trend, records=records),
+        "span": span,
+    }
+
+
+async def _notices(
+    context: Context, status: Status, ages: dict[int, int]
+) -> list[attention.Notice]:
+    """Read what may need attention, and judge."""
+    now_ms, signs = context.now_ms(), Signs(context.readers)
+    since_ms = now_ms - attention.LATELY_MS
+    disk = await measure_disk(context.readers.path)
+    return attention.notices(
+        status,
+        attention.Seen(
+            now_ms,
+            ages=ages,
+            expiring=await context.reader.expiring(now_ms + attention.EXPIRY_NOTICE_MS),
+            deaths=await signs.deaths(since_ms),
+            unread=await signs.unread(since_ms),
+            held=await signs.held() if status.held else (),
+            refused=context.rollups.refused_lately(status.refused or {}),
+            disk_share=1 - disk.free / disk.total if disk.total else 0.0,
+            wal_bytes=disk.files["wal"],
+            wal_limit_bytes=context.settings.storage.wal_bytes,
+        ),
+    )
+
+
+async def live_overview(
+    request: web.Request, _argument: str, ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """Give what changes on the overview; ``ids`` are the queues on show."""
+    context, status = context_of(request), status_of(request)
+    ages = await oldest(context, status.queues)
+    shown = views.tiles(status, ages, context.now_ms())
+    says = f"Ready {shown['total.ready']}, dispatched {shown['total.dispatched']}"
+    rows, lines = live_rows(context, status.queues, ages, ids)
+    listed = page_of_queues(status.queues, ages, _query(request))
+    return {
+        "shown": shown | rows,
+        "points": histories.sparks(request) | lines,
+        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
+        "says": says,
+    }
 
 
 ROUTES: Final = (Route("GET", "/", Role.VIEWER, "overview", overview),)

@@ -1,72 +1,194 @@
-"""One queue: its figures, and its messages, dead letters or history."""
+"""One queue: its figures and its parts, messages, consumers, charts, settings and so on."""
 
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin import views
+from phpmq_lite.admin import attention, charts, histories, queue_settings, trends, views
 from phpmq_lite.admin.acting.commands import dead_letter_queue
-from phpmq_lite.admin.context import context_of, status_of
+from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import ListedQueue, as_data
 from phpmq_lite.admin.paging import Listed, history_page, messages_page, oldest
-from phpmq_lite.admin.render import live, page
+from phpmq_lite.admin.problems import not_found
+from phpmq_lite.admin.query import of_queue
+from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, query_of, queue_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import MessageOut, MessagesQuery
-from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.admin.schemas import Limit, MessageOut, MessagesQuery, OutputFormat
+from phpmq_lite.admin.trends import SPANS
+from phpmq_lite.server.status import ClientStatus, QueueStatus
+from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.signs import Holding, Signs
+
+SHELF: Final = ".dlq"
+
+Tab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
+
+
+class QueuePageQuery(BaseModel):
+    """Which part of a queue to show."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "html"
+    limit: Limit = 50
+    cursor: str | None = Field(None, max_length=2_000)
+    tab: Tab = "messages"
+    state: Literal["ready", "dispatched"] | None = None
+    outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"
+
+    def of_messages(self) -> MessagesQuery:
+        """Give what asks for a page of messages."""
+        return MessagesQuery(
+            format=self.format, limit=self.limit, cursor=self.cursor,
+            state=self.state, outcome=self.outcome,
+        )  # fmt: skip
+
+
+@dataclass(slots=True, frozen=True)
+class Consuming:
+    """One consumer of a queue, and what it holds of it."""
+
+    client: ClientStatus
+    credit: int
+    held: int
+    holding: Holding | None  # as stored; None: nothing
 
 
 async def queue(request: web.Request) -> web.StreamResponse:
-    """One queue: its figures, and its messages, dead letters or history."""
-    context = context_of(request)
-    status, query = queue_of(request), query_of(request, MessagesQuery)
-    now_ms = context.now_ms()
-    ages = await oldest(context, [status])
-    row = ListedQueue(status, ages.get(status.queue_id))
-    figures = views.queue_figures(row, now_ms)
-    if query.format == "live":
-        prefix = status.queue_id
-        shown = {f"{prefix}.{key}": value for key, value in figures.items()}
-        return live(shown, {}, 0, f"Ready {figures['ready']}")
-    if query.confirm:
-        return _confirm(request, query.confirm, status)
-    listed = await _listed(request, query, status)
+    """One queue: its figures, and one of its parts."""
+    query = query_of(request, QueuePageQuery)
+    status = queue_of(request)
     if query.format != "html":
-        return as_data(
-            query.format, MessageOut, [MessageOut.of(m) for m in listed.rows], listed.next
-        )
+        listed = await _listed(request, query, status)
+        rows = [MessageOut.of(row) for row in listed.rows]
+        return as_data(query.format, MessageOut, rows, listed.next)
+    return await show(request, status, query)
+
+
+async def show(
+    request: web.Request,
+    status: QueueStatus,
+    query: QueuePageQuery,
+    http_status: int = 200,
+    **values: Any,
+) -> web.Response:
+    """Make the page; ``values`` come on top of what its part needs."""
+    context = context_of(request)
+    ages = await oldest(context, [status])
+    figures = views.queue_figures(ListedQueue(status, ages.get(status.queue_id)), context.now_ms())
+    shown = await _part(request, query, status)
     return page(
         request,
         "queue.html",
+        status=http_status,
         queue=status,
         query=query,
-        listed=listed,
         figures=figures,
-        pauses=views.pauses(status),
-        consumers=views.consumers_of(status_of(request), status.name),
+        forecast=_forecast(context, status),
+        pauses=attention.pauses(status),
         records=find_queue(request, dead_letter_queue(status.name)),
-        is_shelf=status.name.endswith(".dlq"),
+        consumers=views.consumers_of(status_of(request), status.name),
+        is_shelf=status.name.endswith(SHELF),
+        **(shown | values),
     )
 
 
-def _confirm(request: web.Request, action: str, queue: QueueStatus) -> web.Response:
-    records = find_queue(request, dead_letter_queue(queue.name))
-    return page(
-        request, "confirm.html", action=action, queue=queue,
-        count=queue.ready if action == "purge" else (records.ready if records else 0),
-    )  # fmt: skip
-
-
-async def _listed(request: web.Request, query: MessagesQuery, queue: QueueStatus) -> Listed:
+async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
+    """Read what the part on show needs."""
     context = context_of(request)
+    if query.tab == "consumers":
+        return {"consuming": await _consuming(request, status)}
+    if query.tab == "charts":
+        return await _charts(context, status, find_queue(request, status.name + SHELF), query.span)
+    if query.tab == "settings":
+        return {"fields": queue_settings.fields(status, _defaults(context))}
+    listed = await _listed(request, query, status)
+    return {"listed": listed, "all_text": _all_text(query, status, listed.rows)}
+
+
+def _defaults(context: Context) -> dict[str, Any]:
+    return context.settings.queues.model_dump()
+
+
+async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatus) -> Listed:
+    context, asked = context_of(request), query.of_messages()
     if query.tab == "history":
-        return await history_page(context, query, queue.queue_id)
+        return await history_page(context, asked, queue.queue_id)
     if query.tab == "dead":
         records = find_queue(request, dead_letter_queue(queue.name))
         if records is None:
             return Listed(())
-        return await messages_page(context, query, records.queue_id)
-    return await messages_page(context, query, queue.queue_id)
+        return await messages_page(context, asked, records.queue_id)
+    return await messages_page(context, asked, queue.queue_id)
+
+
+def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
+    """Give the search that finds all that the list is about, for acting on all of them."""
+    if not rows:
+        return ""
+    if query.tab == "history":
+        return str(of_queue(queue.name, (query.outcome,))) if query.outcome else ""
+    name = dead_letter_queue(queue.name) if query.tab == "dead" else queue.name
+    return str(of_queue(name, (query.state,) if query.state else ()))
+
+
+async def _consuming(request: web.Request, queue: QueueStatus) -> list[Consuming]:
+    """Say who consumes a queue; the longest holder comes first."""
+    consumers = views.consumers_of(status_of(request), queue.name)
+    if not consumers:
+        return []
+    held = {
+        holding.client: holding
+        for holding in await Signs(context_of(request).readers).held()
+        if holding.queue_id == queue.queue_id
+    }
+    made = [
+        Consuming(client, credit, count, held.get(client.client))
+        for client, credit, count in consumers
+    ]
+    made.sort(key=lambda one: (one.holding.since_ms if one.holding else 1 << 62, one.client.client))
+    return made
+
+
+async def _charts(
+    context: Context, queue: QueueStatus, records: QueueStatus | None, key: str
+) -> dict[str, Any]:
+    span = SPANS[key]
+    trend = await histories.trend_of(context, queue.queue_id, span, with_times=True)
+    dead = None if records is None else await histories.trend_of(context, records.queue_id, span)
+    return {
+        "span": span,
+        "charts": (
+            charts.depth(trend, dead), charts.rates(trend), charts.waits(trend),
+            charts.holds(trend),
+        ),
+        "table": charts.table(trend, records=dead, with_times=True),
+    }  # fmt: skip
+
+
+def _forecast(context: Context, queue: QueueStatus) -> str:
+    if not queue.ready or queue.name.endswith(SHELF):
+        return ""
+    points, beats = context.rollups.points(queue.queue_id), context.rollups.beats()
+    per_s = trends.slope(points, beats, context.now_ms() // 1_000)
+    return trends.forecast(queue.ready, per_s, queue.consumers)
+
+
+async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+    """Give what changes at the head of a queue's page."""
+    context, status = context_of(request), find_queue(request, argument)
+    if status is None:
+        raise not_found("queue", argument)
+    ages = await oldest(context, [status])
+    figures = views.queue_figures(ListedQueue(status, ages.get(status.queue_id)), context.now_ms())
+    figures["forecast"] = _forecast(context, status)
+    shown = {f"{status.queue_id}.{key}": value for key, value in figures.items()}
+    return {"shown": shown, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
 
 
 ROUTES: Final = (Route("GET", "/queues/{q}", Role.VIEWER, "queue", queue),)

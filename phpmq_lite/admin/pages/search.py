@@ -12,14 +12,14 @@ from phpmq_lite.storage.browse import is_message_id
 
 
 async def search(request: web.Request) -> web.StreamResponse:
-    """Lead from the search field to a message, a queue or the list of queues."""
+    """Lead from the search field to a message, a queue or the messages that match."""
     context, query = context_of(request), query_of(request, SearchQuery)
     text = query.q.strip()
     if is_message_id(text.lower()):
         raise web.HTTPSeeOther(context.urls.to("message", id=text.lower()))
     if find_queue(request, text) is not None:
         raise web.HTTPSeeOther(context.urls.to("queue", q=text))
-    raise web.HTTPSeeOther(context.urls.to("queues", q=text[:255]))
+    raise web.HTTPSeeOther(context.urls.to("messages", q=text))
 
 
 ROUTES: Final = (Route("GET", "/search", Role.VIEWER, "search", search),)

@@ -1,15 +1,16 @@
 """Made-up brokers for tests of the admin: a status, an engine that records, a filled database."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import QueueSettings, checksum
+from phpmq_lite.model import Batch, QueueSettings, checksum
 from phpmq_lite.resources import migrations_folder
+from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.status import ClientStatus, QueueStatus, Status
 
 NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
@@ -115,16 +116,30 @@ class FakeEngine:
     def __init__(self, status: Status | None = None) -> None:
         self.core = RecordingCore()
         self.now = status or broker_status()
+        self.figures = Figures()
 
     def status(self) -> Status:
         """Give the status that the test set."""
         return self.now
+
+    def summary(self) -> Status:
+        """Give it without the queues."""
+        return replace(self.now, queues=())
+
+    def queue_slices(self, size: int = 500) -> Iterator[list[QueueStatus]]:
+        """Give the queues of it, some at a time."""
+        for at in range(0, len(self.now.queues), size):
+            yield list(self.now.queues[at : at + size])
 
     async def call(self, command: Callable[[Any, Callable[[Any], None]], None]) -> Any:
         """Run a command and give its answer."""
         answers: list[Any] = []
         command(self.core, answers.append)
         return answers[0]
+
+    def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
+        """Nothing is ever stored here."""
+        return lambda: None
 
 
 class Database:

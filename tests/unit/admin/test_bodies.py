@@ -13,10 +13,10 @@ def text_of(shown: bodies.ShownBody) -> str:
     return "".join(piece.text for piece in shown.pieces)
 
 
-def test_json_opens_pretty_with_every_token_as_sent() -> None:
+def test_pretty_json_has_every_token_as_sent() -> None:
     content = b'{"n":123456789012345678901234567890,"n":1.0e400,"a":[],"o":{},"x":[1,{"y":null}]}'
-    shown = bodies.show(content, len(content), None)
-    assert (shown.view, shown.views) == ("pretty", ("pretty", "raw", "hex"))
+    shown = bodies.show(content, len(content), "pretty")
+    assert (shown.view, shown.views) == ("pretty", ("tree", "pretty", "raw", "hex"))
     assert text_of(shown) == (
         '{\n  "n": 123456789012345678901234567890,\n  "n": 1.0e400,\n  "a": [],\n  "o": {},\n'
         '  "x": [\n    1,\n    {\n      "y": null\n    }\n  ]\n}'
@@ -47,14 +47,14 @@ def test_text_that_is_not_json_opens_raw(content: bytes) -> None:
 
 def test_deep_json_stays_small() -> None:
     content = b"[" * 900 + b"1" + b"]" * 900
-    shown = bodies.show(content, len(content), None)
+    shown = bodies.show(content, len(content), "pretty")
     assert shown.view == "pretty"
     assert len(text_of(shown)) < 150_000
 
 
 def test_json_that_would_grow_too_large_is_shown_raw() -> None:
     content = b"[" * 60 + b",".join([b"[1,2]"] * 30_000) + b"]" * 60
-    shown = bodies.show(content, len(content), None)
+    shown = bodies.show(content, len(content), "pretty")
     assert shown.view == "raw"
     assert shown.note == "Too large to indent; shown as sent."
 
@@ -73,7 +73,7 @@ def test_cut_in_a_character_does_not_make_text_binary() -> None:
 
 def test_hostile_characters_are_marked() -> None:
     content = '{"a":"x\u202ey"}'.encode()
-    shown = bodies.show(content, len(content), None)
+    shown = bodies.show(content, len(content), "pretty")
     assert [piece.text for piece in shown.pieces if piece.kind == "esc"] == [r"\u202e"]
 
 
@@ -91,3 +91,68 @@ def test_preview_of_bytes_is_hex() -> None:
 def test_content_for_json_is_text_or_base64() -> None:
     for content in (b"plain", b"\xff\x00", "é".encode()):
         assert bodies.from_content(*bodies.as_content(content)) == content
+
+
+# -- the tree
+
+
+def tokens(branch: bodies.Branch) -> str:
+    """Give the JSON that a tree shows, as one text."""
+    value = "".join(piece.text for piece in branch.value)
+    inner = ",".join(
+        ("".join(piece.text for piece in child.key) + ":" if child.key else "") + tokens(child)
+        for child in branch.children
+    )
+    return value or f"{branch.mark}{inner}{branch.close}"
+
+
+def test_json_opens_as_a_tree_with_every_token_as_sent() -> None:
+    """Big integers and repeated keys stay; what is escaped stays escaped."""
+    content = b'{"n":123456789012345678901234567890,"n":1.0e400,"u":"\\u0041","a":[],"":{"x":[1]}}'
+    shown = bodies.show(content, len(content), None)
+    assert shown.view == "tree"
+    assert shown.tree is not None
+    assert tokens(shown.tree) == content.decode()
+    assert [child.count for child in shown.tree.children] == [0, 0, 0, 0, 1]
+
+
+def test_text_in_json_has_no_tree() -> None:
+    shown = bodies.show(b'"text"', 6, "tree")
+    assert (shown.view, shown.views, shown.tree) == ("pretty", ("pretty", "raw", "hex"), None)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=20))
+def test_tree_means_the_same(value: object) -> None:
+    text = json.dumps([value], separators=(",", ":"))
+    root, is_whole = bodies.grow(text)
+    assert is_whole
+    assert json.loads(tokens(root)) == [value]
+
+
+def test_tree_keeps_what_lies_too_deep_as_one_text() -> None:
+    root, is_whole = bodies.grow("[" * 100 + "1" + "]" * 100)
+    depth, branch = 0, root
+    while branch.children:
+        depth, branch = depth + 1, branch.children[0]
+    assert (depth, is_whole) == (bodies.TREE_DEPTH, True)
+    assert tokens(branch) == "[" * 76 + "1" + "]" * 76
+
+
+@pytest.mark.parametrize("member", ['{"a":[1]}', "[" * 30 + "1" + "]" * 30, "1"])
+def test_tree_has_a_bounded_number_of_nodes(member: str) -> None:
+    def count(branch: bodies.Branch) -> int:
+        return 1 + sum(map(count, branch.children))
+
+    text = "[" + ",".join([member] * 5_000) + "]"
+    shown = bodies.show(text.encode(), len(text), "tree")
+    assert shown.tree is not None
+    assert count(shown.tree) <= bodies.TREE_NODES
+    assert (shown.tree.count, shown.note is not None) == (5_000, True)
+    assert shown.tree.hidden > 0
+
+
+def test_tree_cuts_long_texts_and_marks_hidden_characters() -> None:
+    root, _ = bodies.grow('["' + "x" * 10_000 + '","a\u202eb"]')
+    long, hidden = root.children
+    assert long.value[-1].text == " … 6,002 more characters"
+    assert [piece.text for piece in hidden.value if piece.kind == "esc"] == [r"\u202e"]

@@ -1,85 +1,173 @@
 """Metrics as Prometheus reads them."""
 
-from collections import Counter
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.admin import metrics
+from phpmq_lite.admin.http_figures import HttpFigures
+from phpmq_lite.admin.labels import Labels
+from phpmq_lite.admin.metrics import Readings
+from phpmq_lite.broker.histogram import BUCKETS, bucket
+from phpmq_lite.server.engine import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import Status
 from tests.unit.admin.cases import HOSTILE, NOW_MS, broker_status, client_status, queue_status
 
 Samples = dict[tuple[str, str], float]
 
 
-def samples(status: Status, ages: dict[int, int] | None = None) -> Samples:
-    requests = Counter({("overview", "GET", 200): 3})
-    text = metrics.render(status, ages or {}, requests, "0.1.0", NOW_MS).decode()
-    return {
-        (sample.name, ",".join(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+async def samples(status: Status, ages: dict[int, int] | None = None, **more: Any) -> Samples:
+    labels = Labels()
+    labels.begin()
+    labels.add(status.queues, 200)
+    labels.end()
+    labels.note_oldest(ages or {})
+    http = HttpFigures()
+    http.add("overview", "GET", 200, 0.02)
+    http.add("events", "GET", 200, None)
+    http.add("other", "BREW", 405, 0.0)
+    readings = Readings(status, http, "0.1.0", NOW_MS, **more)
+    text = (await metrics.render(readings, labels.groups())).decode()
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, ",".join(value for _, value in sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
 
 
-def test_metrics_have_the_figures_of_a_queue() -> None:
+async def test_metrics_have_the_figures_of_a_queue() -> None:
+    wait = [0] * BUCKETS
+    wait[bucket(900)] = 2
+    wait[bucket(5_000)] = 1
     queue = queue_status(
-        ready=5, dispatched=2, dead=1, consumers=3, publishing_paused=True,
-        totals={"published": 9, "acked": 2},
+        ready=5, dispatched=2, dead=1, consumers=3, publishing_paused=True, wait=wait,
+        totals={"published": 9, "published_ui": 2, "acked": 2, "requeued": 5,
+                "requeued_operator": 1, "expired": 4, "expired_never": 3, "deduplicated": 6,
+                "restored": 1},
+        deaths={"client": 2, "crc": 1},
     )  # fmt: skip
-    found = samples(broker_status(queue), {1: NOW_MS - 1_500})
+    found = await samples(broker_status(queue), {1: NOW_MS - 1_500})
     expected = {
-        ("phpmq_messages_published_total", "orders"): 9,
+        ("phpmq_messages_published_total", "orders,tcp"): 7,
+        ("phpmq_messages_published_total", "orders,ui"): 2,
+        ("phpmq_messages_published_total", "orders,cli"): 0,
+        ("phpmq_publishes_deduplicated_total", "orders"): 6,
         ("phpmq_messages_acked_total", "orders"): 2,
+        ("phpmq_messages_requeued_total", "client,orders"): 4,
+        ("phpmq_messages_requeued_total", "operator,orders"): 1,
+        ("phpmq_messages_expired_total", "yes,orders"): 1,
+        ("phpmq_messages_expired_total", "never,orders"): 3,
+        ("phpmq_messages_restored_total", "orders"): 1,
+        ("phpmq_messages_dead_total", "orders,client"): 2,
+        ("phpmq_messages_dead_total", "orders,crc"): 1,
         ("phpmq_queue_messages", "orders,ready"): 5,
         ("phpmq_queue_messages", "orders,dispatched"): 2,
         ("phpmq_queue_dead_letters", "orders"): 1,
         ("phpmq_queue_paused", "orders,publishing"): 1,
         ("phpmq_queue_oldest_deliverable_age_seconds", "orders"): 1.5,
-        ("phpmq_http_requests_total", "GET,overview,200"): 3,
+        ("phpmq_wait_seconds_bucket", "1.024,orders"): 2,
+        ("phpmq_wait_seconds_bucket", "0.256,orders"): 0,
+        ("phpmq_wait_seconds_bucket", "16.384,orders"): 3,
+        ("phpmq_wait_seconds_count", "orders"): 3,
     }
     assert {key: found[key] for key in expected} == expected
+    assert ("phpmq_hold_seconds_count", "orders") not in found
 
 
-def test_metrics_have_the_figures_of_the_process() -> None:
+async def test_metrics_have_the_figures_of_the_process() -> None:
+    commits = [0] * (len(COMMIT_BOUNDS_S) + 1)
+    commits[3], commits[-1] = 4, 1
     status = broker_status(
-        clients=(client_status(paused_reason="disk"),),
-        clients_opened=4, protocol_errors={"bad-framing": 2}, closed={"eof": 3},
-        acks_ignored={"unknown": 1}, refused={"paused": 5}, bytes_in=10, bytes_out=20,
+        clients=(client_status(paused_reason="memory, queue"),), audited={"queue.purge": 2},
+        clients_opened=4, protocol_errors={"bad-framing": 2},
+        closed={"eof": 3, "protocol error: bad-framing": 1, "protocol error: too-long": 1},
+        acks_ignored={"unknown": 1}, refused={"paused": 5, "queue full: bytes": 1,
+                                              "queue full: messages": 1},
+        bytes_in=10, bytes_out=20, commit_counts=tuple(commits), commit_s_sum=8.5,
+        batch_counts=(0,) * (len(BATCH_BOUNDS) + 1),
     )  # fmt: skip
-    found = samples(status)
+    found = await samples(
+        status, files={"database": 4_096, "wal": 0}, disk_free=7, history_rows=3,
+        history_offset=9, removed=6, streams=2, login_failures=1,
+    )  # fmt: skip
     expected = {
         ("phpmq_clients", ""): 1,
         ("phpmq_clients_opened_total", ""): 4,
         ("phpmq_clients_closed_total", "eof"): 3,
-        ("phpmq_readers_paused", "disk"): 1,
+        ("phpmq_clients_closed_total", "protocol error"): 2,
+        ("phpmq_readers_paused", "memory"): 1,
+        ("phpmq_readers_paused", "queue"): 1,
         ("phpmq_protocol_errors_total", "bad-framing"): 2,
         ("phpmq_acks_ignored_total", "unknown"): 1,
         ("phpmq_publishes_refused_total", "paused"): 5,
+        ("phpmq_publishes_refused_total", "queue_full"): 2,
+        ("phpmq_publishes_refused_total", "disk_full"): 0,
         ("phpmq_network_bytes_total", "in"): 10,
+        ("phpmq_commit_seconds_bucket", "0.005"): 4,
+        ("phpmq_commit_seconds_bucket", "+Inf"): 5,
+        ("phpmq_commit_seconds_sum", ""): 8.5,
+        ("phpmq_db_bytes", "database"): 4_096,
+        ("phpmq_disk_free_bytes", ""): 7,
+        ("phpmq_history_rows", ""): 3,
+        ("phpmq_history_offset", ""): 9,
+        ("phpmq_retention_removed_total", ""): 6,
+        ("phpmq_http_requests_total", "GET,overview,200"): 1,
+        ("phpmq_http_requests_total", "other,other,405"): 1,
+        ("phpmq_http_request_seconds_bucket", "0.025,overview"): 1,
+        ("phpmq_sse_streams", ""): 2,
+        ("phpmq_login_failures_total", ""): 1,
+        ("phpmq_audit_rows_total", "queue.purge"): 2,
         ("phpmq_ready", ""): 1,
     }
     assert {key: found[key] for key in expected} == expected
-    assert next(label for name, label in found if name == "phpmq_build_info").endswith(",0.1.0")
+    assert ("phpmq_http_request_seconds_count", "events") not in found
+    build = next(label for name, label in found if name == "phpmq_build_info")
+    assert "0.1.0" in build
 
 
-def test_queues_past_the_limit_share_a_label() -> None:
-    queues = [
-        queue_status(f"q{at}", at, ready=1, totals={"published": 2})
-        for at in range(metrics.QUEUES_MAX + 30)
-    ]
-    found = samples(broker_status(*reversed(queues)))
-    labels = [label for name, label in found if name == "phpmq_messages_published_total"]
-    assert len(labels) == metrics.QUEUES_MAX + 1
-    assert found["phpmq_messages_published_total", metrics.OTHER] == 60
-    assert "q0" in labels
+async def test_every_family_of_the_design_is_there() -> None:
+    """``admin.md`` 7 has the list; a family without a sample still has its TYPE line."""
+    labels = Labels()
+    labels.begin()
+    labels.add([queue_status()], 200)
+    labels.end()
+    readings = Readings(
+        broker_status(), HttpFigures(), "0", NOW_MS, files={}, disk_free=0, history_rows=0,
+        history_offset=0, removed=0,
+    )  # fmt: skip
+    text = (await metrics.render(readings, labels.groups())).decode()
+    found = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    expected = """
+        phpmq_build_info phpmq_start_time_seconds phpmq_event_loop_lag_seconds
+        phpmq_messages_published_total phpmq_publishes_deduplicated_total
+        phpmq_publishes_refused_total phpmq_messages_dispatched_total
+        phpmq_messages_redelivered_total phpmq_messages_acked_total phpmq_messages_requeued_total
+        phpmq_messages_expired_total phpmq_messages_forwarded_total phpmq_messages_deleted_total
+        phpmq_messages_restored_total phpmq_messages_dead_total phpmq_queue_messages
+        phpmq_queue_dead_letters phpmq_queue_bytes phpmq_queue_oldest_deliverable_age_seconds
+        phpmq_queue_consumers phpmq_queue_credit phpmq_queue_paused phpmq_wait_seconds
+        phpmq_hold_seconds phpmq_clients phpmq_clients_opened_total phpmq_clients_closed_total
+        phpmq_readers_paused phpmq_protocol_errors_total phpmq_acks_ignored_total
+        phpmq_network_bytes_total phpmq_commit_seconds phpmq_commit_batch_size phpmq_db_bytes
+        phpmq_disk_free_bytes phpmq_history_rows phpmq_history_offset phpmq_retention_removed_total
+        phpmq_backup_last_success_timestamp_seconds phpmq_http_requests_total
+        phpmq_http_request_seconds phpmq_sse_streams phpmq_login_failures_total
+        phpmq_audit_rows_total
+    """
+    assert set(expected.split()) - found == set()
 
 
-def test_metrics_never_name_a_client_or_confuse_a_queue_with_the_rest() -> None:
-    queues = [queue_status(name, at) for at, name in enumerate([*HOSTILE, "~other"])]
-    found = samples(broker_status(*queues, clients=(client_status(address="10.9.9.9:1"),)))
+async def test_metrics_never_name_a_client_or_confuse_a_queue_with_the_rest() -> None:
+    queues = [queue_status(name, at) for at, name in enumerate([*HOSTILE, "~other"], 1)]
+    found = await samples(broker_status(*queues, clients=(client_status(address="10.9.9.9:1"),)))
     assert ("phpmq_queue_bytes", "~~other") in found
     assert not [key for key in found if "10.9.9.9" in key[1]]
 
 
-def test_metrics_come_before_the_broker_is_ready() -> None:
-    assert samples(Status())["phpmq_ready", ""] == 0
+async def test_metrics_come_before_the_broker_is_ready() -> None:
+    found = await samples(Status())
+    assert found["phpmq_ready", ""] == 0
+    assert found["phpmq_commit_seconds_count", ""] == 0
+    assert ("phpmq_disk_free_bytes", "") not in found

@@ -1,37 +1,36 @@
-"""The first steps of an empty broker work as they stand."""
+"""The first steps have the real address, and are what the broker takes."""
 
-import pytest
+import json
+import re
 
-from phpmq_lite.admin.snippets import address, frame, snippets
-from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import Publish
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.admin.snippets import CONTENT, QUEUE, http_address, snippets, tcp_address
 
-
-@pytest.mark.parametrize(
-    ("listeners", "expected"),
-    [
-        (["127.0.0.1:9100", "127.0.0.1:9102"], ("127.0.0.1", 9100)),
-        (["unix:/run/mq.sock", "[::1]:9107"], ("::1", 9107)),
-        (["0.0.0.0:9100"], ("mq.example", 9100)),
-        ([], ("127.0.0.1", 9100)),
-    ],
-)
-def test_address_is_one_that_works_from_here(
-    listeners: list[str], expected: tuple[str, int]
-) -> None:
-    assert address(listeners, "mq.example") == expected
+BASE = "http://127.0.0.1:9101"
 
 
-def test_frame_is_a_publish() -> None:
-    side = ServerSide(WireLimits(), http_guard=False)
-    (got,) = side.receive(frame("orders", '{"é":1}').encode())
-    assert isinstance(got, Publish)
-    assert (got.queue, got.content, got.ttl_s) == ("orders", '{"é":1}'.encode(), None)
+def test_first_tcp_listener_is_chosen() -> None:
+    assert tcp_address(("unix:/run/x", "10.0.0.5:9100", "10.0.0.5:9102"), "h") == ("10.0.0.5", 9100)
 
 
-def test_snippets_have_the_real_address() -> None:
-    code = {snippet.key: snippet.code for snippet in snippets("::1", 9107)}
-    assert "[::1]:9107" in code["python"]
-    assert "tcp://[::1]:9107" in code["php"]
-    assert code["nc"].endswith("| nc -w 1 ::1 9107")
+def test_wildcard_becomes_the_name_that_the_browser_used() -> None:
+    assert tcp_address(("0.0.0.0:9100",), "mq.lan") == ("mq.lan", 9100)
+    assert tcp_address(("[::]:9100",), "::1") == ("::1", 9100)
+
+
+def test_without_a_listener_the_default_is_shown() -> None:
+    assert tcp_address((), "h") == ("127.0.0.1", 9100)
+
+
+def test_all_four_name_the_address() -> None:
+    made = snippets("::1", 9107, "https://mq.example/mq")
+    assert [snippet.key for snippet in made] == ["php", "python", "curl", "cli"]
+    assert all("[::1]:9107" in snippet.code for snippet in made if snippet.key != "curl")
+    assert "https://mq.example/mq/api/v1/queues/orders/messages" in made[2].code
+
+
+def test_curl_sends_what_the_api_takes() -> None:
+    code = snippets("127.0.0.1", 9100, http_address("http", "127.0.0.1:9101", ""))[2].code
+    body = re.search(r"-d '(.*)'", code)
+    assert body is not None
+    assert json.loads(body[1]) == {"content": CONTENT}
+    assert f"{BASE}/api/v1/queues/{QUEUE}/messages" in code

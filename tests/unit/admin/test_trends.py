@@ -1,25 +1,163 @@
-"""The samples behind the small charts."""
+"""From points to buckets: gaps, rates, peaks, percentiles, the forecast, small charts."""
 
-from phpmq_lite.admin.trends import QUEUES_MAX, SAMPLES, Series, Trends, polyline
-from tests.unit.admin.cases import broker_status, queue_status
+import pytest
+
+from phpmq_lite.admin.trends import (
+    BUCKETS_MAX,
+    SPANS,
+    SPARK_SAMPLES,
+    SPARK_STEP_S,
+    Trend,
+    forecast,
+    polyline,
+    slope,
+    spark,
+    trend,
+)
+from phpmq_lite.broker.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
+from phpmq_lite.storage.rollups import Beat, Point
+
+HOUR = SPANS["1h"]
+NOW_S = 1_700_006_400  # a full hour
 
 
-def test_series_forgets_the_oldest() -> None:
-    series = Series()
-    for value in range(SAMPLES + 3):
-        series.add(value)
-    assert (len(series.values), series.values[0]) == (SAMPLES, 3.0)
+def beats(*places: int, span_s: int = 10, has_rest: bool = False) -> list[Beat]:
+    """Give spans in which the broker ran, each so many seconds before now."""
+    return [Beat(NOW_S - at, span_s, has_rest) for at in places]
 
 
-def test_trends_follow_the_first_queues_and_forget_the_gone() -> None:
-    trends = Trends()
-    queues = [queue_status(f"q{at}", at, published_per_s=at) for at in range(QUEUES_MAX + 5)]
-    trends.add(broker_status(*queues))
-    trends.add(broker_status(*queues[1:]))
-    assert list(trends.queue(0)) == []
-    assert list(trends.queue(7)) == [7.0, 7.0]
-    assert list(trends.queue(QUEUES_MAX)) == [float(QUEUES_MAX)]  # took the place of the gone one
-    assert list(trends.total("published")) == [sum(range(QUEUES_MAX + 5))] * 2
+def measured(**counts: int) -> bytes:
+    """Pack a histogram: ms5=3 is three of five milliseconds."""
+    made = [0] * BUCKETS
+    for name, count in counts.items():
+        made[bucket(int(name.removeprefix("ms")))] += count
+    return pack(made)
+
+
+def last(made: Trend, count: int = 3) -> list[float | None]:
+    """Give the published/s of the newest buckets."""
+    return [None if one is None else one.published for one in made.buckets[-count:]]
+
+
+@pytest.mark.parametrize("span", SPANS.values(), ids=SPANS.keys())
+def test_chart_has_no_more_points_than_can_be_seen(span: object) -> None:
+    made = trend([], [], span, NOW_S)  # type: ignore[arg-type]
+    assert len(made.buckets) <= BUCKETS_MAX
+    assert made.is_empty
+
+
+def test_rate_is_what_happened_by_the_time_that_was_observed() -> None:
+    points = [Point(NOW_S - 40, 10, published=30), Point(NOW_S - 10, 10, published=50)]
+    made = trend(points, beats(40, 30, 10), HOUR, NOW_S - 1)
+    assert last(made, 2) == [1.5, 5.0]
+
+
+def test_time_without_the_broker_is_a_gap_and_idle_time_is_zero() -> None:
+    made = trend([Point(NOW_S - 60, 10, published=10)], beats(60, 50, 20, 10), HOUR, NOW_S - 1)
+    assert last(made) == [0.5, None, 0.0]
+
+
+def test_queue_that_may_be_one_of_the_rest_is_unknown_not_idle() -> None:
+    made = trend([Point(NOW_S - 20, 10)], beats(40, 20, has_rest=True), HOUR, NOW_S - 1)
+    assert last(made, 2) == [None, 0.0]
+
+
+def test_depth_keeps_its_peak() -> None:
+    points = [Point(NOW_S - 20, 10, ready=900, held=1), Point(NOW_S - 10, 10, ready=3, held=7)]
+    newest = trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
+    assert newest is not None
+    assert (newest.ready, newest.held) == (900, 7)
+
+
+def test_minute_is_spread_over_the_steps_that_it_covers() -> None:
+    made = trend([Point(NOW_S - 60, 60, published=60)], beats(60, span_s=60), HOUR, NOW_S - 1)
+    assert last(made, 4) == [None, 1.0, 1.0, 1.0]
+
+
+def test_point_that_began_before_the_chart_counts_with_its_share() -> None:
+    first = NOW_S - 3_600
+    made = trend([Point(first - 30, 60, published=60)], [Beat(first - 30, 60, False)], HOUR,
+                 NOW_S - 1)  # fmt: skip
+    assert [one.published for one in made.buckets if one is not None] == [1.0, 1.0]
+
+
+def test_percentiles_of_a_step_come_of_all_its_points() -> None:
+    points = [
+        Point(NOW_S - 20, 10, wait=measured(ms2=90)),
+        Point(NOW_S - 10, 10, wait=measured(ms2=4, ms1000=6), hold=measured(ms7=1)),
+    ]
+    newest = trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
+    assert newest is not None
+    assert (newest.wait_p50_ms, newest.hold_p50_ms, newest.hold_p95_ms) == (2, 7, 7)
+    assert newest.wait_p95_ms is not None
+    assert 1_000 <= newest.wait_p95_ms <= 1_125
+
+
+def test_percentiles_fall_silent_where_nothing_was_dispatched() -> None:
+    newest = trend([Point(NOW_S - 10, 10, ready=4, oldest_age_ms=90_000)], beats(10), HOUR,
+                   NOW_S - 1).buckets[-1]  # fmt: skip
+    assert newest is not None
+    assert (newest.wait_p50_ms, newest.oldest_age_ms) == (None, 90_000)
+
+
+# -- forecast
+
+
+def falling(per_s: float, ready: int = 3_000) -> float | None:
+    places = range(300, 0, -10)
+    points = [Point(NOW_S - at, 10, ready=round(ready - per_s * (300 - at))) for at in places]
+    return slope(points, beats(*places), NOW_S)
+
+
+def test_slope_is_that_of_the_last_minutes() -> None:
+    assert falling(4.0) == pytest.approx(-4.0)
+    assert falling(-2.5) == pytest.approx(2.5)
+
+
+def test_slope_needs_three_points() -> None:
+    assert slope([], beats(20, 10), NOW_S) is None
+
+
+@pytest.mark.parametrize(
+    ("ready", "per_s", "consumers", "expected"),
+    [
+        (0, -5.0, 1, ""),
+        (960, -4.0, 2, "Empty in about 4 min"),
+        (40, -4.0, 2, "Empty in about 10 s"),
+        (500_000, -2.0, 2, "Empty in about 3 d"),
+        (960, 12.4, 2, "Grows by 12/s"),
+        (960, 12.4, 0, "Grows by 12/s, nobody consumes"),
+        (30, 0.05, 1, "Grows by 3.0/min"),
+        (960, 0.001, 1, "Steady"),
+        (960, 0.0, 0, "Steady, nobody consumes"),
+        (960, None, 0, "Nobody consumes"),
+        (960, None, 1, ""),
+    ],
+)
+def test_forecast_says_where_a_backlog_goes(
+    ready: int, per_s: float | None, consumers: int, expected: str
+) -> None:
+    assert forecast(ready, per_s, consumers) == expected
+
+
+# -- small charts
+
+
+def test_spark_begins_behind_the_last_gap() -> None:
+    points = [Point(NOW_S - 600, 10, published=9), Point(NOW_S - 30, 30, published=60)]
+    seen = [*beats(600), *beats(60, 30, span_s=30)]
+    assert spark(points, seen, "published", NOW_S - 1, is_rate=True) == [0.0, 2.0]
+
+
+def test_spark_of_a_depth_shows_the_peaks() -> None:
+    points = [Point(NOW_S - 30, 10, ready=8), Point(NOW_S - 10, 10, ready=2)]
+    assert spark(points, beats(30, 20, 10), "ready", NOW_S - 1, is_rate=False) == [8]
+
+
+def test_spark_has_a_value_for_each_half_minute_of_an_hour() -> None:
+    whole = spark([], [Beat(NOW_S - 4_000, 4_000, False)], "ready", NOW_S - 1, is_rate=False)
+    assert len(whole) == SPARK_SAMPLES
+    assert SPARK_SAMPLES * SPARK_STEP_S == 3_600
 
 
 def test_line_ends_at_the_right_edge() -> None:
@@ -30,3 +168,11 @@ def test_line_ends_at_the_right_edge() -> None:
 
 def test_line_of_nothing_is_not_drawn() -> None:
     assert polyline([5]) == polyline([0, 0, 0]) == ""
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 70_000])
+def test_packed_histogram_adds_up_as_an_unpacked_one(count: int) -> None:
+    one, other = unpack(measured(ms5=3, ms900=count)), measured(ms5=count, ms86400000=count)
+    expected = add(one, unpack(other))
+    add_packed(one, other)
+    assert one == expected

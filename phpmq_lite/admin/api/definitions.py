@@ -1,0 +1,130 @@
+"""Settings of the queues and what people saved, as one document to keep and to bring back."""
+
+from json import dumps
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from phpmq_lite.admin.access.identity import check_queue_right, entry_of, may_use
+from phpmq_lite.admin.acting import commands
+from phpmq_lite.admin.api.queues import SettingsIn
+from phpmq_lite.admin.context import Answer, Context, context_of
+from phpmq_lite.admin.lists import as_json
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.requests import json_of
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue_settings import check_name, check_settings
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, Saved, put
+
+_KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
+QUEUES_MAX: Final = 10_000
+DETAIL_MAX: Final = 10_000  # characters of names in the audit
+
+
+class DefinitionsIn(BaseModel):
+    """What to define; names that are not there stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    queues: dict[str, SettingsIn] = Field(default={}, max_length=QUEUES_MAX)  # made where missing
+    labels: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+    views: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+    templates: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+
+
+class DefinitionsOut(BaseModel):
+    """Settings of queues that differ from the default, labels, views, templates."""
+
+    queues: dict[str, dict[str, JsonValue]]
+    labels: dict[str, JsonValue]
+    views: dict[str, JsonValue]
+    templates: dict[str, JsonValue]
+
+
+async def definitions(request: web.Request) -> web.StreamResponse:
+    """Give the settings of all queues, and labels, views and templates."""
+    return as_json(await _read(request))
+
+
+async def _read(request: web.Request) -> DefinitionsOut:
+    context = context_of(request)
+    own = await _own_settings(context)
+    saved = Saved(context.readers)
+    kinds = {
+        member: {row.name: row.content for row in await saved.all(kind)}
+        for member, kind in _KINDS.items()
+    }
+    queues = {name: settings for name, settings in own.items() if may_use(request, name)}
+    return DefinitionsOut(queues=queues, **kinds)
+
+
+async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
+    """Give what each queue has of its own; read between two batches, nothing is changed."""
+
+    def read(core: Broker, answer: Answer) -> None:
+        rows = (queue.row for queue in core.lives.queues.values())
+        answer({row.name: dict(row.own) for row in sorted(rows, key=lambda row: row.name)})
+
+    found: dict[str, dict[str, Any]] = await commands.call(context, read)
+    return found
+
+
+async def define(request: web.Request) -> web.StreamResponse:
+    """Bring definitions back, all or none: a queue named gets these settings and no others."""
+    context, asked = context_of(request), await json_of(request, DefinitionsIn)
+    queues = {name: settings.changes() for name, settings in asked.queues.items()}
+    for name, settings in queues.items():
+        check_name(name)
+        check_queue_right(request, name, f"queues.{name}")
+        check_settings(name, settings)
+    named = {"queues": list(queues)} | {member: list(getattr(asked, member)) for member in _KINDS}
+    detail = dumps(named, ensure_ascii=False)[:DETAIL_MAX]
+    entry = entry_of(request, target="definitions", detail=detail)
+    now_ms = context.now_ms()
+    rows = [
+        put(kind, name, content, now_ms, entry.actor)
+        for member, kind in _KINDS.items()
+        for name, content in _checked(member, getattr(asked, member)).items()
+    ]
+
+    def run(core: Broker, answer: Answer) -> None:
+        if len(core.lives.queues.keys() | queues.keys()) > core.limits.queues:
+            raise RefusedError("too_many_queues", f"the limit is {core.limits.queues} queues")
+        for name, settings in queues.items():
+            operations.create_queue(core, entry, name, _nobody)
+            changes = dict.fromkeys(core.lives.queues[name].row.own) | settings
+            operations.configure(core, entry, name, changes, _nobody)
+        operations.write(core, entry, rows, answer)
+
+    await commands.call(context, run)
+    return as_json(await _read(request))
+
+
+def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
+    for name in named:
+        if not 1 <= len(name) <= NAME_MAX:
+            raise Problem(
+                422, "invalid", f"A name in {member} has {len(name)} characters.",
+                field=member, bound=f"1 to {NAME_MAX} characters",
+            )  # fmt: skip
+    return named
+
+
+def _nobody(_answer: object) -> None:
+    """Take an answer that nobody waits for."""
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/definitions", Role.VIEWER, "api-definitions", definitions,
+        gives=DefinitionsOut,
+    ),
+    Route(
+        "PUT", "/api/v1/definitions", Role.ADMIN, "api-define", define, "definitions.put",
+        takes=DefinitionsIn, gives=DefinitionsOut,
+    ),
+)  # fmt: skip

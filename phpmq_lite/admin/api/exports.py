@@ -1,0 +1,179 @@
+"""Everything that matches a search, with bodies, as a stream that says when it is whole."""
+
+import asyncio
+import csv
+import io
+import json
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any, Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.access.identity import allowed_queues
+from phpmq_lite.admin.bodies import as_content
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.lists import csv_cell
+from phpmq_lite.admin.query import QUERY_CHARACTERS, parse
+from phpmq_lite.admin.requests import query_of
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.logs import get_logger
+from phpmq_lite.model import State
+from phpmq_lite.storage.browse import MessageRow
+
+STALLED_S: Final = 30.0  # without progress
+PAGE_ROWS: Final = 100
+PAGE_BYTES: Final = 4 << 20  # of bodies read at once; one body may be larger
+
+_log = get_logger(__name__)
+
+
+class ExportIn(BaseModel):
+    """What to export; empty: everything."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    q: str = Field("", max_length=QUERY_CHARACTERS)
+    format: Literal["jsonl", "csv"] = "jsonl"
+
+
+class ExportOut(BaseModel):
+    """One line of an export; ``import`` takes it back.
+
+    The last line of JSON lines is ``{"complete": true, "count": n}``.
+    """
+
+    id: str
+    queue: str | None
+    state: str
+    content: str | None  # null: the body is not stored any more
+    encoding: str
+    ttl_s: int  # as published; 0: never expires
+    published_at: int  # Unix ms, as all times
+    deadline_at: int | None
+    settled_at: int | None
+    reason: str | None
+    deliveries: int
+    size: int
+    urn: str | None
+    trace_id: str | None
+
+    @classmethod
+    def of(cls, row: MessageRow, body: bytes | None) -> Self:
+        """Take over a row and its body."""
+        content, encoding = as_content(body) if body is not None else (None, "utf-8")
+        return cls(
+            id=row.message_id,
+            queue=row.queue,
+            state=State(row.state).name.lower(),
+            content=content,
+            encoding=encoding,
+            ttl_s=row.ttl_s or 0,
+            published_at=row.published_at,
+            deadline_at=row.deadline_at,
+            settled_at=row.settled_at,
+            reason=row.reason,
+            deliveries=row.deliveries,
+            size=row.size,
+            urn=row.urn,
+            trace_id=row.trace_id,
+        )
+
+
+async def export(request: web.Request) -> web.StreamResponse:
+    """Export all messages that match, oldest first; the count comes first, as a header.
+
+    A message that leaves while the export runs is left out of the lines and of their count.
+    """
+    context, asked = context_of(request), query_of(request, ExportIn)
+    frozen = await context.search.freeze(parse(asked.q), queues=allowed_queues(request))
+    is_csv = asked.format == "csv"
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/csv; charset=utf-8" if is_csv else "application/x-ndjson",
+            "Content-Disposition": f'attachment; filename="phpmq.{asked.format}"',
+            "X-Total-Count": str(len(frozen.seqs)),
+            "X-Total-Complete": "true" if frozen.is_complete else "false",
+        }
+    )
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    try:
+        await _write_all(context, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
+    except Exception:
+        _log.warning("export_broken", query=asked.q)
+        if request.transport is not None:  # a polite end would pass for a whole export
+            request.transport.abort()
+    return response
+
+
+async def _write_all(
+    context: Context,
+    response: web.StreamResponse,
+    seqs: "array[int]",
+    is_complete: bool,
+    *,
+    is_csv: bool,
+) -> None:
+    count = 0
+    if is_csv:
+        await _write(response, _csv_line(list(ExportOut.model_fields)))
+    async for row, body in _messages(context, seqs):
+        out = ExportOut.of(row, body).model_dump(mode="json")
+        line = _csv_line(list(out.values())) if is_csv else _json_line(out)
+        await _write(response, line)
+        count += 1
+    if not is_csv:
+        await _write(response, _json_line({"complete": is_complete, "count": count}))
+    await response.write_eof()
+
+
+async def _messages(
+    context: Context, seqs: "array[int]"
+) -> AsyncIterator[tuple[MessageRow, bytes | None]]:
+    """Yield rows with bodies, page by page below a fixed bound."""
+    for at in range(0, len(seqs), PAGE_ROWS):
+        rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
+        taken: list[MessageRow] = []
+        size = 0
+        for row in rows:
+            if taken and size + row.size > PAGE_BYTES:
+                for pair in await _with_bodies(context, taken):
+                    yield pair
+                taken, size = [], 0
+            taken.append(row)
+            size += row.size
+        for pair in await _with_bodies(context, taken):
+            yield pair
+
+
+async def _with_bodies(
+    context: Context, rows: list[MessageRow]
+) -> list[tuple[MessageRow, bytes | None]]:
+    bodies = await context.reader.bodies([row.seq for row in rows])
+    return [(row, bodies.get(row.seq)) for row in rows]
+
+
+async def _write(response: web.StreamResponse, text: str) -> None:
+    async with asyncio.timeout(STALLED_S):
+        await response.write(text.encode(errors="replace"))
+
+
+def _json_line(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False) + "\n"
+
+
+def _csv_line(cells: list[Any]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerow([csv_cell(cell) for cell in cells])
+    return out.getvalue()
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/export", Role.VIEWER, "api-export", export,
+        query=ExportIn, gives=ExportOut, cli="export",
+    ),
+)  # fmt: skip

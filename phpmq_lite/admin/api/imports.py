@@ -1,0 +1,161 @@
+"""Messages from an export, or from elsewhere: all lines are checked before one is stored."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from phpmq_lite.admin.access.identity import check_queue_right, entry_of
+from phpmq_lite.admin.acting import commands
+from phpmq_lite.admin.bodies import from_content
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.lists import as_json
+from phpmq_lite.admin.problems import Problem, problem_of
+from phpmq_lite.admin.requests import any_json, check_queue_name
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.schemas import TTL_MAX_S
+from phpmq_lite.errors import RefusedError
+
+SLICE: Final = 500  # messages stored at once
+IMPORT_MAX: Final = 100_000  # in one request
+
+Message = tuple[bytes, int | None]
+
+
+class ImportedIn(BaseModel):
+    """One message; the other members of an export are passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    queue: str = Field(min_length=1, max_length=255)
+    content: str
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # null: the queue's default; 0: never
+
+    @model_validator(mode="after")
+    def _is_decodable(self) -> Self:
+        from_content(self.content, self.encoding)
+        return self
+
+
+class ImportIn(BaseModel):
+    """Messages to store, in this order; JSON lines are taken too, one message a line."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    messages: list[ImportedIn] = Field(max_length=IMPORT_MAX)
+
+
+class ImportOut(BaseModel):
+    """How many messages were stored."""
+
+    stored: int
+
+
+async def import_messages(request: web.Request) -> web.StreamResponse:
+    """Store messages of an export at the end of their queues; nothing if one line is wrong."""
+    context = context_of(request)
+    by_queue: dict[str, list[Message]] = {}
+    for number, line in _lines(await _read(request)):
+        queue, message = _checked(request, context, number, line)
+        by_queue.setdefault(queue, []).append(message)
+    return as_json(ImportOut(stored=await _store(request, context, by_queue)), status=201)
+
+
+async def _read(request: web.Request) -> list[object]:
+    """Read the lines, or the list in a document; what is not JSON is refused whole."""
+    if request.content_type == "application/json":
+        document = await any_json(request)
+        if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
+            raise Problem(422, "invalid", "There is no list of messages.", field="messages")
+        found: list[object] = document["messages"]
+    else:
+        found = []
+        for number, line in enumerate((await request.read()).split(b"\n"), 1):
+            if line.strip():
+                found.append(_json(line, number))
+    if len(found) > IMPORT_MAX:
+        raise Problem(
+            422, "invalid", f"There are {len(found)} messages.", field="messages",
+            bound=f"at most {IMPORT_MAX}",
+        )  # fmt: skip
+    return found
+
+
+def _json(line: bytes, number: int) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Problem(
+            422, "malformed", f"Line {number} is not JSON: {error}. Nothing was stored.",
+            field=str(number),
+        ) from None  # fmt: skip
+
+
+def _lines(found: list[object]) -> Iterator[tuple[int, object]]:
+    """Yield what is a message; the last line of an export is none."""
+    for number, line in enumerate(found, 1):
+        if isinstance(line, dict) and "complete" in line and "queue" not in line:
+            if line["complete"] is not True or number != len(found):
+                raise Problem(
+                    422, "incomplete", "The export is not complete. Nothing was stored.",
+                    field=str(number),
+                )  # fmt: skip
+            continue
+        yield number, line
+
+
+def _checked(
+    request: web.Request, context: Context, number: int, line: object
+) -> tuple[str, Message]:
+    try:
+        read = ImportedIn.model_validate(line)
+        check_queue_name(read.queue)
+        check_queue_right(request, read.queue)
+    except (ValidationError, Problem) as error:
+        problem = problem_of(error)
+        if problem is None:
+            raise
+        raise Problem(
+            problem.status, problem.code,
+            f"Message {number}: {problem.detail} Nothing was stored.",
+            field=f"{number}.{problem.field or ''}".rstrip("."), bound=problem.bound,
+        ) from None  # fmt: skip
+    body = from_content(read.content, read.encoding)
+    limit = int(context.settings.limits.max_content)
+    if len(body) > limit:
+        raise Problem(
+            413, "too_large", f"Message {number} has {len(body)} bytes. Nothing was stored.",
+            field=f"{number}.content", bound=f"{limit} bytes",
+        )  # fmt: skip
+    return read.queue, (body, read.ttl_s)
+
+
+async def _store(
+    request: web.Request, context: Context, by_queue: Mapping[str, list[Message]]
+) -> int:
+    stored = 0
+    entry = entry_of(request, target=", ".join(list(by_queue)[:10]))
+    for queue, messages in by_queue.items():
+        for at in range(0, len(messages), SLICE):
+            try:
+                ids = await commands.publish(context, entry, queue, messages[at : at + SLICE])
+            except RefusedError as error:
+                if not stored:
+                    raise
+                raise Problem(
+                    409, error.code, f"{error}. {stored} messages were stored before.",
+                    field="queue",
+                ) from error  # fmt: skip
+            stored += len(ids)
+    return stored
+
+
+ROUTES: Final = (
+    Route(
+        "POST", "/api/v1/import", Role.OPERATOR, "api-import", import_messages, "message.import",
+        takes=ImportIn, gives=ImportOut, status=201, cli="import",
+    ),
+)  # fmt: skip

@@ -1,0 +1,198 @@
+"""What needs attention, each with the page that leads to it; nothing where all is well.  Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from phpmq_lite.admin import formats
+from phpmq_lite.server.status import QueueStatus, Status
+from phpmq_lite.storage.signs import LOOKED_AT, Holding
+
+EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
+LATELY_MS: Final = 86_400_000  # deaths and expiries count for a day
+NOTICES_MAX: Final = 200
+_HELD_LONG_MS: Final = 3_600_000  # where there is no acknowledgement timeout
+_DISK_WARN: Final = 0.85
+_DISK_BAD: Final = 0.93
+
+
+@dataclass(slots=True, frozen=True)
+class Notice:
+    """Something that needs attention; ``route`` and ``values`` say where it is seen or mended."""
+
+    level: str  # bad, warn
+    who: str  # the queue, the client, the part of the broker
+    text: str
+    route: str
+    values: dict[str, str]
+    go: str  # what is there to do
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """What was read to judge by; queues by their numbers, times in Unix ms."""
+
+    now_ms: int
+    ages: Mapping[int, int] = field(default_factory=dict)  # first ready message published at
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, the soonest
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # lately, by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # expired lately without a consumer
+    held: Sequence[Holding] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)  # publishes lately, by reason
+    disk_share: float = 0.0  # of the disk that is used
+    wal_bytes: int = 0
+    wal_limit_bytes: int = 1 << 62
+
+
+def notices(status: Status, seen: Seen) -> list[Notice]:
+    """Say what needs attention, worst first; at most ``NOTICES_MAX``."""
+    found = [*_of_broker(status, seen)]
+    for client in status.clients:
+        if client.paused_reason:
+            who = f"Client {client.client}"
+            text = f"{client.address} is not read: {client.paused_reason}"
+            found.append(Notice("warn", who, text, "clients", {}, "See clients"))
+    held = _longest(seen.held)
+    for queue in status.queues:
+        # What is left over anyway is not written out: with 10,000 queues that takes 40 ms.
+        found += _of_queue(queue, seen, only_bad=len(found) >= NOTICES_MAX)
+        if queue.queue_id in held:
+            found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
+    found.sort(key=lambda notice: notice.level)
+    return found[:NOTICES_MAX]
+
+
+# -- the broker
+
+
+def _of_broker(status: Status, seen: Seen) -> Iterator[Notice]:
+    if status.last_error:
+        yield Notice("bad", "Broker", f"Last error: {status.last_error}", "system", {}, "System")
+    if seen.disk_share >= _DISK_WARN:
+        level = "bad" if seen.disk_share >= _DISK_BAD else "warn"
+        text = f"{seen.disk_share:.0%} full; once it is full, publishing stops"
+        yield Notice(level, "Disk", text, "system", {}, "Storage")
+    if seen.wal_bytes > 2 * seen.wal_limit_bytes:
+        text = (
+            f"{formats.size(seen.wal_bytes)} of write-ahead log, its limit is "
+            f"{formats.size(seen.wal_limit_bytes)}: a reader may hold it up"
+        )
+        yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
+    if status.clock_jumps:
+        times = "once" if status.clock_jumps == 1 else f"{status.clock_jumps:,} times"
+        text = f"Was set {times} since the start; deadlines went on unmoved"
+        yield Notice("warn", "Clock", text, "system", {}, "System")
+    if total := sum(seen.refused.values()):
+        text = f"{_count(total, 'publish', 'publishes')} refused in the last hour: "
+        text += _by_reason(seen.refused)
+        yield Notice("warn", "Publishers", text, "queues", {"has": "paused"}, "Paused queues")
+
+
+# -- queues
+
+
+def _of_queue(queue: QueueStatus, seen: Seen, *, only_bad: bool) -> Iterator[Notice]:
+    expires = queue.queue_id in seen.expiring and not queue.consumers
+    # What is forwarded or made a dead letter when it expires is not lost.
+    is_losing = expires and queue.settings.on_expire == "history"
+    if is_losing:
+        count, soonest_ms = seen.expiring[queue.queue_id]
+        yield _notice(queue, "bad", _expiring(count, soonest_ms, seen.now_ms), "See messages")
+    yield from _over_limits(queue, seen)
+    if only_bad:
+        return
+    if queue.ready and not queue.consumers and not is_losing and not is_shelf(queue):
+        text = f"{formats.number(queue.ready)} ready and no consumer"
+        yield _notice(queue, "warn", text, "See messages")
+    if paused := pauses(queue):
+        yield _notice(queue, "warn", " and ".join(paused).capitalize(), "Resume")
+    if queue.dead and (reasons := seen.deaths.get(queue.queue_id)):
+        text = f"{_at_least(sum(reasons.values()))} died in the last 24 h: {_by_reason(reasons)}"
+        yield _notice(queue, "warn", text, "Dead letters", tab="dead")
+    if (unread := seen.unread.get(queue.queue_id)) and not is_shelf(queue):
+        text = f"{_at_least(unread)} expired in the last 24 h without ever being dispatched"
+        yield _notice(queue, "warn", text, "History", tab="history", outcome="expired")
+
+
+def _over_limits(queue: QueueStatus, seen: Seen) -> Iterator[Notice]:
+    """Compare with the limits that somebody set for this queue."""
+    settings = queue.settings
+    at_ms = seen.ages.get(queue.queue_id)
+    if settings.alert_age_s and at_ms is not None:
+        age_ms = seen.now_ms - at_ms
+        if age_ms > settings.alert_age_s * 1_000:
+            text = (
+                f"The oldest ready message waits for {_duration(age_ms)}, "
+                f"the limit is {_duration(settings.alert_age_s * 1_000)}"
+            )
+            yield _notice(queue, "bad", text, "See messages")
+    if settings.alert_messages and queue.ready > settings.alert_messages:
+        text = (
+            f"{formats.number(queue.ready)} ready, "
+            f"the limit is {formats.number(settings.alert_messages)}"
+        )
+        yield _notice(queue, "bad", text, "See messages")
+
+
+def _of_holder(queue: QueueStatus, holding: Holding, now_ms: int) -> Iterator[Notice]:
+    """Say who holds a message for more than half of the time that it may."""
+    timeout_ms = queue.settings.ack_timeout_s * 1_000
+    held_ms = now_ms - holding.since_ms
+    if held_ms <= (timeout_ms / 2 or _HELD_LONG_MS):
+        return
+    text = f"Client {holding.client} holds a message for {_duration(held_ms)}"
+    if timeout_ms > held_ms:
+        text += f"; it goes back in {_duration(timeout_ms - held_ms)}"
+    yield _notice(queue, "warn", text, "Consumers", tab="consumers")
+
+
+def _longest(held: Iterable[Holding]) -> dict[int, Holding]:
+    longest: dict[int, Holding] = {}
+    for holding in held:
+        known = longest.get(holding.queue_id)
+        if known is None or holding.since_ms < known.since_ms:
+            longest[holding.queue_id] = holding
+    return longest
+
+
+def pauses(queue: QueueStatus) -> list[str]:
+    """Name the sides of a queue that are paused."""
+    sides = {"delivery paused": queue.delivery_paused, "publishing paused": queue.publishing_paused}
+    return [text for text, is_paused in sides.items() if is_paused]
+
+
+def is_shelf(queue: QueueStatus) -> bool:
+    """Tell whether messages are meant to lie here: dead letters, and what waits for a retry."""
+    return queue.name.endswith((".dlq", ".retry"))
+
+
+# -- words
+
+
+def _notice(queue: QueueStatus, level: str, text: str, go: str, **values: str) -> Notice:
+    return Notice(level, queue.name, text, "queue", {"q": queue.name} | values, go)
+
+
+def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
+    messages = _count(count, "message expires", "messages expire")
+    return (
+        f"{messages} within 10 minutes with nobody consuming, "
+        f"the first {formats.ago(soonest_ms, now_ms)}"
+    )
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return f"{formats.number(count)} {one if count == 1 else many}"
+
+
+def _at_least(count: int) -> str:
+    return f"At least {formats.number(count)}" if count >= LOOKED_AT else formats.number(count)
+
+
+def _by_reason(reasons: Mapping[str, int]) -> str:
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason} {formats.number(count)}" for reason, count in ordered)
+
+
+def _duration(ms: int) -> str:
+    return formats.duration(ms, with_seconds=False)

@@ -1,0 +1,81 @@
+"""Whether the broker is in order: the checks behind ``/readyz`` and the system page."""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.context import Context
+from phpmq_lite.server.status import Status
+from phpmq_lite.settings import Settings
+
+LEAST_FREE: Final = 64 << 20  # bytes on the disk, and twice the limit of the write-ahead log
+
+# How far a start has come, by its steps; the rest of the time is the next step's.
+_STEPS: Final = {
+    "starting": 0,
+    "checking the write-ahead log": 10,
+    "migrating": 40,
+    "recovering": 60,
+    "ready": 100,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Check:
+    """One thing that must be in order."""
+
+    name: str
+    is_good: bool
+    text: str
+
+
+def percent(step: str) -> int:
+    """Say how far a start has come."""
+    return _STEPS.get(step, 80)
+
+
+async def checks(context: Context, status: Status) -> list[Check]:
+    """Look at all that being ready needs: nothing of it asks the database."""
+    settings = context.settings
+    disk = await asyncio.to_thread(_disk, context.readers.path.parent, least_free(settings))
+    is_started = context.is_ready() or status.is_draining
+    return [
+        Check("migrated", is_started, "the schema is up to date" if is_started else status.step),
+        *disk,
+        _listeners(settings, status),
+        Check("not draining", not status.is_draining,
+              "draining" if status.is_draining else "takes messages"),
+    ]  # fmt: skip
+
+
+def least_free(settings: Settings) -> int:
+    """Give the bytes that must be free on the disk."""
+    return max(LEAST_FREE, 2 * settings.storage.wal_bytes)
+
+
+def _disk(folder: Path, least: int) -> list[Check]:
+    """Look at the data folder, in a thread."""
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        return [Check("writable", is_good=False, text=f"the data folder: {error.strerror}")]
+    is_writable = not found.f_flag & os.ST_RDONLY and os.access(folder, os.W_OK)
+    free = found.f_bavail * found.f_frsize
+    return [
+        Check("writable", is_writable, "the data folder can be written" if is_writable
+              else "the data folder cannot be written"),
+        Check("disk", free >= least,
+              f"{formats.size(free)} free, {formats.size(least)} are needed"),
+    ]  # fmt: skip
+
+
+def _listeners(settings: Settings, status: Status) -> Check:
+    wanted = [
+        text for text in (*settings.tcp.listen, *settings.tcp.legacy_listen) if text != "none"
+    ]
+    count = len(status.listeners)
+    is_good = status.is_draining or count >= len(wanted)
+    return Check("listeners", is_good, f"{count} of {len(wanted)} open")

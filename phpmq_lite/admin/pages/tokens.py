@@ -1,0 +1,79 @@
+"""API tokens: the list, a new one, shown once, and revoking."""
+
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.access import people
+from phpmq_lite.admin.access.identity import identity_of
+from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.render import page
+from phpmq_lite.admin.requests import field_of
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.urls import decode_name
+
+DAYS: Final = {"": None, "30": 30, "90": 90, "365": 365}
+_DAY_MS: Final = 86_400_000
+
+
+async def tokens(request: web.Request) -> web.StreamResponse:
+    """All tokens, and a form for another one."""
+    return _list(request, {})
+
+
+def _list(
+    request: web.Request,
+    form: dict[str, str],
+    problem: Problem | None = None,
+    made: tuple[str, str] | None = None,
+) -> web.Response:
+    accounts = context_of(request).entrance.accounts
+    return page(
+        request,
+        "tokens.html",
+        status=problem.status if problem else 200,
+        tokens=sorted(accounts.tokens.values(), key=lambda token: token.name),
+        form=form,
+        problem=problem,
+        made=made,
+        roles=people.ROLES,
+        is_local=identity_of(request).kind == "local",
+    )
+
+
+async def add(request: web.Request) -> web.StreamResponse:
+    """Make a token, and show it this once."""
+    form = {key: await field_of(request, key) for key in ("name", "role", "queues", "days")}
+    try:
+        expires_at = _expiry(form["days"], context_of(request).now_ms())
+        token, secret = await people.add_token(
+            request, form["name"].strip(), form["role"], people.lines(form["queues"]), expires_at
+        )
+    except Problem as problem:
+        people.refuse(request, problem)
+        return _list(request, form, problem)
+    return _list(request, {}, made=(token.name, secret))
+
+
+def _expiry(days: str, now_ms: int) -> int | None:
+    if days not in DAYS:
+        raise Problem(422, "invalid", "days: unknown.", field="days", bound="30, 90 or 365")
+    count = DAYS[days]
+    return None if count is None else now_ms + count * _DAY_MS
+
+
+async def remove(request: web.Request) -> web.StreamResponse:
+    """Revoke a token."""
+    context = context_of(request)
+    token = context.entrance.accounts.token_named(decode_name(request.match_info["name"]))
+    await people.remove_token(request, token)
+    context.sessions.note(request, f"The token {token.name} is revoked.")
+    raise web.HTTPSeeOther(context.urls.to("tokens"))
+
+
+ROUTES: Final = (
+    Route("GET", "/tokens", Role.ADMIN, "tokens", tokens),
+    Route("POST", "/tokens", Role.ADMIN, "token-add", add, "token.add"),
+    Route("POST", "/tokens/{name}/remove", Role.ADMIN, "token-remove", remove, "token.remove"),
+)

@@ -1,0 +1,61 @@
+"""One trace over all queues, by time."""
+
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin import paging
+from phpmq_lite.admin.api.message_list import found_as
+from phpmq_lite.admin.api.traces import TraceIn, trace_of
+from phpmq_lite.admin.query import of_trace
+from phpmq_lite.admin.render import page
+from phpmq_lite.admin.requests import query_of
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.schemas import LIMIT_MAX, OutputFormat
+from phpmq_lite.storage.browse import MessageRow
+
+
+class TracePageQuery(TraceIn):
+    """A page of a trace."""
+
+    limit: int = LIMIT_MAX
+    format: OutputFormat = "html"
+
+
+async def trace(request: web.Request) -> web.StreamResponse:
+    """The messages of one trace over all queues, oldest first."""
+    query, trace_id = query_of(request, TracePageQuery), trace_of(request)
+    asked = of_trace(trace_id)
+    found = await paging.search_page(request, asked, query.cursor, min(query.limit, LIMIT_MAX))
+    if query.format != "html":
+        return found_as(query.format, found)
+    rows = sorted(found.rows, key=lambda row: (row.published_at, row.seq))
+    return page(
+        request,
+        "trace.html",
+        trace_id=trace_id,
+        found=found,
+        rows=rows,
+        spans=_spans(rows),
+        says=paging.say_searched(found),
+        q=str(asked),
+    )
+
+
+def _spans(rows: list[MessageRow]) -> dict[int, tuple[float, float]]:
+    """Give when each message began and ended, in per cent of the time that the trace took."""
+    if not rows:
+        return {}
+    first = min(row.published_at for row in rows)
+    last = max(row.settled_at or row.last_dispatched_at or row.published_at for row in rows)
+    whole = max(1, last - first)
+    return {
+        row.seq: (
+            (row.published_at - first) / whole * 100,
+            ((row.settled_at or last) - row.published_at) / whole * 100,
+        )
+        for row in rows
+    }
+
+
+ROUTES: Final = (Route("GET", "/trace/{trace}", Role.VIEWER, "trace", trace),)

@@ -1,0 +1,139 @@
+"""Users: the list, one user, and what can be changed."""
+
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.access import people
+from phpmq_lite.admin.access.identity import identity_of
+from phpmq_lite.admin.access.passwords import SHORTEST
+from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.render import page
+from phpmq_lite.admin.requests import field_of
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.urls import decode_name
+from phpmq_lite.storage.accounts import User
+
+
+async def users(request: web.Request) -> web.StreamResponse:
+    """All users, and a form for another one."""
+    return _list(request, {})
+
+
+def _list(
+    request: web.Request, form: dict[str, str], problem: Problem | None = None
+) -> web.Response:
+    accounts = context_of(request).entrance.accounts
+    return page(
+        request,
+        "users.html",
+        status=problem.status if problem else 200,
+        users=sorted(accounts.users.values(), key=lambda user: user.name),
+        form=form,
+        problem=problem,
+        roles=people.ROLES,
+        shortest=SHORTEST,
+        is_local=identity_of(request).kind == "local",
+    )
+
+
+async def add(request: web.Request) -> web.StreamResponse:
+    """Make a user."""
+    context = context_of(request)
+    form = {key: await field_of(request, key) for key in ("name", "role", "queues")}
+    try:
+        user = await people.add_user(
+            request,
+            form["name"].strip(),
+            await field_of(request, "password"),
+            form["role"],
+            people.lines(form["queues"]),
+        )
+    except Problem as problem:
+        people.refuse(request, problem)
+        return _list(request, form, problem)
+    context.sessions.note(request, f"{user.name} can log in now.")
+    raise web.HTTPSeeOther(context.urls.to("users"))
+
+
+def _named(request: web.Request) -> User:
+    name = decode_name(request.match_info["name"])
+    return context_of(request).entrance.accounts.user_named(name)
+
+
+async def user(request: web.Request) -> web.StreamResponse:
+    """One user: rights, password, sessions, removal."""
+    return _one(request, _named(request))
+
+
+def _one(request: web.Request, user: User, problem: Problem | None = None) -> web.Response:
+    accounts = context_of(request).entrance.accounts
+    sessions = accounts.sessions_of(user, context_of(request).now_ms())
+    return page(
+        request,
+        "user.html",
+        status=problem.status if problem else 200,
+        user=user,
+        sessions=sessions,
+        roles=people.ROLES,
+        shortest=SHORTEST,
+        problem=problem,
+    )
+
+
+async def change_rights(request: web.Request) -> web.StreamResponse:
+    """Give a user another role or other queues; their sessions end."""
+    user, globs = _named(request), people.lines(await field_of(request, "queues"))
+    try:
+        role = await field_of(request, "role")
+        await people.change_user(request, user, role=role, globs=globs)
+    except Problem as problem:
+        people.refuse(request, problem)
+        return _one(request, user, problem)
+    return _done(request, f"{user.name} is {user.role} now, and has to log in again.", user)
+
+
+async def change_password(request: web.Request) -> web.StreamResponse:
+    """Give a user another password; their sessions end."""
+    user, password = _named(request), await field_of(request, "password")
+    try:
+        await people.change_user(request, user, password=password)
+    except Problem as problem:
+        people.refuse(request, problem)
+        return _one(request, user, problem)
+    return _done(
+        request, f"The password of {user.name} is changed; they have to log in again.", user
+    )
+
+
+async def remove(request: web.Request) -> web.StreamResponse:
+    """Remove a user; the name has to be typed."""
+    user = _named(request)
+    try:
+        people.check_typed(await field_of(request, "typed"), user.name)
+        await people.remove_user(request, user, (await field_of(request, "reason"))[:500])
+    except Problem as problem:
+        people.refuse(request, problem)
+        return _one(request, user, problem)
+    return _done(request, f"{user.name} is removed.", None)
+
+
+def _done(request: web.Request, text: str, user: User | None) -> web.StreamResponse:
+    context = context_of(request)
+    context.sessions.note(request, text)
+    url = context.urls.to("user", name=user.name) if user else context.urls.to("users")
+    raise web.HTTPSeeOther(url)
+
+
+ROUTES: Final = (
+    Route("GET", "/users", Role.ADMIN, "users", users),
+    Route("POST", "/users", Role.ADMIN, "user-add", add, "user.add"),
+    Route("GET", "/users/{name}", Role.ADMIN, "user", user),
+    Route("POST", "/users/{name}/rights", Role.ADMIN, "user-rights", change_rights, "user.change"),
+    Route(
+        "POST", "/users/{name}/password", Role.ADMIN, "user-password", change_password,
+        "user.password",
+    ),
+    Route("POST", "/users/{name}/remove", Role.ADMIN, "user-remove", remove, "user.remove"),
+)  # fmt: skip

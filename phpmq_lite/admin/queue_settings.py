@@ -1,0 +1,185 @@
+"""The form of a queue's settings: its fields, their defaults, and what was typed into them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.admin import formats
+from phpmq_lite.broker.queue import settings_of
+from phpmq_lite.model import QueueRow, QueueSettings
+from phpmq_lite.server.status import QueueStatus
+
+FORWARD: Final = "forward:"
+
+
+class _Kind(NamedTuple):
+    """One setting: how it is asked for."""
+
+    name: str
+    title: str
+    help: str
+    kind: str  # text, area, link, number, seconds, bytes, choice, switch
+    choices: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Field:
+    """One field of the form, as it is shown."""
+
+    name: str
+    title: str
+    help: str
+    kind: str
+    choices: tuple[tuple[str, str], ...]
+    value: str  # as it stands in the field
+    target: str  # of "forward"
+    default: str  # in words
+    is_own: bool  # differs from the default
+    shown: str  # what a number means: "30 min"
+    error: str = ""
+
+
+GROUPS: Final[tuple[tuple[str, tuple[_Kind, ...]], ...]] = (
+    ("About this queue", (
+        _Kind("note", "Note", "What it is for, and what to do when it stalls.", "area"),
+        _Kind("owner", "Owner", "Who looks after it.", "text"),
+        _Kind("link", "Link", "Runbook or dashboard; begins with https:// or http://.", "link"),
+    )),
+    ("Messages", (
+        _Kind("on_expire", "When a message expires", "What becomes of it then.", "choice", (
+            ("history", "It goes to the history as expired"),
+            ("dead_letter", "It becomes a dead letter"),
+            ("forward", "It goes to another queue"),
+        )),
+        _Kind("default_ttl_s", "Time to live",
+              "Seconds, for messages without a TTL of their own; 0: they never expire.", "seconds"),
+        _Kind("max_deliveries", "Deliveries",
+              "That count; past it a message becomes a dead letter; 0: no limit.", "number"),
+        _Kind("ack_timeout_s", "Acknowledgement timeout",
+              "Seconds; then a message goes back to its place; 0: never.", "seconds"),
+        _Kind("payload_policy", "Payload policy", "What is asked of a body.", "choice", (
+            ("opaque", "Opaque: nothing is read"),
+            ("observe", "Observe: problems of an envelope are shown"),
+            ("envelope", "Envelope: what is none becomes a dead letter"),
+        )),
+    )),
+    ("Limits", (
+        _Kind("max_messages", "Messages", "Past it a publish is refused; 0: no limit.", "number"),
+        _Kind("max_bytes", "Bytes", "Of all bodies; past it a publish is refused; 0: no limit.",
+              "bytes"),
+        _Kind("pinned", "Pinned", "It stays, even where somebody wants to remove it.", "switch"),
+    )),
+    ("Alerts on the overview", (
+        _Kind("alert_messages", "Ready messages", "More of them are an alert; 0: never.", "number"),
+        _Kind("alert_age_s", "Oldest ready message",
+              "Seconds; one that waits longer is an alert; 0: never.", "seconds"),
+    )),
+)  # fmt: skip
+KINDS: Final = {kind.name: kind for _, kinds in GROUPS for kind in kinds}
+_NUMBERS: Final = ("number", "seconds", "bytes")
+
+
+def fields(
+    queue: QueueStatus,
+    defaults: Mapping[str, Any],
+    typed: Mapping[str, str] | None = None,
+    error: tuple[str, str] = ("", ""),
+) -> list[tuple[str, list[Field]]]:
+    """Give the form by groups; ``typed`` stands in the fields instead, ``error`` beside one."""
+    plain = settings_of(QueueRow(0, queue.name, 0), QueueSettings(**defaults))
+    made = []
+    for title, kinds in GROUPS:
+        shown = [_field(kind, queue.settings, plain) for kind in kinds]
+        if typed is not None:
+            shown = [_as_typed(field, typed) for field in shown]
+        made.append(
+            (title, [replace(f, error=error[1]) if f.name == error[0] else f for f in shown])
+        )
+    return made
+
+
+def _field(kind: _Kind, settings: QueueSettings, plain: QueueSettings) -> Field:
+    value, default = getattr(settings, kind.name), getattr(plain, kind.name)
+    target = ""
+    if kind.name == "on_expire" and value.startswith(FORWARD):
+        value, target = "forward", value.removeprefix(FORWARD)
+    return Field(
+        kind.name, kind.title, kind.help, kind.kind, kind.choices,
+        _written(value), target, _words(kind, default),
+        getattr(settings, kind.name) != default, _meaning(kind, value),
+    )  # fmt: skip
+
+
+def _as_typed(field: Field, typed: Mapping[str, str]) -> Field:
+    target = typed.get("forward_to", "") if field.name == "on_expire" else ""
+    return replace(field, value=typed.get(field.name, ""), target=target)
+
+
+def _written(value: object) -> str:
+    return ("yes" if value else "") if isinstance(value, bool) else str(value)
+
+
+def _words(kind: _Kind, default: Any) -> str:
+    if kind.kind == "switch":
+        return "on" if default else "off"
+    if kind.kind == "choice":
+        known = dict(kind.choices)
+        return known.get(default, f"forward to {str(default).removeprefix(FORWARD)}")
+    if kind.kind in _NUMBERS:
+        meaning = _meaning(kind, default)
+        return f"{default} ({meaning})" if meaning else str(default)
+    return default or "empty"
+
+
+def _meaning(kind: _Kind, value: Any) -> str:
+    if not value:
+        return ""
+    if kind.kind == "seconds":
+        return formats.duration(value * 1_000)
+    return formats.size(value) if kind.kind == "bytes" else ""
+
+
+# -- what was typed
+
+
+class BadFieldError(ValueError):
+    """A field cannot be read; the text says what it may be."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+def changes(
+    queue: QueueStatus, defaults: Mapping[str, Any], read: Callable[[str], str]
+) -> dict[str, Any]:
+    """Give the settings that differ from those in force; an empty number is the default.
+
+    Raises:
+        BadFieldError: a number is none.
+    """
+    plain = settings_of(QueueRow(0, queue.name, 0), QueueSettings(**defaults))
+    found: dict[str, Any] = {}
+    for kind in KINDS.values():
+        value = _value(kind, read)
+        now, default = getattr(queue.settings, kind.name), getattr(plain, kind.name)
+        wanted = default if value is None else value
+        if wanted != now:
+            found[kind.name] = None if wanted == default else wanted
+    return found
+
+
+def _value(kind: _Kind, read: Callable[[str], str]) -> Any:
+    text = read(kind.name)
+    if kind.kind == "switch":
+        return text == "yes"
+    if kind.kind in _NUMBERS:
+        digits = text.strip().replace(",", "")
+        if not digits:
+            return None
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+            raise BadFieldError(kind.name, "It must be a whole number, 0 or more.")
+        return int(digits)
+    if kind.name == "on_expire":
+        return FORWARD + read("forward_to") if text == "forward" else text
+    return text if kind.kind == "choice" else text.strip().replace("\r\n", "\n")

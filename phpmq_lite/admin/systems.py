@@ -1,0 +1,293 @@
+"""What the system page and the restart report show, put into words.  Pure: nothing is read here."""
+
+import platform
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.urls import Urls
+from phpmq_lite.admin.views import plural
+from phpmq_lite.server.status import Status
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.measures import Disk, Measures
+from phpmq_lite.storage.starts import Start
+
+_SAFE_SQLITE: Final = (3, 51, 3)  # before it two writers can damage a WAL: there is only one here
+_PAUSES: Final = {  # reason not to read a connection -> what it waits for
+    "memory": "more is read and not stored than limits.unstored_total allows",
+    "unstored": "what it sent waits to be stored: limits.unstored_frames, limits.unstored_bytes",
+    "receipts": "it does not read the answers to what it publishes",
+    "queue": "the queue it publishes to is paused or full",
+    "ending": "it is being closed",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Fact:
+    """One line of a list of facts."""
+
+    name: str
+    text: str
+    note: str = ""
+    level: str = ""  # warn or bad where somebody should look
+    at_ms: int | None = None  # a moment, instead of the text
+
+
+@dataclass(slots=True, frozen=True)
+class Gauge:
+    """How much of a limit is used."""
+
+    name: str
+    setting: str
+    shown: str
+    shown_limit: str
+    share: float  # 0 to 1
+
+    @property
+    def level(self) -> str:
+        """Give the class: bad where something waits for it, warn where it soon will."""
+        if self.share >= 1:
+            return "bad"
+        return "warn" if self.share >= 0.8 else ""
+
+
+@dataclass(slots=True, frozen=True)
+class Restart:
+    """What a start found, in words."""
+
+    start: Start
+    title: str
+    facts: list[Fact]
+    expired: list[tuple[str, int]]  # by queue
+    checks: list[str]
+
+
+def told(start: Start) -> Restart:
+    """Put the report of a start into words."""
+    return Restart(
+        start,
+        _title(start),
+        _found(start),
+        sorted(start.report.expired_by_queue.items(), key=lambda pair: -pair[1]),
+        start.report.checks,
+    )
+
+
+def _title(start: Start) -> str:
+    if start.is_first:
+        return "The first start"
+    away = formats.duration(start.down_ms)
+    how = "after a clean stop" if start.was_clean else "after it ended without a clean stop"
+    return f"The broker was down for {away} and came back {how}"
+
+
+def _found(start: Start) -> list[Fact]:
+    """Tell only what happened; the time it took always."""
+    report = start.report
+    number = formats.number
+    found = []
+    if report.last_error:
+        found.append(Fact("Stopped because", report.last_error, level="bad"))
+    if report.wal_dropped:
+        text = f"{number(report.wal_dropped)} {plural(report.wal_dropped, 'commit', 'commits')}"
+        found.append(Fact("Given up", text, "behind damage in the write-ahead log", "bad"))
+    if report.wal_commits:
+        text = f"{number(report.wal_commits)} {plural(report.wal_commits, 'commit', 'commits')}"
+        note = f"{number(report.wal_frames)} frames of the write-ahead log"
+        found.append(Fact("Read back", text, note))
+    if report.returned:
+        text = f"{number(report.returned)} {plural(report.returned, 'message', 'messages')}"
+        found.append(Fact("Put back", text, "consumers held them; each is in its old place"))
+    if report.expired:
+        text = f"{number(report.expired)} {plural(report.expired, 'message', 'messages')}"
+        found.append(Fact("Expired meanwhile", text, "their queues decide what becomes of them"))
+    if report.migrations:
+        found.append(Fact("Schema", ", ".join(report.migrations), "brought up to date"))
+    if report.version_before:
+        found.append(Fact("Version", start.version, f"before: {report.version_before}"))
+    text = f"{number(report.messages)} {plural(report.messages, 'message', 'messages')}"
+    note = f"in {number(report.queues)} {plural(report.queues, 'queue', 'queues')}"
+    found.append(Fact("Found", text, note))
+    found.append(Fact("Start took", formats.duration(round(report.seconds * 1_000))))
+    return found
+
+
+# -- the system page
+
+
+def times(status: Status, now_ms: int) -> list[Fact]:
+    """Tell how the process goes."""
+    lag, commit = status.loop_lag_ms, status.commit_ms_last
+    return [
+        Fact("Started", "", formats.moment(status.started_at, now_ms).title,
+             at_ms=status.started_at),
+        Fact("Last commit", f"{commit:.1f} ms", f"{formats.number(status.commits)} since the start",
+             "warn" if commit > 500 else ""),
+        Fact("Loop lag", f"{lag:.1f} ms", "how late the event loop was at the last look",
+             "warn" if lag > 100 else ""),
+        Fact("Commands waiting", formats.number(status.inbox), "for the next transaction"),
+        Fact("Clock jumps", formats.number(status.clock_jumps), "since the start",
+             "warn" if status.clock_jumps else ""),
+    ]  # fmt: skip
+
+
+def versions(own: str) -> list[Fact]:
+    """Name what runs."""
+    note = ""
+    if sqlite3.sqlite_version_info < _SAFE_SQLITE:
+        note = "before 3.51.3, which is safe here: one connection writes"
+    return [
+        Fact("PHPMQ Lite", own),
+        Fact("Python", platform.python_version(), platform.python_implementation()),
+        Fact("SQLite", sqlite3.sqlite_version, note),
+        Fact("aiohttp", _installed("aiohttp")),
+        Fact("Event loop", f"uvloop {_installed('uvloop')}" if "uvloop" in sys.modules
+             else "asyncio"),
+        Fact("System", f"{platform.system()} {platform.release()}", platform.machine()),
+    ]  # fmt: skip
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def listeners(settings: Settings, status: Status) -> list[Fact]:
+    """Say where the broker listens, and who may come there."""
+    tcp, admin = settings.tcp, settings.admin
+    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "whoever reaches it"
+    if tcp.tls_client_ca:
+        how = "TLS with a client's certificate"
+    else:
+        how = "TLS" if tcp.tls_cert else "no TLS"
+    found = [Fact("PHPMQ", address, f"{how}, {who}") for address in status.listeners]
+    how = "TLS" if admin.tls_cert else "no TLS"
+    found += [Fact("Admin", address, how) for address in admin.listen if address != "none"]
+    return [*found, Fact("Control", "control.sock", "for the account that runs the broker")]
+
+
+def storage(
+    settings: Settings, disk: Disk | None, stored: Measures | None, folder: Path
+) -> list[Fact]:
+    """Tell where the files are, how large, and how much room there is."""
+    found = [Fact("Folder", str(folder.absolute()))]
+    if disk is not None:
+        wal, limit = disk.files["wal"], settings.storage.wal_bytes
+        found += [
+            Fact("Database", formats.size(disk.files["database"])),
+            Fact("Write-ahead log", formats.size(wal), f"cut back above {formats.size(limit)}",
+                 "warn" if wal > 2 * limit else ""),
+            Fact("Free on the disk", formats.size(disk.free), f"of {formats.size(disk.total)}",
+                 "bad" if disk.free < disk.total / 50 else ""),
+        ]  # fmt: skip
+    if stored is not None:
+        free = stored.pages_free * stored.page_bytes
+        found += [
+            Fact("Pages", formats.number(stored.pages),
+                 f"of {formats.size(stored.page_bytes)} each"),
+            Fact("Free in the file", formats.size(free), "used again before it grows"),
+            Fact("Schema", f"version {stored.schema}"),
+        ]  # fmt: skip
+    return found
+
+
+def retention(settings: Settings, stored: Measures | None, now_ms: int) -> list[Fact]:
+    """Tell how much settled history there is, beside its bounds."""
+    if stored is None:
+        return []
+    history, audit, number = settings.history, settings.audit, formats.number
+    most = int(history.rows * history.deleted_share)
+    share = f"{stored.deleted_share:.1%} of the settled, at most {number(most)}"
+    return [
+        Fact("Settled messages", number(stored.history_rows), f"at most {number(history.rows)}"),
+        Fact("Their bodies", formats.size(stored.history_bytes),
+             f"at most {formats.size(history.bytes)}"),
+        Fact("Oldest", formats.DASH, f"at most {history.days:g} days old",
+             at_ms=stored.history_oldest_at),
+        Fact("Deleted ones", number(stored.deleted_rows), share),
+        Fact("Gone for good", number(stored.removed), "taken by retention so far"),
+        Fact("Rows of the audit", number(stored.audit_rows), f"at most {number(audit.rows)}"),
+        Fact("Oldest of them", formats.DASH, f"at most {audit.days:g} days old",
+             at_ms=stored.audit_oldest_at),
+    ]  # fmt: skip
+
+
+def limits(settings: Settings, status: Status) -> list[Gauge]:
+    """Set what is used beside what may be."""
+    most = settings.limits
+    busiest = max(Counter(client.address.rpartition(":")[0] for client in status.clients)
+                  .values(), default=0)  # fmt: skip
+    return [
+        _count("Connections", "limits.connections", len(status.clients), most.connections),
+        _count(
+            "Of one address",
+            "limits.connections_per_address",
+            busiest,
+            max(most.connections_per_address, most.connections_per_loopback_address),
+        ),
+        _count("Queues", "limits.max_queues", len(status.queues), most.max_queues),
+        _count("Held by consumers", "limits.held", status.held, most.held),
+        _size("The same in bytes", "limits.held_bytes", status.held_bytes, most.held_bytes),
+        _size("Bodies in memory", "limits.body_cache", status.body_cache_bytes, most.body_cache),
+        _size(
+            "Read, not stored", "limits.unstored_total", status.unstored_bytes, most.unstored_total
+        ),
+    ]
+
+
+def _count(name: str, setting: str, used: int, most: int) -> Gauge:
+    return Gauge(name, setting, formats.number(used), formats.number(most), used / most)
+
+
+def _size(name: str, setting: str, used: int, most: int) -> Gauge:
+    return Gauge(name, setting, formats.size(used), formats.size(most), used / most)
+
+
+def waiting(status: Status) -> list[Fact]:
+    """Say who waits and for what; empty where nobody does."""
+    paused = Counter(
+        reason
+        for client in status.clients
+        for reason in (client.paused_reason or "").split(", ")
+        if reason
+    )
+    return [
+        Fact(f"{formats.number(count)} {plural(count, 'connection', 'connections')} not read",
+             _PAUSES.get(reason, reason), level="warn")
+        for reason, count in paused.most_common()
+    ]  # fmt: skip
+
+
+def refused(status: Status) -> list[Fact]:
+    """Count what was turned away since the start, by reason."""
+    groups: Mapping[str, Mapping[str, int] | None] = {
+        "Publishes refused": status.refused,
+        "Commands ignored": status.acks_ignored,
+        "Grammar broken": status.protocol_errors,
+    }
+    return [
+        Fact(name, formats.number(count), reason.replace("_", " "))
+        for name, counts in groups.items()
+        for reason, count in sorted((counts or {}).items(), key=lambda pair: -pair[1])
+    ]
+
+
+def accounts(urls: Urls) -> list[tuple[str, str]]:
+    """Give the pages about who may come in, as far as they are there: title and URL."""
+    pages = (("Users", "users"), ("API tokens", "tokens"), ("Sessions", "sessions"),
+             ("Audit", "audit"), ("HTTP API", "reference"))  # fmt: skip
+    found = []
+    for title, route in pages:
+        try:
+            found.append((title, urls.to(route)))
+        except KeyError:
+            continue
+    return found

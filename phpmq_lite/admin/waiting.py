@@ -1,0 +1,161 @@
+"""Waiting for a message: the first that matches behind a cursor, without polling or gaps.
+
+Whoever waits reads what lies behind its cursor, and is woken by the next commit.  What is stored
+between a cursor and the wait is read first, so nothing is missed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Self
+
+from phpmq_lite.admin import cursors
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.streams import Hub
+from phpmq_lite.model import Batch
+from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.tails import Tails
+from phpmq_lite.storage.terms import Query
+
+WAITS: Final = 64  # at once
+_APART_S: Final = 0.02  # between two looks of one wait, however often it is woken
+_LOOKS_PER_S: Final = 200  # of all waits
+_SCOPE: Final = "wait"
+
+Until = Literal["published", "settled"]
+Tap = Callable[[Callable[[Batch], None]], Callable[[], None]]
+
+
+@dataclass(slots=True, frozen=True)
+class Mark:
+    """A place in time: the last number given out, and the last offset of the history."""
+
+    seq: int
+    offset: int
+
+    @classmethod
+    async def now(cls, readers: Readers) -> Self:
+        """Give the place after all that is stored now."""
+        return cls(*await Tails(readers).ends())
+
+    @classmethod
+    def read(cls, text: str | None) -> Self | None:
+        """Read a cursor; None for none.
+
+        Raises:
+            Problem: 422 where it is malformed.
+        """
+        cursor = cursors.decode(_SCOPE, text)
+        if cursor is None:
+            return None
+        place = cursor.place
+        if not isinstance(place, list) or not all(
+            isinstance(part, int) and 0 <= part < 1 << 62 for part in place
+        ):
+            raise Problem(422, "bad_cursor", "The cursor is malformed.", field="after")
+        return cls(int(place[0]), int(place[1]))
+
+    def after(self, ids: Iterable[str]) -> "Mark":
+        """Give the place behind messages just published; how they end still lies ahead."""
+        return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
+
+    @property
+    def text(self) -> str:
+        """The cursor, opaque."""
+        return cursors.encode(_SCOPE, "after", [self.seq, self.offset])
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait: what for, from where on, and what it may see."""
+
+    query: Query
+    until: Until
+    mark: Mark
+    queues: Callable[[], frozenset[int] | None]  # asked anew with each look
+    search: Search
+    tails: Tails
+    is_over: Callable[[], bool]
+    apart_s: Callable[[], float] = lambda: _APART_S  # between two looks
+
+    async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
+        """Give the first match, None after that time; ``mark`` is behind what was looked at.
+
+        It looks at least once, and gives up early only where ``is_over``.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        while True:
+            woken.clear()  # ahead of the look: what comes meanwhile wakes again
+            found = await self._look(ends_at)
+            if found is not None or self.is_over():
+                return found
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await asyncio.sleep(self.apart_s())
+                    await woken.wait()
+            except TimeoutError:
+                return await self._look(ends_at) if woken.is_set() else None
+
+    async def _look(self, ends_at: float) -> MessageRow | None:
+        """Read on to the first match, or to the end; after ``ends_at`` one slice."""
+        while places := await self._next():
+            rows = await self.search.matches(self.query, list(places), self.queues())
+            if rows:
+                found = min(rows, key=lambda row: places[row.seq])
+                self._go_to(places[found.seq])
+                return found
+            self._go_to(max(places.values()))
+            if asyncio.get_running_loop().time() > ends_at:
+                return None
+        return None
+
+    async def _next(self) -> dict[int, int]:
+        """Give the next messages: seq -> its place, a seq or an offset."""
+        if self.until == "published":
+            return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
+        settled = await self.tails.settled_after(self.mark.offset)
+        return {seq: offset for offset, seq in settled}
+
+    def _go_to(self, place: int) -> None:
+        if self.until == "published":
+            self.mark = replace(self.mark, seq=place)
+        else:
+            self.mark = replace(self.mark, offset=place)
+
+
+def apart_s(hub: Hub) -> float:
+    """Give the time between two looks of a wait: the more wait, the longer."""
+    return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
+
+
+@asynccontextmanager
+async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
+    """Give an event that is set with each commit that brings or ends messages, and at the stop.
+
+    Raises:
+        Problem: 429 where too many wait.
+    """
+    if len(hub.waits) >= WAITS:
+        raise Problem(
+            429, "too_many_waits", f"{WAITS} requests wait already. Try again in a moment.",
+            headers={"Retry-After": "5"},
+        )  # fmt: skip
+    woken = asyncio.Event()
+
+    def look(batch: Batch) -> None:
+        if batch.born or batch.settled:
+            woken.set()
+
+    hub.waits.add(woken)
+    try:
+        remove = tap(look)
+        try:
+            yield woken
+        finally:
+            remove()
+    finally:
+        hub.waits.discard(woken)

@@ -1,0 +1,119 @@
+"""A running broker with something of everything in it, for the tests of its pages."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phpmq_lite.client.aio import Client, connect
+from phpmq_lite.testing import Running, running_service
+from tests.unit.admin.cases import HOSTILE
+
+SCRIPT = "<img src=x onerror=alert(1)>"
+EVIL = f'{{"note":"\u202e{SCRIPT}","n":12345678901234567890,"n":1}}'.encode()
+BODIES = {
+    "json": EVIL,
+    "hex": bytes(range(256)) * 20,
+    "long": b"W" * 20_000,
+    "empty": b"",
+    "broken": b'{"open": [1, 2',
+    "text": "Grüße, 世界\u200b\r\nsecond line\t\x1b[31m".encode(),
+}
+ENOUGH_S = 10.0
+
+
+def envelope(number: int) -> bytes:
+    """Make a body as programs send it."""
+    body = {
+        "job": "urn:orders:created",
+        "trace_id": f"7b3f1c2a-0000-4000-8000-{number:012d}",
+        "data": {"order_id": 1000 + number, "total": "19.90", "lines": [{"sku": "A-7", "n": 2}]},
+        "meta": {"queue": "orders", "created_at": "2026-01-02T04:00:00Z", "lang": "php"},
+        "attempts": 0,
+    }
+    return json.dumps(body).encode()
+
+
+@dataclass
+class Site:
+    """The broker, the connections that stay open, and ids of messages by what they are."""
+
+    running: Running
+    clients: list[Client] = field(default_factory=list)
+    ids: dict[str, str] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)  # consumers that stay
+
+    def url(self, path: str = "/") -> str:
+        """Give the whole address of a page."""
+        return self.running.admin_url.rstrip("/") + path
+
+    @property
+    def client(self) -> Client:
+        """The first connection, for publishing more."""
+        return self.clients[0]
+
+    async def connect(self) -> Client:
+        """Open one more connection that stays."""
+        client = connect(self.running.host, self.running.port)
+        await client.open()
+        self.clients.append(client)
+        return client
+
+
+@asynccontextmanager
+async def site_of(data: Path, *, is_filled: bool = True, **sections: Any) -> AsyncIterator[Site]:
+    """Run a broker; ``is_filled`` puts queues, messages of each state and clients into it."""
+    async with running_service(data, **sections) as running:
+        site = Site(running)
+        try:
+            if is_filled:
+                async with asyncio.timeout(ENOUGH_S):
+                    await fill(site)
+            yield site
+        finally:
+            for client in site.clients:
+                await client.close()
+
+
+async def fill(site: Site) -> None:
+    """Put something of everything into a broker."""
+    client = await site.connect()
+    await client.publish_many("orders", [envelope(number) for number in range(60)])
+    await client.publish_confirmed("orders", envelope(99), ttl_s=300)
+    for name in HOSTILE:
+        await client.publish_confirmed(name, EVIL)
+    for name in ("mail.outgoing", "mail.bounces", "invoices"):
+        await client.publish_many(name, [envelope(n) for n in range(7)], ttl_s=3600)
+    await client.publish_many("zoo", BODIES.values())
+    await _settle(client)
+    await _hold(site)
+
+
+async def _settle(client: Client) -> None:
+    """Acknowledge some, give one back, let three die."""
+    async with client.consume("orders", 20) as deliveries:
+        count = 0
+        async for delivery in deliveries:
+            count += 1
+            if count in (3, 7, 9):
+                delivery.dead_letter()
+            elif count == 5:
+                delivery.requeue()
+            else:
+                delivery.ack()
+            if count == 20:
+                break
+    await client.publish_confirmed("mail.outgoing", b"{}")  # what was sent before is done
+
+
+async def _hold(site: Site) -> None:
+    """Have other clients hold messages, of queues with plain and with hostile names."""
+    worker = await site.connect()
+    for name in ("orders", "zoo", *HOSTILE[:3]):
+        deliveries = worker.consume(name, 2)
+        first = await anext(deliveries)
+        site.ids.setdefault(f"held in {name}", first.message_id)
+        site.held.append(deliveries)

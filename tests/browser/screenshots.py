@@ -1,0 +1,61 @@
+"""Takes a picture of every page: ``python -m tests.browser.screenshots FOLDER [WORD]``, by hand.
+
+Light, dark and 360 px wide, on a full and on an empty broker; WORD picks the names that have it.
+"""
+
+import asyncio
+import re
+import sys
+import tempfile
+from pathlib import Path
+from shutil import which
+from typing import Any, Final
+
+from playwright.async_api import async_playwright
+
+from tests.browser.filled import Site, site_of
+from tests.browser.tour import paths
+
+LOOKS: Final[dict[str, dict[str, Any]]] = {
+    "light": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
+    "narrow": {"viewport": {"width": 360, "height": 740}, "color_scheme": "light"},
+}
+EMPTY: Final = ("/", "/queues", "/dead", "/clients", "/history", "/messages", "/publish")
+
+
+async def take(site: Site, browser: Any, names: dict[str, str], folder: Path, word: str) -> None:
+    """Take all pictures of one broker."""
+    for look, options in LOOKS.items():
+        context = await browser.new_context(**options)
+        page = await context.new_page()
+        for number, (name, path) in enumerate(names.items()):
+            short = re.sub(r"[0-9a-f]{32}|[\w-]{22}", str(number), name)  # ids differ each time
+            file = f"{re.sub(r'[^a-z0-9]+', '-', short.lower()).strip('-')[:60]}.{look}.png"
+            if word in file:
+                await page.goto(site.url(path))
+                await page.wait_for_timeout(200)
+                await page.screenshot(path=folder / file, full_page=True)
+        await context.close()
+
+
+async def main(folder: Path, word: str) -> None:
+    """Run both brokers."""
+    ui = {"environment": "staging"}
+    async with async_playwright() as driver:
+        browser = await driver.chromium.launch(
+            executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        with tempfile.TemporaryDirectory() as data:
+            async with site_of(Path(data) / "full", ui=ui) as site:
+                await take(site, browser, await paths(site), folder, word)
+            async with site_of(Path(data) / "empty", is_filled=False) as site:
+                names = {f"empty {path}": path for path in EMPTY}
+                await take(site, browser, names, folder, word)
+        await browser.close()
+
+
+if __name__ == "__main__":
+    pictures = Path(sys.argv[1])
+    pictures.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(pictures, sys.argv[2] if len(sys.argv) > 2 else ""))

@@ -1,0 +1,151 @@
+"""A day's work in Chromium, on a running broker: publish, find, move, delete, undo, redrive."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.browser.filled import Site, site_of
+from tests.browser.tabs import open_tab
+
+playwright = pytest.importorskip("playwright.async_api")
+expect: Any = playwright.expect
+PASSWORD = "correct horse battery"
+
+
+async def publish(page: Any, site: Site, queue: str, body: str, count: int = 1) -> None:
+    """Publish through the page."""
+    await page.goto(site.url("/publish"))
+    await page.get_by_label("Queue", exact=True).fill(queue)
+    await page.get_by_label("Body", exact=True).fill(body)
+    await page.get_by_label("How many").fill(str(count))
+    await page.get_by_role("button", name="Publish", exact=True).click()
+    await page.locator(".note").wait_for()
+
+
+async def bodies(site: Site, queue: str) -> list[str]:
+    """Give the bodies of a queue in order."""
+    async with aiohttp.ClientSession() as http:
+        path = f"/api/v1/queues/{queue}/messages"
+        async with http.get(site.url(path)) as answer:
+            return [row["preview"] for row in (await answer.json())["items"]]
+
+
+async def undo(page: Any) -> None:
+    await page.locator(".note").get_by_role("button", name="Undo").click()
+    await page.locator(".note").wait_for()
+
+
+async def test_message_is_published_found_requeued_and_put_back(
+    empty_site: Site, chromium: Any
+) -> None:
+    page, troubles = await open_tab(chromium)
+    await publish(page, empty_site, "orders", '{"order_id": 1}')
+    await publish(page, empty_site, "orders", '{"order_id": 2}')
+    await page.locator("input[name=q]").first.fill("queue:orders data.order_id:1")
+    await page.keyboard.press("Enter")
+    await page.locator("a.id").first.click()
+    await expect(page.get_by_role("heading", name=re.compile("Message"))).to_be_visible()
+    await page.get_by_role("button", name="Requeue").click()
+    assert await bodies(empty_site, "orders") == ['{"order_id": 2}', '{"order_id": 1}']
+    await undo(page)
+    assert await bodies(empty_site, "orders") == ['{"order_id": 1}', '{"order_id": 2}']
+    assert troubles == []
+
+
+async def test_message_is_moved_and_moved_back(empty_site: Site, chromium: Any) -> None:
+    page, troubles = await open_tab(chromium)
+    await publish(page, empty_site, "orders", '"first"')
+    await page.goto(empty_site.url("/queues/orders"))
+    await page.locator("a.id").first.click()
+    await page.get_by_role("link", name="Move…").click()
+    dialog = page.locator("dialog[open]")
+    await dialog.get_by_label("Queue").first.fill("mail")
+    await dialog.get_by_text("Make the queue").click()
+    await dialog.get_by_role("button", name=re.compile("Move")).click()
+    await page.locator(".note").wait_for()
+    assert await bodies(empty_site, "mail") == ['"first"']
+    await undo(page)
+    assert await bodies(empty_site, "orders") == ['"first"']
+    assert troubles == []
+
+
+async def test_all_that_match_are_deleted_but_no_later_arrival_and_undone(
+    empty_site: Site, chromium: Any
+) -> None:
+    page, troubles = await open_tab(chromium)
+    await publish(page, empty_site, "orders", '{"n": {{n}}}', 30)
+    await page.goto(empty_site.url("/messages?q=queue:orders"))
+    await page.get_by_role("button", name=re.compile("Act on all")).click()
+    await page.get_by_role("link", name="Delete", exact=True).click()
+    await empty_site_publish(empty_site, "orders", b"later")
+    await page.get_by_role("button", name="Delete 30 messages").click()
+    await expect(page.get_by_text("Done").first).to_be_visible()
+    assert await bodies(empty_site, "orders") == ["later"]
+    await page.get_by_role("button", name=re.compile("Undo")).first.click()
+    await expect(page.get_by_text("Done").first).to_be_visible()
+    assert len(await bodies(empty_site, "orders")) == 31
+    assert (await bodies(empty_site, "orders"))[-1] == "later"  # the others have their old places
+    assert troubles == []
+
+
+async def empty_site_publish(site: Site, queue: str, body: bytes) -> None:
+    client = await site.connect()
+    await client.publish_confirmed(queue, body)
+
+
+async def test_dead_letters_are_found_by_cause_and_sent_home(site: Site, chromium: Any) -> None:
+    page, troubles = await open_tab(chromium)
+    await page.goto(site.url("/dead"))
+    await expect(page.get_by_text("orders").first).to_be_visible()
+    before = len(await bodies(site, "orders"))
+    await (
+        page.get_by_role("button", name=re.compile("Redrive"))
+        .or_(page.get_by_role("link", name=re.compile("Redrive")))
+        .first.click()
+    )
+    await page.get_by_role("button", name=re.compile(r"^Redrive 3")).click()
+    await expect(page.get_by_text(re.compile("Done|redriven")).first).to_be_visible()
+    assert await bodies(site, "orders.dlq") == []
+    assert len(await bodies(site, "orders")) == min(50, before + 3)
+    assert troubles == []
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Site]:
+    """Run a broker that asks for a login."""
+    file = tmp_path / "password"
+    file.write_text(PASSWORD)
+    file.chmod(0o600)
+    admin = {"initial_password_file": file, "login": "always"}
+    async with site_of(tmp_path / "data", is_filled=False, admin=admin) as site:
+        yield site
+
+
+async def test_token_is_made_shown_once_used_and_revoked(guarded: Site, chromium: Any) -> None:
+    page, troubles = await open_tab(chromium)
+    await page.goto(guarded.url("/tokens"))
+    await page.get_by_label("Name").fill("admin")
+    await page.get_by_label("Password", exact=True).fill(PASSWORD)
+    await page.get_by_role("button", name="Log in").click()
+    await page.get_by_label("Name").fill("ci")
+    await page.get_by_role("button", name="Make token").click()
+    token = await page.locator("#made").inner_text()
+    await page.goto(guarded.url("/tokens"))
+    await expect(page.locator("#made")).to_have_count(0)
+
+    async def status() -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.get(guarded.url("/api/v1/queues")) as answer,
+        ):
+            return answer.status
+
+    assert await status() == 200
+    await page.get_by_role("button", name=re.compile("Revoke|Remove")).first.click()
+    await page.wait_for_load_state()
+    assert (await status(), troubles) == (401, [])

@@ -1,0 +1,114 @@
+"""Every page there is: the addresses of all GET routes that show HTML, on a broker of ``filled``.
+
+Made from the table of routes, so a new page is on the tour by itself; a path with a part that
+nobody filled in is an error.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import aiohttp
+
+from phpmq_lite.admin.routes import ROUTES
+from tests.browser.filled import BODIES, Site
+
+# Routes that answer with something else than a page, or lead to one.
+NO_PAGES: Final = frozenset({"livez", "readyz", "startupz", "metrics", "body", "search"})
+TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
+MORE: Final = {
+    "queue": ("?tab=dead", "?tab=history", "?state=dispatched", "?tab=consumers", "?tab=charts",
+              "?tab=settings"),
+    "queues": ("?sort=-ready", "?q=zzz&has=dead", "?has=backlog"),
+    "history": ("?outcome=dead", "?outcome=expired"),
+    "overview": ("?span=24h",),
+    "messages": ("?q=queue:orders", "?q=nothing-like-this", "?q=deliveries:x"),
+    "message": ("?view=raw", "?view=hex"),
+}  # fmt: skip
+LOST: Final = ("/queues/nope", f"/messages/{1:016x}{1:016x}", "/nowhere", "/queues?sort=nonsense")
+
+
+async def paths(site: Site) -> dict[str, str]:
+    """Give the path of each page by a name for messages of failed tests.
+
+    Deletes ``mail.bounces`` on the way, so that there is bulk work, and something in the trash.
+    """
+    known = await _values(site)
+    found: dict[str, str] = {}
+    for route in ROUTES:
+        if route.method != "GET" or route.path.startswith("/api/") or route.name in NO_PAGES:
+            continue
+        for path in _filled_in(route.path, known):
+            found[f"{route.name} {path}"] = path
+            if path == next(_filled_in(route.path, known)):
+                found |= {f"{route.name} {more}": path + more for more in MORE.get(route.name, ())}
+    return found | {path: path for path in LOST}
+
+
+def _filled_in(path: str, known: dict[str, list[str]]) -> Iterator[str]:
+    part = re.search(r"{(\w+)}", path)
+    if part is None:
+        yield path
+        return
+    whole = path.split("/")[1] + "." + part[1]  # messages.id, clients.id
+    more = whole + "/" if path.count("/") > 2 else whole  # of a page below one's page
+    values = known.get(more) or known.get(whole) or known.get(part[1])
+    if not values:
+        raise LookupError(f"tour.py knows no value for {{{part[1]}}} of {path}")
+    for value in values:
+        yield from _filled_in(path.replace(part[0], value), known)
+
+
+async def _values(site: Site) -> dict[str, list[str]]:
+    """Give values for the parts of paths."""
+    jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name too
+    async with aiohttp.ClientSession(headers={"Origin": site.url("")}, cookie_jar=jar) as http:
+
+        async def items(path: str) -> list[dict[str, Any]]:
+            async with http.get(site.url(path)) as answer:
+                text: dict[str, Any] = await answer.json()
+            return list(text["items"])
+
+        async def ids(path: str) -> list[str]:
+            return [str(item["id"]) for item in await items(path)]
+
+        zoo = (await ids("/queues/zoo?format=json"))[: len(BODIES)]
+        dead = (await ids("/history?outcome=dead&format=json"))[:1]
+        acked = (await ids("/history?outcome=acked&format=json"))[:1]
+        orders = (await ids("/queues/orders?format=json"))[:1]
+        client = [str((await items("/clients?format=json"))[-1]["client"])]
+        return {
+            "q": ["orders"],
+            "messages.id": [*orders, *zoo, *dead, *acked],
+            "messages.id/": [*orders, *dead],
+            "clients.id": client,
+            "client": client,
+            "n": client,
+            "name": ["nobody"],
+            "trace_id": [TRACE],
+            "trace": [TRACE],
+            "token": [await _select(http, site, "queue:invoices")],
+            "job": [await _delete(http, site, "mail.bounces")],
+        }
+
+
+async def _post(http: aiohttp.ClientSession, site: Site, path: str, **fields: str) -> str:
+    """Send a form of ours; give the path that it leads to."""
+    async with http.get(site.url("/queues/orders")) as page:
+        found = re.search(r'name="csrf" value="([^"]+)"', await page.text())
+    form = {"csrf": found[1] if found else ""} | fields
+    async with http.post(site.url(path), data=form, allow_redirects=False) as answer:
+        if answer.status != 303:
+            raise LookupError(f"POST {path}: {answer.status} {(await answer.text())[:2_000]}")
+        return answer.headers["Location"]
+
+
+async def _select(http: aiohttp.ClientSession, site: Site, query: str) -> str:
+    to = await _post(http, site, "/selections", q=query)
+    return to.partition("?")[0].rpartition("/")[2]
+
+
+async def _delete(http: aiohttp.ClientSession, site: Site, queue: str) -> str:
+    token = await _select(http, site, f"queue:{queue}")
+    to = await _post(http, site, f"/selections/{token}/apply", action="delete", confirm=queue)
+    return to.partition("?")[0].rpartition("/")[2]

@@ -1,0 +1,250 @@
+"""The audit on a real database: pages of it, and how it is bounded.  Then the whole broker."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from phpmq_lite.storage import audit as audit_module
+from phpmq_lite.storage.audit import Audit, AuditFilter
+from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.retention import RetentionBounds, step
+from phpmq_lite.storage.statements import load
+from phpmq_lite.testing import Running, running_service
+from tests.unit.admin.cases import NOW_MS, Database
+
+ANY = AuditFilter()
+FOREVER = RetentionBounds(age_ms=10**15)
+
+
+class Rows:
+    """A database with rows of the audit."""
+
+    def __init__(self, path: Path) -> None:
+        self.database = Database(path)
+        self.readers = Readers(path)
+        self.audit = Audit(self.readers)
+
+    def add(self, count: int = 1, at_ms: int = NOW_MS, **changes: str) -> None:
+        given = {"actor": "anna", "action": "queue.purge", "target": "orders", "result": "done"}
+        row = given | changes
+        for _ in range(count):
+            self.database.connection.execute(
+                load("audit")["insert"],
+                (None, at_ms, row["actor"], "ui", "10.0.0.7", row["action"], row["target"], 1, "",
+                 row["result"], "", "r"),
+            )  # fmt: skip
+
+    async def ids(self, wanted: AuditFilter = ANY) -> list[int]:
+        return [row.audit_id for row in (await self.audit.page(wanted)).rows]
+
+    def trim(self, bounds: RetentionBounds) -> int:
+        total = 0
+        while removed := step(self.database.connection, bounds, NOW_MS):
+            total += removed
+        return total
+
+
+@pytest.fixture
+async def rows(tmp_path: Path) -> AsyncIterator[Rows]:
+    made = Rows(tmp_path / "phpmq.db")
+    yield made
+    await made.readers.close()
+    made.database.connection.close()
+
+
+async def test_empty_audit_has_an_empty_page(rows: Rows) -> None:
+    page = await rows.audit.page(ANY)
+    assert (page.rows, page.has_more, page.searched_to) == ([], False, None)
+    assert (await rows.audit.page(ANY, after=5)).rows == []
+
+
+async def test_pages_go_down_and_up_without_a_gap(rows: Rows) -> None:
+    rows.add(25)
+    down, seen = await rows.audit.page(ANY, limit=10), []
+    pages = [down]
+    while down.has_more:
+        down = await rows.audit.page(ANY, before=down.rows[-1].audit_id, limit=10)
+        pages.append(down)
+    seen = [row.audit_id for page in pages for row in page.rows]
+    assert seen == list(range(25, 0, -1))
+    up = await rows.audit.page(ANY, after=pages[2].rows[0].audit_id, limit=10)
+    assert up == pages[1]
+    assert not (await rows.audit.page(ANY, after=up.rows[0].audit_id, limit=10)).has_more
+
+
+async def test_filter_by_each_column(rows: Rows) -> None:
+    rows.add(actor="bert")
+    rows.add(action="queue.pause")
+    rows.add(action="queue")
+    rows.add(action="queues.x")
+    rows.add(result="paused")
+    rows.add(result="running", target="mail")
+    rows.add(at_ms=NOW_MS + 10)
+    assert await rows.ids(AuditFilter(actor="bert")) == [1]
+    assert await rows.ids(AuditFilter(action="queue.pause")) == [2]
+    assert await rows.ids(AuditFilter(action="queue")) == [7, 6, 5, 3, 2, 1]
+    assert await rows.ids(AuditFilter(result="refused")) == [5]
+    assert await rows.ids(AuditFilter(result="running")) == [6]
+    assert await rows.ids(AuditFilter(target="mail")) == [6]
+    assert await rows.ids(AuditFilter(since=NOW_MS + 10)) == [7]
+    assert await rows.ids(AuditFilter(upto=NOW_MS + 10, actor="bert")) == [1]
+
+
+async def test_rare_row_behind_many_others_is_found_across_slices(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "_SLICE", 7)
+    rows.add(actor="rare")
+    rows.add(30)
+    assert await rows.ids(AuditFilter(actor="rare")) == [1]
+    up = await rows.audit.page(AuditFilter(actor="anna"), after=3, limit=20)
+    assert [row.audit_id for row in up.rows] == list(range(23, 3, -1))
+
+
+async def test_search_that_takes_too_long_says_where_to_go_on(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "_SLICE", 10)
+    rows.add(actor="rare")
+    rows.add(30)
+    clock = iter(range(0, 1_000, 2))
+    audit = Audit(rows.readers, timer=lambda: float(next(clock)))
+    rare = AuditFilter(actor="rare")
+    page = await audit.page(rare)
+    assert (page.rows, page.has_more) == ([], False)
+    hops = 1
+    while page.searched_to is not None:
+        page = await audit.page(rare, before=page.searched_to)
+        hops += 1
+    assert ([row.audit_id for row in page.rows], hops) == ([1], 4)
+
+
+async def test_newest_row_about_a_thing(rows: Rows) -> None:
+    rows.add(actor="bert")
+    rows.add(actor="anna")
+    rows.add(target="mail")
+    newest = await rows.audit.last_of("orders")
+    assert newest is not None
+    assert (newest.audit_id, newest.actor) == (2, "anna")
+    assert await rows.audit.last_of("nothing") is None
+
+
+async def test_rows_leave_by_age_and_by_number_from_the_front(rows: Rows) -> None:
+    rows.add(5, at_ms=NOW_MS - 1_001)
+    rows.add(5, at_ms=NOW_MS - 1_000)
+    assert rows.trim(RetentionBounds(age_ms=10**15, audit_age_ms=1_000)) == 5
+    assert await rows.ids() == [10, 9, 8, 7, 6]
+    assert rows.trim(RetentionBounds(age_ms=10**15, audit_rows=2)) == 3
+    assert await rows.ids() == [10, 9]
+    assert rows.trim(FOREVER) == 0
+
+
+async def test_many_rows_leave_in_bounded_slices(rows: Rows) -> None:
+    rows.database.connection.execute("BEGIN")
+    rows.add(2_500, at_ms=0)
+    rows.database.connection.execute("COMMIT")
+    assert step(rows.database.connection, FOREVER, NOW_MS) == 1_000
+    assert rows.trim(FOREVER) == 1_500
+
+
+async def test_row_that_is_kept_by_a_wrong_clock_keeps_those_behind_it(rows: Rows) -> None:
+    """Only the front leaves: numbers stay without gaps, whatever the clock did."""
+    rows.add(at_ms=NOW_MS)
+    rows.add(at_ms=0)
+    assert rows.trim(FOREVER) == 0
+
+
+# -- the whole broker
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[tuple[Running, aiohttp.ClientSession]]:
+    async with (
+        running_service(tmp_path / "data") as running,
+        aiohttp.ClientSession(running.admin_url) as session,
+    ):
+        yield running, session
+
+
+Broker = tuple[Running, aiohttp.ClientSession]
+
+
+async def rows_of(session: aiohttp.ClientSession, **query: str) -> list[dict[str, object]]:
+    async with session.get("/api/v1/audit", params=query) as response:
+        assert response.status == 200, await response.text()
+        items: list[dict[str, object]] = (await response.json())["items"]
+        return items
+
+
+async def test_change_and_refusal_leave_one_row_each(broker: Broker) -> None:
+    _, session = broker
+    await session.post("/api/v1/queues/orders/messages", json={"content": "x"})
+    await session.post("/api/v1/queues/orders/purge", json={})
+    await session.post("/api/v1/queues/nothing/purge", json={})
+    found = [
+        (row["action"], row["target"], row["count"], row["result"], row["actor"], row["source"])
+        for row in await rows_of(session)
+    ]
+    assert found == [
+        ("queue.purge", "nothing", 0, "unknown_queue", "local", "http"),
+        ("queue.purge", "orders", 1, "done", "local", "http"),
+        ("message.publish", "orders", 1, "done", "local", "http"),
+    ]
+    refused = await rows_of(session, result="refused")
+    assert [row["target"] for row in refused] == ["nothing"]
+
+
+async def test_page_shows_settings_before_and_after(broker: Broker) -> None:
+    _, session = broker
+    await session.post("/api/v1/queues/orders/messages", json={"content": "x"})
+    await session.post("/api/v1/queues/orders/pause", json={"side": "delivery"})
+    async with session.get("/audit") as response:
+        text = await response.text()
+    assert response.status == 200
+    assert re.search(r"delivery_paused</dt>.*false</del>.*true</ins>", text, flags=re.DOTALL)
+    assert 'href="/queues/orders"' in text
+
+
+async def test_hostile_names_are_shown_as_text(broker: Broker) -> None:
+    _, session = broker
+    name = '<script>alert(1)</script>\u202e"'
+    url = "/api/v1/queues/%3Cscript%3Ealert(1)%3C%2Fscript%3E%E2%80%AE%22/purge"
+    base = URL(str(broker[0].admin_url))
+    await session.post(base.join(URL(url, encoded=True)), json={})
+    async with session.get("/audit") as response:
+        text = await response.text()
+    assert "<script>alert" not in text
+    assert "\u202e" not in text
+    assert [row["target"] for row in await rows_of(session)] == [name]
+
+
+async def test_list_comes_in_every_format_and_goes_on_by_cursor(broker: Broker) -> None:
+    _, session = broker
+    for _ in range(5):
+        await session.post("/api/v1/queues/nothing/purge", json={})
+    async with session.get("/api/v1/audit", params={"limit": "3"}) as response:
+        first = await response.json()
+    async with session.get(
+        "/api/v1/audit", params={"limit": "3", "cursor": first["next"]}
+    ) as response:
+        second = await response.json()
+    ids = [item["audit_id"] for item in first["items"] + second["items"]]
+    assert (ids, second["next"]) == ([5, 4, 3, 2, 1], None)
+    async with session.get("/audit", params={"format": "jsonl"}) as response:
+        lines = [json.loads(line) for line in (await response.text()).splitlines()]
+    assert lines[-1] == {"complete": True, "count": 5, "next": None}
+    async with session.get("/audit", params={"format": "csv"}) as response:
+        assert len((await response.text()).splitlines()) == 6
+
+
+async def test_looking_leaves_no_row(broker: Broker) -> None:
+    _, session = broker
+    for path in ("/", "/queues", "/audit", "/system", "/metrics", "/api/v1/queues"):
+        async with session.get(path) as response:
+            assert response.status == 200, path
+    assert await rows_of(session) == []

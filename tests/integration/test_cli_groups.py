@@ -1,0 +1,194 @@
+"""The groups of the command line against a real broker: queue, msg, dead, search, check, …."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.testing import BrokerProcess, broker_process
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("cli") / "data", "--admin", "127.0.0.1:0") as it:
+        yield it
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue of this test alone."""
+    return f"g.{request.node.name}"[:200]
+
+
+@pytest.fixture
+def run(broker: BrokerProcess) -> Run:
+    """Run a command against the broker; it must succeed unless ``code`` says otherwise."""
+
+    def call(*arguments: str, code: int = 0, input: str | None = None) -> Result:
+        where = ["--data", str(broker.data)]
+        if arguments[0] in ("publish", "consume"):
+            where = ["--connect", broker.phpmq[0]]
+        result = CliRunner().invoke(
+            commands, [*arguments, *where], input=input, catch_exceptions=False
+        )
+        assert result.exit_code == code, result.output + result.stderr
+        return result
+
+    return call
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def fill(run: Run, queue: str, count: int = 3) -> list[str]:
+    """Publish {"n": 0} and on; give the ids in order."""
+    for at in range(count):
+        run("publish", queue, "--data", f'{{"n": {at}}}')
+    return [row["id"] for row in rows(run("msg", "ls", queue))]
+
+
+def test_queue_is_made_set_shown_and_removed(run: Run, queue: str) -> None:
+    run("queue", "create", queue)
+    run("queue", "set", queue, "max_messages=2", "note=of the tests")
+    shown = json.loads(run("show", queue, "-o", "json").stdout)
+    assert shown["settings"]["max_messages"] == 2
+    assert shown["settings"]["note"] == "of the tests"
+    wrong = run("queue", "set", queue, "max_messages=-1", code=4)
+    assert "max_messages" in wrong.stderr
+    run("queue", "rm", queue, "--yes")
+    run("show", queue, code=3)
+
+
+def test_messages_are_requeued_moved_deleted_and_restored(run: Run, queue: str) -> None:
+    first, second, third = fill(run, queue)
+    run("msg", "requeue", first)
+    assert [row["id"] for row in rows(run("msg", "ls", queue))] == [second, third, first]
+    run("msg", "move", f"{queue}.other", second, "--create")
+    assert [row["id"] for row in rows(run("msg", "ls", f"{queue}.other"))] == [second]
+    run("msg", "rm", third)
+    assert json.loads(run("msg", "get", third).stdout)["state"] == "deleted"
+    answer = json.loads(run("msg", "restore", third).stdout)
+    assert [row["id"] for row in rows(run("msg", "ls", queue))] == [answer["new_id"], first]
+    assert run("msg", "get", answer["new_id"], "--body").stdout == '{"n": 2}'
+
+
+def test_bulk_is_previewed_then_applied_to_what_was_seen(run: Run, queue: str) -> None:
+    fill(run, queue)
+    preview = run("msg", "rm", "--query", f"queue:{queue}", "--dry-run")
+    token = preview.stdout.strip()
+    assert "3 messages" in preview.stderr
+    run("publish", queue, "--data", "later")
+    job = json.loads(run("msg", "rm", "--apply", token).stdout)
+    assert (job["state"], job["done"]) == ("done", 3)
+    assert len(rows(run("msg", "ls", queue))) == 1
+
+
+def test_bulk_without_a_terminal_needs_yes(run: Run, queue: str) -> None:
+    fill(run, queue, 1)
+    run("msg", "rm", "--query", f"queue:{queue}", code=2)
+    run("msg", "rm", "--query", f"queue:{queue}", "--yes")
+    assert rows(run("msg", "ls", queue)) == []
+
+
+def test_search_finds_by_a_value_in_the_body(run: Run, queue: str) -> None:
+    ids = fill(run, queue)
+    found = rows(run("search", f"queue:{queue} data.n:1"))
+    assert [row["id"] for row in found] == [ids[1]]
+    assert "colour" in run("search", "colour:red", code=4).stderr
+
+
+def test_dead_letters_are_grouped_and_redriven(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    run("queue", "set", queue, "on_expire=dead_letter")
+    run("publish", queue, "--data", "y", "--ttl", "1s")
+    run("expect", f"{queue}.dlq", "--timeout", "10s")
+    group = next(row for row in rows(run("dead", "groups")) if row["origin"] == queue)
+    assert (group["reason"], group["count"]) == ("expired", 1)
+    assert "1 messages" in run("dead", "redrive", queue, "--rate", "100/s").stderr
+
+
+def test_expect_waits_for_what_was_published_after_a_cursor(run: Run, queue: str) -> None:
+    run("expect", queue, "--timeout", "1s", code=5)
+
+
+def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> None:
+    fill(run, queue)
+    exported = run("export", f"queue:{queue}").stdout
+    assert json.loads(exported.splitlines()[-1])["complete"] is True
+    path = tmp_path / "messages.jsonl"
+    path.write_text(exported)
+    assert "3 messages can be imported" in run("import", str(path), "--dry-run").stderr
+    run("import", str(path), "--queue", f"{queue}.again")
+    again = rows(run("msg", "ls", f"{queue}.again"))
+    assert sorted(row["preview"] for row in again) == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
+
+
+def test_export_as_csv_has_a_head(run: Run, queue: str) -> None:
+    fill(run, queue, 1)
+    lines = run("export", f"queue:{queue}", "--format", "csv").stdout.splitlines()
+    assert len(lines) == 2
+    assert "queue" in lines[0].split(",")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ready"], 0, "OK: the broker takes messages"),
+        (["backlog", "-w", "2", "-c", "5"], 1, "WARNING: 3 ready in"),
+        (["backlog", "-w", "1", "-c", "2"], 2, "CRITICAL: 3 ready in"),
+        (["age", "-w", "1h", "-c", "2h"], 0, "OK: "),
+        (["consumer"], 2, "CRITICAL: 0 consumers of"),
+        (["dead"], 0, "OK: 0 dead letters"),
+    ],
+)
+def test_check_ends_with_the_code_of_its_level(
+    run: Run, arguments: list[str], code: int, words: str
+) -> None:
+    name = "g.checked"
+    if not rows(run("queues", name)):
+        fill(run, name)
+    named = [] if arguments[0] == "ready" else [name]
+    result = run("check", arguments[0], *named, *arguments[1:], code=code)
+    assert result.stdout.startswith(words)
+
+
+def test_check_of_the_disk_says_how_much_is_free(run: Run) -> None:
+    assert "% of the disk are free" in run("check", "disk", "-w", "0", "-c", "0").stdout
+
+
+def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: Run, queue: str) -> None:
+    fill(run, queue)
+    run("queue", "set", queue, "pinned=true")
+    assert "the queue stays" in run("flush", queue, "--yes").stderr
+    run("queue", "set", queue, "pinned=false")
+    run("flush", queue, "--yes")
+    run("show", queue, code=3)
+
+
+def test_top_prints_the_queues_once(run: Run, queue: str) -> None:
+    fill(run, queue, 1)
+    assert "ready ·" in run("top", "--once").stdout
+
+
+def test_tail_shows_what_happens(broker: BrokerProcess, run: Run, queue: str) -> None:
+    run("queue", "create", queue)
+    command = [sys.executable, "-m", "phpmq_lite", "tail", queue, "-n", "2", "--kind", "publish"]
+    with subprocess.Popen(
+        [*command, "--data", str(broker.data)], stdout=subprocess.PIPE, text=True
+    ) as tail:
+        try:
+            while tail.poll() is None:  # until it has begun to look
+                run("publish", queue, "--data", "x")
+            shown = [json.loads(line) for line in tail.stdout or ()]
+        finally:
+            tail.kill()
+    assert [row["kind"] for row in shown] == ["publish", "publish"]

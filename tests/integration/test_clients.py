@@ -1,0 +1,271 @@
+"""The page of clients: figures, labels, who they are, disconnect, the protocol inspector."""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.client import Client, connect
+from phpmq_lite.testing import Running, running_service
+from tests.integration.live_client import Pages, pages, until
+
+HOSTILE = '../<script>alert(1)</script>"é'
+LINE_PUBLISH = b"H0100102\nP01%029d\nmail\nP02%029d\n<b>\x00\xff\n" % (4, 5)
+LINE_CONSUME = b"H0100202\nP01%029d\nmail\nP04%029d\n5\n" % (4, 1)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+    unix = tmp_path / "phpmq.sock"
+    tcp = {"listen": ["127.0.0.1:0", f"unix:{unix}"]}
+    async with running_service(tmp_path / "data", tcp=tcp) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def browser(broker: Running) -> AsyncIterator[Pages]:
+    async with pages(broker) as browser:
+        yield browser
+
+
+@pytest.fixture
+async def worker(broker: Running) -> AsyncIterator[Client]:
+    """A client that has published, so the broker knows it."""
+    async with connect(broker.host, broker.port, reconnect=False) as client:
+        await client.publish_confirmed("mail", b"hello")
+        yield client
+
+
+async def client_number(browser: Pages) -> int:
+    clients = await browser.clients()
+    assert len(clients) == 1
+    return int(clients[0]["client"])
+
+
+async def posted(browser: Pages, path: str, **fields: str) -> tuple[int, str]:
+    """Send a form of our own pages."""
+    _, text = await browser.get("/clients/" + str(await client_number(browser)))
+    found = re.search(r'name="csrf" value="(\w+)"', text)
+    assert found is not None
+    headers = {"Origin": browser.base}
+    data = {"csrf": found[1]} | fields
+    async with browser.session.post(
+        browser.url(path), data=data, headers=headers, allow_redirects=False
+    ) as answer:
+        return answer.status, answer.headers.get("Location") or await answer.text()
+
+
+async def frames_of(browser: Pages, number: int, count: int) -> list[dict[str, Any]]:
+    """Give the frames of a connection once there are so many."""
+
+    async def ask() -> list[dict[str, Any]]:
+        frames: list[dict[str, Any]] = (await browser.json(f"/clients/{number}/frames"))["frames"]
+        return frames
+
+    return await until(ask, lambda frames: len(frames) >= count)
+
+
+# -- who is there
+
+
+async def test_client_is_listed_with_what_it_does(browser: Pages, worker: Client) -> None:
+    async with worker.consume("mail", credit=7) as deliveries:
+        await anext(deliveries)
+        number = await client_number(browser)
+        listed = (await browser.json("/clients?queue=mail"))["items"][0]
+        assert listed["queues"] == {"mail": {"credit": 7, "held": 1}}
+        assert (listed["framing"], listed["revision"]) == ("compact", "ttl")
+        detail = await browser.json(f"/clients/{number}")
+        assert detail["held_total"] == 1
+        assert detail["held"][0]["queue"] == "mail"
+        _, page = await browser.get("/clients")
+        assert f'data-live-ids="{number}"' in page
+        status, page = await browser.get(f"/clients/{number}")
+        assert status == 200
+        assert "Held messages" in page
+    assert (await browser.json("/clients?queue=nothing"))["items"] == []
+
+
+async def test_clients_change_in_place(browser: Pages, worker: Client) -> None:
+    number = await client_number(browser)
+    async with browser.events("clients", f"&ids={number}") as stream:
+        _, _, whole = await stream.next()
+        assert whole["shown"][f"{number}.published"] == "1"
+        await worker.publish_confirmed("mail", b"again")
+        changed = await stream.data_with("shown")
+        assert changed["shown"][f"{number}.published"] == "2"
+        assert f"{number}.held" not in changed["shown"]
+
+
+async def test_ended_client_is_listed_with_the_reason(broker: Running, browser: Pages) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("mail", b"x")
+        number = await client_number(browser)
+    ended = await until(lambda: browser.clients("?state=closed"))
+    assert (ended[0]["client"], ended[0]["reason"]) == (number, "closed by the peer")
+    _, page = await browser.get("/clients?state=closed")
+    assert "closed by the peer" in page
+    _, table = await browser.get("/clients?state=closed&format=csv")
+    assert f"{number},tcp,127.0.0.1:" in table
+    status, page = await browser.get(f"/clients/{number}")
+    assert status == 200
+    assert "closed by the peer" in page
+
+
+async def test_nobody_connected_says_where_the_broker_listens(
+    broker: Running, browser: Pages
+) -> None:
+    _, page = await browser.get("/clients")
+    assert f"127.0.0.1:{broker.port}" in page
+    assert "docker run -p" in page
+
+
+@pytest.mark.parametrize("number", ["999", "x", "0", "9" * 30])
+async def test_client_that_never_was_is_not_there(browser: Pages, number: str) -> None:
+    assert (await browser.get(f"/clients/{number}"))[0] == 404
+    assert (await browser.get(f"/api/v1/clients/{number}"))[0] == 404
+
+
+async def test_label_of_a_network_is_shown_and_taken_away(browser: Pages, worker: Client) -> None:
+    status, _ = await posted(browser, "/clients/label", name="127.0.0.0/8", label="lab <1>")
+    assert status == 303
+    _, page = await browser.get("/clients")
+    assert "lab &lt;1&gt;" in page
+    assert (await browser.json("/clients"))["items"][0]["label"] == "lab <1>"
+    await posted(browser, "/clients/label", name="127.0.0.0/8", label="")
+    assert (await browser.json("/clients"))["items"][0]["label"] == ""
+    status, text = await posted(browser, "/clients/label", name="nonsense", label="x")
+    assert status == 422, text
+
+
+async def test_process_of_a_peer_on_this_machine_is_found(browser: Pages, worker: Client) -> None:
+    number = await client_number(browser)
+    _, page = await browser.get(f"/clients/{number}")
+    assert str(os.getpid()) not in page.split("Which process")[0]
+    _, page = await browser.get(f"/clients/{number}?process=1")
+    assert f"<dd>{os.getpid()} <code" in page
+
+
+async def test_process_of_a_unix_peer_is_found(
+    broker: Running, browser: Pages, tmp_path: Path
+) -> None:
+    async with connect(f"unix:{tmp_path / 'phpmq.sock'}") as client:
+        await client.publish_confirmed("mail", b"x")
+        number = await client_number(browser)
+        _, page = await browser.get(f"/clients/{number}?process=1")
+        assert f"<dd>{os.getpid()} <code" in page
+
+
+# -- disconnect
+
+
+async def test_disconnect_says_what_follows_and_gives_back(
+    broker: Running, browser: Pages, worker: Client
+) -> None:
+    async with worker.consume("mail") as deliveries:
+        await anext(deliveries)
+        number = await client_number(browser)
+        _, page = await browser.get(f"/clients/{number}?confirm=disconnect")
+        assert "<b>1</b> message goes back to its place" in page
+        assert await disconnected(broker, number) == (200, {"client": number, "returned": 1})
+        await until(browser.clients, lambda left: not left)
+    assert (await browser.json("/queues/mail"))["ready"] == 1
+    assert (await disconnected(broker, number))[0] == 404
+
+
+async def disconnected(broker: Running, number: int) -> tuple[int, Any]:
+    """Disconnect as a program on this machine does: JSON, no cookie."""
+    async with pages(broker) as program:
+        url = program.url(f"/api/v1/clients/{number}")
+        async with program.session.delete(url, json={}) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+
+async def test_disconnect_button_does_the_same(browser: Pages, worker: Client) -> None:
+    number = await client_number(browser)
+    status, where = await posted(browser, f"/clients/{number}/disconnect", reason="test")
+    assert (status, where) == (303, "/clients")
+
+
+# -- the inspector
+
+
+async def test_inspector_shows_both_directions_with_hostile_strings(
+    browser: Pages, worker: Client
+) -> None:
+    number = await client_number(browser)
+    assert await frames_of(browser, number, 0) == []
+    await worker.publish_confirmed(HOSTILE, b"<img onerror=x>\x00\xff", key=b"k-1")
+    async with worker.consume(HOSTILE, credit=3) as deliveries:
+        (await anext(deliveries)).ack()
+        frames = await frames_of(browser, number, 5)
+    assert [(one["direction"], one["kind"]) for one in frames[:5]] == [
+        ("in", "publish"), ("out", "receipt"), ("in", "consume"), ("out", "dispatch"),
+        ("in", "acknowledge"),
+    ]  # fmt: skip
+    published = frames[0]
+    assert published["queue"] == HOSTILE
+    assert [piece["meaning"] for piece in published["pieces"]] == [
+        "publish, 4 packets", f"queue {HOSTILE}", "content, 17 bytes", "TTL 0: never expires",
+        "key k-1",
+    ]  # fmt: skip
+    assert bytes.fromhex(published["pieces"][2]["bytes"]).endswith(b"\x00\xff")
+    _, page = await browser.get(f"/clients/{number}")
+    assert "<script>alert(1)</script>" not in page
+    assert "&lt;img onerror=x&gt;\\x00\\xff" in page
+
+
+async def test_inspector_shows_line_framing(broker: Running, browser: Pages) -> None:
+    reader, writer = await asyncio.open_connection(broker.host, broker.legacy_port)
+    writer.write(LINE_PUBLISH)
+    await writer.drain()
+    await until(browser.clients)
+    number = await client_number(browser)
+    await frames_of(browser, number, 0)
+    writer.write(LINE_CONSUME)
+    await reader.readuntil(b"<b>\x00\xff\n")
+    frames = await frames_of(browser, number, 2)
+    consume, dispatch = frames
+    assert [piece["meaning"] for piece in consume["pieces"]] == [
+        "consume, 2 packets", "queue mail", "credit 5",
+    ]  # fmt: skip
+    assert (dispatch["direction"], dispatch["kind"]) == ("out", "dispatch")
+    assert [piece["meaning"] for piece in dispatch["pieces"]][:3] == [
+        "dispatch, 3 packets", "queue mail", "content, 5 bytes",
+    ]  # fmt: skip
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_stream_of_a_client_brings_its_frames(browser: Pages, worker: Client) -> None:
+    number = await client_number(browser)
+    async with browser.events(f"client:{number}") as stream:
+        await stream.next()
+        await worker.publish_confirmed("mail", b"again")
+        data = await stream.data_with("rows")
+    assert [row["what"] for row in data["rows"]] == ["publish", "receipt"]
+    assert data["rows"][0]["kind"] == "in"
+    assert len(data["rows"][0]["bytes"].splitlines()) == len(
+        data["rows"][0]["meaning"].splitlines()
+    )
+
+
+async def test_wrong_byte_is_kept_when_nobody_watched(broker: Running, browser: Pages) -> None:
+    reader, writer = await asyncio.open_connection(broker.host, broker.port)
+    writer.write(LINE_PUBLISH[:9] + b"X")
+    assert await reader.read() == b""
+    writer.close()
+    ended = await until(lambda: browser.clients("?state=closed"))
+    errors = (await browser.json(f"/clients/{ended[0]['client']}/frames"))["errors"]
+    assert [(bad["code"], bad["offset"], bad["got"]) for bad in errors] == [
+        ("bad-packet-header", 9, "X")
+    ]
+    assert errors[0]["expected"] == "a packet header: P and digits"
+    _, page = await browser.get("/clients?state=errors")
+    assert '<mark class="bad-byte">X</mark>' in page
+    _, page = await browser.get(f"/clients/{ended[0]['client']}")
+    assert "Wrong byte at offset 9" in page

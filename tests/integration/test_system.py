@@ -1,0 +1,341 @@
+"""The system page, health and the restart report, with the whole broker."""
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+
+from phpmq_lite import logs
+from phpmq_lite.client import connect
+from phpmq_lite.storage.starts import Starting
+from phpmq_lite.storage.wal_scan import WalScan
+from phpmq_lite.testing import BrokerProcess, Running, broker_process, running_service
+from tests.integration.authority import Authority
+from tests.unit.admin.cases import NOW_MS, Database
+
+Session = aiohttp.ClientSession
+
+
+@asynccontextmanager
+async def broker(data: Path, **sections: Any) -> AsyncIterator[tuple[Running, Session]]:
+    async with (
+        running_service(data, **sections) as running,
+        aiohttp.ClientSession(
+            running.admin_url,
+            cookie_jar=aiohttp.CookieJar(unsafe=True),  # of an IP address too
+        ) as session,
+    ):
+        yield running, session
+
+
+async def text_of(session: Session, path: str, status: int = 200) -> str:
+    async with session.get(path) as response:
+        text = await response.text()
+        assert response.status == status, text
+        return text
+
+
+async def token(session: Session) -> str:
+    """Read the token out of a form of the session."""
+    text = await text_of(session, "/system?confirm=drain")
+    return text.partition('name="csrf" value="')[2].partition('"')[0]
+
+
+async def send(running: Running, session: Session, path: str, **fields: str) -> tuple[int, str]:
+    """Send a form of our own page."""
+    data = {"csrf": await token(session)} | fields
+    origin = running.admin_url.rstrip("/")
+    async with session.post(
+        path, data=data, headers={"Origin": origin}, allow_redirects=False
+    ) as response:
+        return response.status, response.headers.get("Location") or await response.text()
+
+
+# -- the page
+
+
+async def test_page_has_versions_storage_and_limits(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data") as (_, session):
+        text = await text_of(session, "/system")
+    for part in (sqlite3.sqlite_version, "Write-ahead log", "limits.max_queues", "Retention",
+                 "control.sock", str(tmp_path / "data")):  # fmt: skip
+        assert part in text
+
+
+async def test_settings_are_shown_with_their_source(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data", ui={"environment": "staging"}) as (_, session):
+        text = await text_of(session, "/system?tab=settings")
+        async with session.get("/api/v1/config") as response:
+            items = {item["setting"]: item for item in (await response.json())["items"]}
+    assert "history.rows" in text
+    assert items["ui.environment"]["value"] == "staging"
+    assert items["limits.max_content"] == {
+        "setting": "limits.max_content", "value": 8 << 20, "text": "8 MiB", "default": "8 MiB",
+        "source": "default", "help": items["limits.max_content"]["help"],
+        "bounds": "at least 1, at most 512 MiB",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def configured() -> Iterator[None]:
+    """Log as the command does; afterwards all is as before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []  # else pytest's are closed
+    logs.configure(stream=io.StringIO())
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("configured")
+async def test_log_is_shown_by_level_and_escaped(tmp_path: Path) -> None:
+    log = logs.get_logger("phpmq_lite.test")
+    async with broker(tmp_path / "data") as (_, session):
+        log.warning("a <b>\u202eline", client=7)
+        log.info("an ordinary one")
+        everything = await text_of(session, "/system?tab=log")
+        warnings = await text_of(session, "/system?tab=log&level=warning")
+    assert "a &lt;b&gt;\\u202eline" in everything
+    assert "client=7" in warnings
+    assert "an ordinary one" in everything
+    assert "an ordinary one" not in warnings
+
+
+async def test_certificate_shows_whom_it_is_for_and_when_it_expires(tmp_path: Path) -> None:
+    cert, key = Authority(tmp_path).make("server")
+    async with broker(tmp_path / "data", tcp={"tls_cert": cert, "tls_key": key}) as (_, session):
+        text = await text_of(session, "/system")
+    assert "Certificates" in text
+    assert "expires" in text
+    assert str(cert) in text
+
+
+# -- settings read anew, and the access log
+
+
+async def written(process: BrokerProcess, event: str) -> dict[str, Any]:
+    """Wait for a line of the log."""
+    async with asyncio.timeout(20):
+        while True:
+            lines = [json.loads(line) for line in process.log.read_text("utf-8").splitlines()]
+            found = [line for line in lines if line["event"] == event]
+            if found:
+                return dict(found[-1])
+            await asyncio.sleep(0.02)
+
+
+async def test_settings_are_read_anew_on_sighup(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[history]\ndays = 5\n")
+    flags = ("--admin", "127.0.0.1:0", "--config", str(config), "--log-format", "json")
+    with broker_process(tmp_path / "data", *flags) as process:
+        config.write_text("[history]\ndays = 2\n[log]\naccess = true\n[limits]\nheld = 7\n")
+        os.kill(process.pid, signal.SIGHUP)
+        line = await written(process, "reloaded")
+        assert (line["changed"], line["needs_restart"]) == (
+            ["history.days", "log.access"], ["limits.held"],
+        )  # fmt: skip
+        async with (
+            aiohttp.ClientSession(process.admin[0]) as session,
+            session.get("/api/v1/config") as response,
+        ):
+            items = {item["setting"]: item for item in (await response.json())["items"]}
+        assert items["history.days"]["value"] == 2
+        assert items["history.days"]["source"] == f"file {config}"
+        assert items["limits.held"]["value"] == 50_000
+        access = await written(process, "request")
+        assert (access["area"], access["path"], access["status"]) == (
+            "access", "/api/v1/config", 200,
+        )  # fmt: skip
+        config.write_text("[history]\ndais = 1\n")
+        os.kill(process.pid, signal.SIGHUP)
+        line = await written(process, "not_reloaded")
+        assert "history.days" in line["reason"]
+
+
+async def test_access_log_has_no_query(tmp_path: Path) -> None:
+    flags = ("--admin", "127.0.0.1:0", "--set", "log.access=true", "--log-format", "json")
+    with broker_process(tmp_path / "data", *flags) as process:
+        async with aiohttp.ClientSession(process.admin[0]) as session:
+            await text_of(session, "/queues?q=secret")
+        line = await written(process, "request")
+    assert (line["method"], line["path"], line["actor"]) == ("GET", "/queues", "local")
+    assert line["request_id"]
+    assert "secret" not in process.log.read_text("utf-8")
+
+
+# -- health
+
+
+async def test_health_tells_the_detail(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data") as (_, session):
+        assert await text_of(session, "/livez") == "alive\n"
+        assert await text_of(session, "/startupz") == "started\n"
+        lines = (await text_of(session, "/readyz")).splitlines()
+    assert lines[0] == "ready"
+    assert {line.split()[1].rstrip(":") for line in lines[1:]} >= {"migrated", "writable", "disk"}
+
+
+async def test_stranger_gets_one_word_and_no_metrics(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data", admin={"login": "always"}) as (_, session):
+        assert await text_of(session, "/readyz") == "ready\n"
+        assert await text_of(session, "/livez") == "alive\n"
+        for path in ("/metrics", "/api/v1/config", "/api/v1/audit"):
+            async with session.get(path, allow_redirects=False) as response:
+                assert response.status in (303, 401, 403), path
+                assert "phpmq_ready" not in await response.text()
+
+
+async def test_broker_whose_folder_is_gone_is_not_ready(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with broker(data) as (_, session):
+        data.rename(tmp_path / "away")
+        try:
+            text = await text_of(session, "/readyz", 503)
+        finally:
+            (tmp_path / "away").rename(data)
+    assert text.splitlines()[0] == "not ready"
+
+
+# -- the end
+
+
+async def test_drain_ends_the_broker_and_leaves_an_audit_row(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data") as (running, session):
+        drained = asyncio.Event()
+        running.service.drain = drained.set
+        answer = await send(running, session, "/system/drain", name="drain", reason="a new disk")
+        assert answer == (303, "/system")
+        assert drained.is_set()
+        async with session.get("/api/v1/audit") as response:
+            row = (await response.json())["items"][0]
+        assert (row["action"], row["reason"], row["result"]) == (
+            "system.drain", "a new disk", "done",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "reason"), [("", "why"), ("drane", "why"), ("drain", " ")])
+async def test_drain_needs_its_word_and_a_reason(tmp_path: Path, name: str, reason: str) -> None:
+    async with broker(tmp_path / "data") as (running, session):
+        drained = asyncio.Event()
+        running.service.drain = drained.set
+        status, _ = await send(running, session, "/system/drain", name=name, reason=reason)
+        assert status == 422
+        assert not drained.is_set()
+        async with session.get("/api/v1/audit") as response:
+            assert [row["result"] for row in (await response.json())["items"]] == ["invalid"]
+
+
+async def test_word_to_drain_is_the_environment_where_it_has_a_name(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data", ui={"environment": "production"}) as (running, session):
+        running.service.drain = lambda: None
+        status, _ = await send(running, session, "/system/drain", name="drain", reason="x")
+        assert status == 422
+        status, _ = await send(running, session, "/system/drain", name="production", reason="x")
+        assert status == 303
+
+
+# -- the restart report
+
+
+async def reports(session: Session) -> str:
+    return await text_of(session, "/system?tab=starts")
+
+
+async def test_first_start_reports_nothing(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data") as (_, session):
+        assert "The broker was down" not in await text_of(session, "/")
+        assert "The first start" in await reports(session)
+
+
+async def test_clean_stop_is_told_and_dismissed(tmp_path: Path) -> None:
+    async with broker(tmp_path / "data"):
+        pass
+    async with broker(tmp_path / "data") as (running, session):
+        text = await reports(session)
+        assert "came back after a clean stop" in text
+        assert "The broker was down" in await text_of(session, "/")
+        status, where = await send(running, session, "/restart/dismiss", start="2", next="/queues")
+        assert (status, where) == (303, "/queues")
+        assert "Dismissed by" in await reports(session)
+        assert "The broker was down" not in await text_of(session, "/")
+        status, _ = await send(running, session, "/restart/dismiss", start="99")
+        assert status == 404
+
+
+async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with broker_process(data, "--admin", "127.0.0.1:0") as process:
+        async with connect("127.0.0.1", process.port) as client:
+            await client.publish_confirmed("orders", b"x")
+            async for _ in client.consume("orders", 1):
+                break
+            process.kill()
+        process.start()
+        async with aiohttp.ClientSession(process.admin[0]) as session:
+            text = await reports(session)
+    assert "ended without a clean stop" in text
+    assert "Read back" in text
+    assert "Put back" in text
+
+
+def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
+    database = Database(tmp_path / "phpmq.db")
+    database.set_counter("last_seen_ms", NOW_MS - 100_000)
+    database.set_counter("clock_step_ms", 7)
+    for queue_id, name in enumerate(("mail", "orders"), 1):
+        database.queue(name, queue_id)
+    for queue_id, deadline_ms in ((1, NOW_MS - 1), (2, NOW_MS), (2, NOW_MS - 5), (2, NOW_MS + 1),
+                                  (1, None)):  # fmt: skip
+        database.message(queue_id, deadline_ms=deadline_ms)
+    starting = Starting("0.2.0", NOW_MS, was_clean=False)
+    starting.look(database.connection, NOW_MS)
+    report = starting.report
+    assert (report.expired, report.expired_by_queue) == (3, {"orders": 2, "mail": 1})
+    assert starting.down_from_ms == NOW_MS - 100_000 + 7
+    assert report.version_before is None
+
+
+def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
+    starting = Starting("0.2.0", NOW_MS, was_clean=False)
+    starting.note_wal(WalScan(commits=3, frames=9, first_bad=10, commits_behind=2, last_behind=20))
+    starting.note_error({"message": "SQLITE_IOERR: disk I/O error"})
+    report = starting.report
+    assert (report.wal_commits, report.wal_frames, report.wal_dropped) == (3, 9, 2)
+    assert report.last_error == "SQLITE_IOERR: disk I/O error"
+
+
+def test_old_error_is_not_told_after_a_clean_stop() -> None:
+    starting = Starting("0.2.0", NOW_MS, was_clean=True)
+    starting.note_error({"message": "long ago"})
+    assert starting.report.last_error is None
+
+
+async def test_rows_of_starts_are_whole(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with broker(tmp_path / "data"):
+            pass
+    with closing(sqlite3.connect(tmp_path / "data" / "phpmq.db")) as connection:
+        rows = connection.execute(
+            "SELECT was_clean, down_from_ms, at_ms, report FROM start ORDER BY start_id"
+        ).fetchall()
+    (first, second) = rows
+    assert (first[0], first[1]) == (1, None)
+    assert second[0] == 1
+    assert 0 <= second[2] - second[1] < 60_000
+    report = json.loads(second[3])
+    assert report["checks"]
+    assert report["migrations"] == []
+    assert json.loads(first[3])["migrations"] != []

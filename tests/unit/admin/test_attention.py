@@ -1,0 +1,106 @@
+"""What needs attention, and what does not."""
+
+from phpmq_lite.admin.attention import NOTICES_MAX, Notice, Seen, notices
+from phpmq_lite.model import QueueSettings
+from phpmq_lite.server.status import QueueStatus, Status
+from phpmq_lite.storage.signs import LOOKED_AT, Holding
+from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
+
+MINUTE_MS = 60_000
+
+
+def found(*queues: QueueStatus, seen: Seen | None = None, **changes: object) -> list[Notice]:
+    status: Status = broker_status(*queues, **changes)
+    return notices(status, seen or Seen(NOW_MS))
+
+
+def test_nothing_needs_attention_when_all_is_well() -> None:
+    assert found(
+        queue_status("orders", 1, ready=5, consumers=1),
+        queue_status("orders.dlq", 2, ready=3),
+        queue_status("mail.retry", 3, ready=3),
+    ) == []  # fmt: skip
+
+
+def test_what_waits_for_its_retry_needs_no_attention() -> None:
+    """It is forwarded when it expires, so nothing is lost."""
+    retry = queue_status("mail.retry", 3, ready=3, settings=QueueSettings(on_expire="forward:mail"))
+    assert found(retry, seen=Seen(NOW_MS, expiring={3: (3, NOW_MS + MINUTE_MS)})) == []
+
+
+def test_what_expires_unread_comes_first() -> None:
+    soon = NOW_MS + 2 * MINUTE_MS
+    told = found(
+        queue_status("backlog", 1, ready=5),
+        queue_status("dying", 2, ready=2),
+        queue_status("read", 3, ready=2, consumers=1),
+        seen=Seen(NOW_MS, expiring={2: (2, soon), 3: (2, soon)}),
+    )
+    assert [(n.level, n.who) for n in told] == [("bad", "dying"), ("warn", "backlog")]
+    assert told[0].text == (
+        "2 messages expire within 10 minutes with nobody consuming, the first in 2 min"
+    )
+    assert told[1].text == "5 ready and no consumer"
+
+
+def test_limits_that_somebody_set_are_alerts() -> None:
+    limited = QueueSettings(alert_age_s=60, alert_messages=10)
+    over = queue_status("over", 1, ready=11, consumers=1, settings=limited)
+    within = queue_status("within", 2, ready=10, consumers=1, settings=limited)
+    ages = {1: NOW_MS - 2 * MINUTE_MS, 2: NOW_MS - MINUTE_MS}
+    assert [(n.level, n.text) for n in found(over, within, seen=Seen(NOW_MS, ages=ages))] == [
+        ("bad", "The oldest ready message waits for 2 min, the limit is 1 min"),
+        ("bad", "11 ready, the limit is 10"),
+    ]
+
+
+def test_deaths_are_told_by_cause_while_there_are_records() -> None:
+    seen = Seen(NOW_MS, deaths={1: {"client": 2, "max_deliveries": 9}, 2: {"client": 1}})
+    told = found(queue_status("orders", 1, dead=11), queue_status("mail", 2, dead=0), seen=seen)
+    assert [(n.text, n.values) for n in told] == [
+        ("11 died in the last 24 h: max_deliveries 9, client 2", {"q": "orders", "tab": "dead"})
+    ]
+
+
+def test_what_expired_unread_is_told_for_a_day() -> None:
+    seen = Seen(NOW_MS, unread={1: LOOKED_AT})
+    [told] = found(queue_status("orders", 1), seen=seen)
+    assert told.text.startswith("At least 2,000 expired in the last 24 h")
+    assert told.values == {"q": "orders", "tab": "history", "outcome": "expired"}
+
+
+def test_message_held_for_more_than_half_of_its_time_is_told_with_its_holder() -> None:
+    slow = queue_status("slow", 1, settings=QueueSettings(ack_timeout_s=600))
+    held = (
+        Holding(1, 7, 3, 30, NOW_MS - 6 * MINUTE_MS),
+        Holding(1, 8, 1, 30, NOW_MS - MINUTE_MS),
+        Holding(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
+    )
+    told = found(slow, queue_status("patient", 2), seen=Seen(NOW_MS, held=held))
+    assert [n.text for n in told] == ["Client 7 holds a message for 6 min; it goes back in 4 min"]
+
+
+def test_paused_sides_are_told() -> None:
+    paused = queue_status("orders", 1, delivery_paused=True, publishing_paused=True)
+    assert [n.text for n in found(paused)] == ["Delivery paused and publishing paused"]
+
+
+def test_broker_tells_its_own_troubles() -> None:
+    seen = Seen(NOW_MS, refused={"paused": 2, "too_large": 1}, disk_share=0.94,
+                wal_bytes=200 << 20, wal_limit_bytes=64 << 20)  # fmt: skip
+    client = client_status(9, paused_reason="memory")
+    told = found(clients=(client,), last_error="no space", clock_jumps=2, seen=seen)
+    assert [(n.level, n.who) for n in told] == [
+        ("bad", "Broker"),
+        ("bad", "Disk"),
+        ("warn", "Write-ahead log"),
+        ("warn", "Clock"),
+        ("warn", "Publishers"),
+        ("warn", "Client 9"),
+    ]
+    assert told[4].text == "3 publishes refused in the last hour: paused 2, too_large 1"
+
+
+def test_long_list_ends() -> None:
+    queues = [queue_status(f"q{at}", at, ready=1) for at in range(NOTICES_MAX + 5)]
+    assert len(found(*queues)) == NOTICES_MAX

@@ -1,0 +1,95 @@
+"""What stands around every page: rail, environment, what is open."""
+
+import re
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin.frame import (
+    BELONGS,
+    COLOURS,
+    RAIL,
+    colour_of,
+    disk_trouble,
+    open_binds,
+    url_or_none,
+)
+from phpmq_lite.admin.routes import ROUTES, paths
+from phpmq_lite.admin.urls import Urls
+from phpmq_lite.resources import templates_folder
+from phpmq_lite.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "colour", "expected"),
+    [
+        ("", "", ""),
+        ("production", "", "red"),
+        ("Prod EU", "", "red"),
+        ("staging", "", "amber"),
+        ("test-7", "", "violet"),
+        ("dev", "", "green"),
+        ("warehouse", "", "blue"),
+        ("production", "grey", "grey"),
+        ("", "green", "green"),
+    ],
+)
+def test_environment_without_a_colour_gets_one_by_its_name(
+    environment: str, colour: str, expected: str
+) -> None:
+    assert colour_of(environment, colour) == expected
+
+
+def test_style_sheet_has_the_same_colours() -> None:
+    style = (templates_folder() / "static" / "app.css").read_text(encoding="utf-8")
+    found = dict(re.findall(r"\.env-(\w+) { --env: (#\w+); }", style))
+    assert found == COLOURS
+
+
+def test_rail_has_its_routes_and_each_letter_once() -> None:
+    letters = [key for _, _, key in RAIL]
+    assert {name for name, _, _ in RAIL} <= {route.name for route in ROUTES}
+    assert len(set(letters)) == len(letters)
+    assert set(BELONGS.values()) <= {name for name, _, _ in RAIL}
+
+
+def test_rail_entry_of_pages_beside_it_exists() -> None:
+    parts = {path.strip("/").partition("/")[0] for path in paths().values()}
+    assert set(BELONGS) - {"backups", "definitions"} <= parts
+
+
+def test_unknown_route_has_no_url() -> None:
+    urls = Urls("/mq", {"queues": "/queues"})
+    assert url_or_none(urls, "queues") == "/mq/queues"
+    assert url_or_none(urls, "nope") is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, []),
+        ({"tcp": {"listen": ["0.0.0.0:9100"], "open": True}}, ["TCP open"]),
+        ({"tcp": {"listen": ["[::]:9100"], "allow": ["10.0.0.0/8"]}}, []),
+        ({"tcp": {"listen": ["unix:/run/mq.sock", "127.0.0.2:9100"]}}, []),
+        ({"tcp": {"listen": ["none"], "legacy_listen": ["10.0.0.5:9102"]}}, ["TCP open"]),
+        ({"admin": {"listen": ["10.0.0.5:9101"], "plaintext": True}}, ["Plain http"]),
+        ({"admin": {"listen": ["10.0.0.5:9101"], "trusted_proxies": ["10.0.0.1/32"]}}, []),
+    ],
+)
+def test_what_reaches_beyond_this_machine_shows(
+    sections: dict[str, Any], expected: list[str]
+) -> None:
+    chips = open_binds(Settings(**sections), Urls("", {"system": "/system"}))
+    assert [chip.title for chip in chips] == expected
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (929, []),
+        (930, ["Disk 93% full: publishing stops when it is full."]),
+        (1_000, ["Disk 100% full: publishing stops when it is full."]),
+    ],
+)
+def test_nearly_full_disk_is_said_on_every_page(used: int, expected: list[str]) -> None:
+    assert disk_trouble(used, 1_000) == expected

@@ -1,0 +1,479 @@
+"""Feeds, streams and tails: what changed since somebody looked, who has a place, what is noted."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin import peers, processes, streams, tails
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.streams import (
+    CONTROL,
+    FIRST_ROWS,
+    IDLE_FEEDS,
+    ROWS,
+    STREAMS,
+    STREAMS_OF_CONTROL,
+    STREAMS_PER_SESSION,
+    Feed,
+    Hub,
+    Kept,
+    Seen,
+    Stream,
+    read_seen,
+)
+from phpmq_lite.admin.tails import Happening, Tail
+from phpmq_lite.admin.waiting import Mark
+from phpmq_lite.errors import StorageError
+from phpmq_lite.model import Batch, Message, State
+from phpmq_lite.storage.tails import Place, Tails
+
+# -- feeds
+
+
+def test_feed_gives_all_at_first_and_then_what_changed() -> None:
+    feed = Feed(3)
+    feed.take({"shown": {"a": "1", "b": "2"}, "points": {"p": "0,0"}, "new": 0, "says": "x"})
+    first = feed.since(None)
+    assert first.data == {
+        "shown": {"a": "1", "b": "2"}, "points": {"p": "0,0"}, "new": 0, "says": "x",
+    }  # fmt: skip
+    assert feed.take({"shown": {"a": "1", "b": "3"}, "points": {"p": "0,0"}, "new": 2, "says": "x"})
+    assert feed.since(first.seen).data == {"shown": {"b": "3"}, "new": 2}
+    assert feed.since(feed.seen).data == {}
+
+
+def test_feed_says_nothing_changed_when_nothing_did() -> None:
+    feed = Feed(1)
+    assert feed.take({"shown": {"a": "1"}})
+    assert not feed.take({"shown": {"a": "1"}})
+
+
+def test_feed_names_a_field_that_is_gone_once() -> None:
+    feed = Feed(1)
+    feed.take({"shown": {"a": "1"}})
+    seen = feed.seen
+    feed.take({"shown": {}})
+    assert feed.since(seen).data == {"shown": {"a": None}}
+    assert not feed.take({"shown": {}})
+
+
+def test_feed_gives_all_to_who_was_at_another_feed() -> None:
+    feed = Feed(2)
+    feed.take({"shown": {"a": "1"}})
+    assert feed.since(Seen(1, 9, 9)).data == {"shown": {"a": "1"}}
+
+
+def test_feed_gives_rows_once_and_counts_those_left_out() -> None:
+    feed = Feed(1)
+    feed.take({"rows": [{"id": "1"}]})
+    seen = feed.seen
+    feed.take({"rows": [{"id": "5"}], "missed": 3})
+    assert feed.since(seen).data == {"rows": [{"id": "5"}], "missed": 3}
+    assert feed.since(feed.seen).data == {}
+
+
+def test_feed_keeps_the_last_rows_and_counts_the_others_as_missed() -> None:
+    feed = Feed(1)
+    feed.take({"rows": [{"id": "first"}]})
+    seen = feed.seen
+    feed.take({"rows": [{"id": str(number)} for number in range(ROWS + 20)]})
+    update = feed.since(seen)
+    assert (len(update.data["rows"]), update.data["missed"]) == (ROWS, 20)
+    assert len(feed.since(None).data["rows"]) == FIRST_ROWS
+    assert "missed" not in feed.since(None).data
+
+
+@pytest.mark.parametrize("text", ["", "1", "1-2", "1-2-x", "-1-2-3", "1-2-3-4", "١-1-1", "9" * 60])
+def test_event_id_of_something_else_counts_as_none(text: str) -> None:
+    assert read_seen(text) is None
+
+
+def test_event_id_reads_back() -> None:
+    assert read_seen(str(Seen(3, 17, 2040))) == Seen(3, 17, 2040)
+
+
+# -- streams
+
+
+class Source:
+    """What is evaluated, and how often it was."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.data: dict[str, Any] = {"shown": {"n": "0"}}
+        self.error: Exception | None = None
+
+    async def __call__(self) -> dict[str, Any]:
+        self.count += 1
+        if self.error is not None:
+            raise self.error
+        return self.data
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setattr(streams, "EVERY_S", 0.001)
+    return Hub()
+
+
+def opened(hub: Hub, source: Source, session: str = "s", key: str = "k") -> Stream:
+    stream = hub.open(key, source, session, None, lambda: True)
+    assert stream is not None
+    return stream
+
+
+async def test_streams_of_one_feed_share_its_evaluations(hub: Hub) -> None:
+    source = Source()
+    both = [opened(hub, source, f"s{number}") for number in range(2)]
+    updates = [await stream.next() for stream in both]
+    assert [update.data for update in updates if update] == [{"shown": {"n": "0"}}] * 2
+    source.data = {"shown": {"n": "1"}}
+    updates = [await stream.next() for stream in both]
+    assert [update.data for update in updates if update] == [{"shown": {"n": "1"}}] * 2
+    for stream in both:
+        hub.leave("k", stream)
+
+
+async def test_nothing_is_evaluated_when_the_last_one_has_left(hub: Hub) -> None:
+    source = Source()
+    stream = opened(hub, source)
+    await stream.next()
+    hub.leave("k", stream)
+    await asyncio.sleep(0)
+    count = source.count
+    await asyncio.sleep(0.01)
+    assert source.count == count
+    assert hub.streams == 0
+
+
+async def test_first_event_comes_even_if_a_feed_has_nothing(hub: Hub) -> None:
+    source = Source()
+    source.data = {"rows": [], "missed": 0}
+    stream = opened(hub, source)
+    update = await stream.next()
+    assert update is not None
+    assert update.data == {}
+    hub.leave("k", stream)
+
+
+async def test_session_has_four_streams(hub: Hub) -> None:
+    source = Source()
+    mine = [opened(hub, source, "mine") for _ in range(STREAMS_PER_SESSION)]
+    assert hub.open("k", source, "mine", None, lambda: True) is None
+    assert hub.open("k", source, "other", None, lambda: True) is not None
+    hub.leave("k", mine[0])
+    assert hub.open("k", source, "mine", None, lambda: True) is not None
+
+
+async def test_control_socket_has_streams_of_its_own(hub: Hub) -> None:
+    source = Source()
+    for _ in range(STREAMS_OF_CONTROL):
+        opened(hub, source, CONTROL)
+    assert hub.open("k", source, CONTROL, None, lambda: True) is None
+
+
+async def test_broker_has_a_limit_of_streams(hub: Hub) -> None:
+    source = Source()
+    for number in range(STREAMS):
+        opened(hub, source, str(number))
+    assert hub.streams == STREAMS
+    assert hub.open("k", source, "one more", None, lambda: True) is None
+
+
+async def test_place_of_a_peer_that_has_gone_is_free(hub: Hub) -> None:
+    source, alive = Source(), [True]
+    for _ in range(STREAMS_PER_SESSION):
+        assert hub.open("k", source, "s", None, lambda: alive[0]) is not None
+    alive[0] = False
+    assert hub.open("k", source, "s", None, lambda: True) is not None
+
+
+async def test_close_ends_streams_and_waits(hub: Hub) -> None:
+    stream, wait = opened(hub, Source()), asyncio.Event()
+    hub.waits.add(wait)
+    hub.close()
+    assert await stream.next() is None
+    assert stream.reason == "stopping"
+    assert wait.is_set()
+    assert hub.open("k", Source(), "s", None, lambda: True) is None
+
+
+async def test_streams_end_when_what_they_show_is_gone(hub: Hub) -> None:
+    source = Source()
+    stream = opened(hub, source)
+    await stream.next()
+    source.error = Problem(404, "unknown_queue", "There is no queue.")
+    assert await stream.next() is None
+    assert stream.reason == "gone"
+
+
+async def test_stream_outlives_an_evaluation_that_failed(hub: Hub) -> None:
+    source = Source()
+    source.error = StorageError("disk")
+    stream = opened(hub, source)
+    await asyncio.sleep(0.01)
+    source.error = None
+    update = await stream.next()
+    assert update is not None
+    assert update.data == {"shown": {"n": "0"}}
+    hub.leave("k", stream)
+
+
+async def test_stream_ends_after_its_time_so_that_rights_are_looked_at_anew(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STREAM_S", 0.0)
+    stream = opened(hub, Source())
+    while await stream.next() is not None:
+        pass
+    assert stream.reason == "renew"
+
+
+async def test_poll_gives_what_a_stream_gives(hub: Hub) -> None:
+    source = Source()
+    first = await hub.poll("k", source, None)
+    assert first.data == {"shown": {"n": "0"}}
+    await asyncio.sleep(0.002)
+    source.data = {"shown": {"n": "7"}}
+    assert (await hub.poll("k", source, first.seen)).data == {"shown": {"n": "7"}}
+
+
+async def test_polls_evaluate_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, source = Hub(), Source()
+    for _ in range(5):
+        await hub.poll("k", source, None)
+    assert source.count == 1
+
+
+async def test_feeds_that_nobody_uses_are_forgotten(hub: Hub) -> None:
+    for number in range(IDLE_FEEDS + 5):
+        hub.kept[number] = Kept()
+        await hub.poll(number, Source(), None)
+    assert len(hub.kept) == IDLE_FEEDS + 1
+
+
+# -- tails
+
+
+class Readings(Tails):
+    """Knows where messages are, without a database."""
+
+    def __init__(self, *places: Place) -> None:
+        self.known = {place.seq: place for place in places}
+        self.asked: list[int] = []
+
+    async def places(self, seqs: Any) -> dict[int, Place]:
+        self.asked += seqs
+        return {seq: self.known[seq] for seq in seqs if seq in self.known}
+
+
+class Engine:
+    """Calls what listens."""
+
+    def __init__(self) -> None:
+        self.looks: set[Any] = set()
+
+    def tap(self, look: Any) -> Any:
+        self.looks.add(look)
+        return lambda: self.looks.discard(look)
+
+    def commit(self, batch: Batch) -> None:
+        for look in tuple(self.looks):
+            look(batch)
+
+
+def message(seq: int, queue_id: int = 1, **values: Any) -> Message:
+    made = Message(seq, 1, queue_id, seq, 0, None, None, 50, None, None, 1, 0, 2, 0, 4, None)
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def tail_of(*places: Place) -> tuple[Engine, Tail, Readings]:
+    engine, readings = Engine(), Readings(*places)
+    tail = Tail(1, "mail", engine.tap, readings)
+    tail.listen()
+    return engine, tail, readings
+
+
+async def kinds(tail: Tail) -> list[str]:
+    happenings, _ = await tail.take()
+    tail.stop()
+    return [happening.kind for happening in happenings]
+
+
+async def test_tail_notes_a_life_and_reads_nothing_of_what_it_saw_begin() -> None:
+    engine, tail, readings = tail_of()
+    batch = Batch(60)
+    born = message(7)
+    batch.born.append(born)
+    batch.bodies += (7, b"{}")
+    born.consumer, born.last_dispatched_at = 4, 60
+    batch.dispatched.append(born)
+    engine.commit(batch)
+    after = Batch(70)
+    after.settled[int(State.ACKED), None] = [7]
+    engine.commit(after)
+    assert await kinds(tail) == ["publish", "dispatch", "ack"]
+    assert readings.asked == []
+
+
+async def test_tail_looks_up_what_it_did_not_see_begin() -> None:
+    place = Place(9, 1, 1, 2, b"hi")
+    engine, tail, readings = tail_of(place, Place(10, 1, 2, 2, b"no"))
+    batch = Batch(60)
+    batch.settled[int(State.EXPIRED), None] = [9, 10, 11]
+    engine.commit(batch)
+    happenings, missed = await tail.take()
+    tail.stop()
+    assert [(h.kind, h.place) for h in happenings] == [("expire", place)]
+    assert (readings.asked, missed) == ([9, 10, 11], 0)
+
+
+async def test_tail_passes_over_other_queues() -> None:
+    engine, tail, _ = tail_of()
+    batch = Batch(60)
+    batch.born.append(message(7, queue_id=2))
+    batch.bodies += (7, b"{}")
+    batch.events += (7, 60, "requeue", None)
+    engine.commit(batch)
+    assert await kinds(tail) == []
+
+
+async def test_tail_tells_a_death_once() -> None:
+    engine, tail, _ = tail_of(Place(9, 1, 1, 2, b""))
+    batch = Batch(60)
+    batch.events += (9, 60, "dead_letter", "0" * 32)
+    batch.settled[int(State.DEAD), "client"] = [9]
+    engine.commit(batch)
+    assert await kinds(tail) == ["dead"]
+
+
+@pytest.mark.parametrize("way", ["mail to other", "other to mail"])
+async def test_tail_tells_a_move_at_both_ends(way: str) -> None:
+    engine, tail, _ = tail_of(Place(9, 1, 2, 2, b""))
+    batch = Batch(60)
+    batch.events += (9, 60, "move", way)
+    engine.commit(batch)
+    assert await kinds(tail) == ["move"]
+
+
+async def test_tail_counts_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "PENDING", 3)
+    engine, tail, _ = tail_of()
+    batch = Batch(60)
+    for seq in range(5):
+        batch.born.append(message(seq))
+        batch.bodies += (seq, b"")
+    engine.commit(batch)
+    happenings, missed = await tail.take()
+    tail.stop()
+    assert (len(happenings), missed) == (3, 2)
+
+
+async def test_tail_that_stopped_listens_no_more() -> None:
+    engine, tail, _ = tail_of()
+    assert tail.is_listening
+    tail.stop()
+    assert engine.looks == set()
+
+
+def test_row_of_a_tail_shows_nothing_hidden() -> None:
+    happening = Happening("publish", 5, 9, "\u202ebad", 4, Place(9, 1, 1, 3, b"a\x00b"))
+    row = tails.row_of(happening, {4: "client 4"}, lambda id_: f"/messages/{id_}")
+    assert row["text"] == "by client 4, \\u202ebad"
+    assert row["preview"] == "a\\x00b"
+    assert (row["id"], row["kind"], row["seq"]) == ("publish.9.5", "publish", "#9")
+    assert row["link"].startswith("/messages/0000000000000009")
+
+
+def test_filter_of_a_tail_takes_kinds_and_text() -> None:
+    row = {"kind": "ack", "seq": "#9", "text": "purge", "preview": "Hello"}
+    assert tails.is_wanted(row, frozenset(), "")
+    assert tails.is_wanted(row, frozenset({"ack"}), "hello")
+    assert not tails.is_wanted(row, frozenset({"dead"}), "")
+    assert not tails.is_wanted(row, frozenset(), "nothing")
+
+
+# -- cursors of waits
+
+
+def test_cursor_of_a_wait_reads_back() -> None:
+    assert Mark.read(Mark(7, 9).text) == Mark(7, 9)
+    assert Mark.read(None) is None
+
+
+@pytest.mark.parametrize("text", ["x", "WzEsMl0", Mark(-1, 0).text])
+def test_cursor_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(Problem):
+        Mark.read(text)
+
+
+def test_cursor_behind_a_publish_leaves_its_end_ahead() -> None:
+    ids = [f"{seq:016x}{1:016x}" for seq in (12, 11)]
+    assert Mark(7, 9).after(ids) == Mark(12, 9)
+    assert Mark(7, 9).after([]) == Mark(7, 9)
+
+
+# -- who a client is
+
+TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt  uid inode
+   0: 0100007F:238C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 100 1
+   1: 0100007F:C350 0100007F:238C 01 00000000:00000000 00:00000000 00000000     0        0 200 1
+   2: 0100007F:238C 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 300 1
+"""
+
+
+def test_process_is_found_by_the_own_end_of_its_socket() -> None:
+    place = processes.split_address("127.0.0.1:50000")
+    assert place is not None
+    assert processes.inode_of(TABLE, *place) == "200"
+    assert processes.inode_of(TABLE, place[0], 50_001) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["worker", "--queue", "mail"], "worker --queue mail"),
+        (["worker", "--password", "hunter2"], "worker --password •••"),
+        (["worker", "--api-token=abc"], "worker --api-token=•••"),
+        (["env", "DB_PASSWORD=x", "run"], "env DB_PASSWORD=••• run"),
+        (["curl", "http://me:pw@host/x"], "curl http://•••@host/x"),
+        (["x", "phpmq_0123abc"], "x •••"),
+        (["x", "--secret", "--verbose"], "x --secret --verbose"),
+    ],
+)
+def test_command_line_is_shown_without_secrets(arguments: list[str], shown: str) -> None:
+    assert processes.masked(arguments) == shown
+
+
+@pytest.mark.parametrize(
+    ("address", "label"),
+    [
+        ("10.0.0.7:5", "seven"),
+        ("10.0.0.8:5", "office"),
+        ("10.1.0.8:5", "all of it"),
+        ("192.168.0.1:5", ""),
+        ("unix", "here"),
+        ("::1:5", "six"),
+    ],
+)
+def test_label_is_that_of_the_narrowest_network(address: str, label: str) -> None:
+    labels = {
+        "10.0.0.7": "seven", "10.0.0.0/24": "office", "10.0.0.0/8": "all of it",
+        "unix": "here", "::1": "six", "not a network": "never",
+    }  # fmt: skip
+    assert peers.label_of(address, labels) == label
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(" 10.0.0.7 ", "10.0.0.7"), ("10.0.0.9/24", "10.0.0.0/24"), ("unix", "unix"), ("a", None)],
+)
+def test_label_belongs_to_an_address_or_network(text: str, name: str | None) -> None:
+    assert peers.read_label_name(text) == name
+
+
+def test_bytes_are_shown_without_anything_hidden() -> None:
+    assert peers.shown_bytes("P01é\u202e".encode() + b"\xff\x00") == "P01é\\u202e\\xff\\x00"

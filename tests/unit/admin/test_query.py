@@ -1,0 +1,237 @@
+"""The language of the search: what each piece means, and that nothing else comes of any text."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.query import (
+    QUALIFIERS,
+    QUERY_CHARACTERS,
+    STATES,
+    TERMS,
+    of_group,
+    of_ids,
+    of_queue,
+    of_trace,
+    parse,
+)
+from phpmq_lite.storage.deaths import DeathGroup, cause_of, strip_numbers
+from phpmq_lite.storage.terms import Query, Term, as_glob, escape_pattern, is_pattern, plain_text
+
+
+def only(text: str) -> Term:
+    [term] = parse(text).terms
+    return term
+
+
+def refusal(text: str) -> Problem:
+    with pytest.raises(Problem) as caught:
+        parse(text)
+    assert (caught.value.status, caught.value.field) == (422, "q")
+    return caught.value
+
+
+# -- what is read
+
+
+def test_search_of_the_design_is_read_piece_by_piece() -> None:
+    """The line of ``admin.md`` 4, with a whole trace."""
+    query = parse(
+        "queue:mail* state:dead urn:orders:* trace:7b3f id:d7e7 data.order_id:1042 deliveries:>3 "
+        'size:>100k ttl:<60s age:>1h reason:crc client:10.0.0.7 -urn:test:* "free text"'
+    )
+    assert query.terms == (
+        Term("queue", "mail*"),
+        Term("state", "dead"),
+        Term("urn", "orders:*"),
+        Term("trace", "7b3f"),
+        Term("id", "d7e7*"),
+        Term("data", "1042", path="data.order_id"),
+        Term("deliveries", ">3", sign=">", number=3),
+        Term("size", ">100k", sign=">", number=102_400),
+        Term("ttl", "<60s", sign="<", number=60_000),
+        Term("age", ">1h", sign=">", number=3_600_000),
+        Term("reason", "crc"),
+        Term("client", "10.0.0.7"),
+        Term("urn", "test:*", is_negated=True),
+        Term("text", "free text"),
+    )
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_state_takes_all_six(state: str) -> None:
+    assert only(f"state:{state.upper()}") == Term("state", state)
+
+
+@pytest.mark.parametrize(
+    ("text", "term"),
+    [
+        ('queue:"a b"', Term("queue", "a b")),
+        (r'queue:"say \"hi\" \\ \n"', Term("queue", 'say "hi" \\ \\n')),
+        (r"queue:a\*b", Term("queue", r"a\*b")),
+        ("-state:acked", Term("state", "acked", is_negated=True)),
+        ('-"a b"', Term("text", "a b", is_negated=True)),
+        ("--a", Term("text", "-a", is_negated=True)),
+        ("-", Term("text", "-")),
+        ("12:30", Term("text", "12:30")),
+        ('{"a":1}', Term("text", '{"a":1}')),
+        ('"queue:x"', Term("text", "queue:x")),
+        ("id:#1042", Term("id", f"{1042:016x}*")),
+        ("id:" + "A" * 32, Term("id", "a" * 32)),
+        ("ttl:never", Term("ttl", "never")),
+        ("size:1.5m", Term("size", "1.5m", sign="=", number=1_572_864)),
+        ("size:<=2KiB", Term("size", "<=2KiB", sign="<=", number=2_048)),
+        ("age:<2d", Term("age", "<2d", sign="<", number=172_800_000)),
+        ("$.a.0.b:x", Term("data", "x", path="$.a.0.b")),
+        ("meta.lang:php", Term("data", "php", path="meta.lang")),
+        ("data.n:>-5", Term("data", ">-5", path="data.n", sign=">", number=-5)),
+        ('data.x:""', Term("data", "", path="data.x")),
+        ("data.x:*", Term("data", "*", path="data.x")),
+    ],
+)
+def test_piece_is_read_as(text: str, term: Term) -> None:
+    assert only(text) == term
+
+
+def test_repeated_terms_count_once() -> None:
+    assert parse("a a state:dead state:dead") == parse("a state:dead")
+
+
+# -- what is refused
+
+
+def test_unknown_qualifier_is_named_with_all_that_exist() -> None:
+    problem = refusal("colour:red")
+    assert "'colour'" in problem.detail
+    assert '"colour:red"' in problem.detail  # how to search for the text
+    assert problem.bound is not None
+    assert all(known.name in problem.bound for known in QUALIFIERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("state:pending", "'pending'"),
+        ("queue:", "queue:"),
+        ('queue:""', "queue:"),
+        ("queue:\x01", "queue:"),
+        ('""', '""'),
+        ('"open', '"open'),
+        ('"a"b', '"a"'),
+        ("id:xyz", "'xyz'"),
+        ("id:" + "a" * 33, "aaa"),
+        ("size:big", "size:"),
+        ("size:>1z", "'z'"),
+        ("deliveries:>3s", "'s'"),
+        ("ttl:soon", "ttl:"),
+        ("queue:" + "*a" * 9, "wildcards"),
+        ("data..b:1", "data..b"),
+        ("data." + "a." * 10 + "b:1", "path"),
+        ("\ud800", "half a character"),
+        ("x" * (QUERY_CHARACTERS + 1), str(QUERY_CHARACTERS + 1)),
+        (" ".join(map(str, range(TERMS + 1))), str(TERMS + 1)),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, named: str) -> None:
+    assert named in refusal(text).detail
+
+
+PIECES = st.sampled_from(
+    [*(f"{known.name}" for known in QUALIFIERS), "queue:", "state:dead", "-", '"', "\\", "*", "?",
+     ":", "$.", "data.a.b:", ">", "<=", "never", "10k", "\u202e", "\0", " ", "é", "["]
+)  # fmt: skip
+
+
+@given(st.text(max_size=60) | st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join))
+@example('-"')
+@example("--")
+@example('queue:"\\')
+@example("data.:")
+def test_any_text_is_a_query_or_a_problem(text: str) -> None:
+    found: Query | Problem
+    try:
+        found = parse(text)
+    except Problem as problem:
+        found = problem
+    if isinstance(found, Problem):
+        assert (found.status, found.field) == (422, "q")
+    else:
+        assert parse(str(found)) == found
+        assert str(parse(str(found))) == str(found)
+
+
+# -- patterns
+
+
+@given(st.text(max_size=20))
+def test_escaped_text_is_no_pattern_and_means_itself(text: str) -> None:
+    assert not is_pattern(escape_pattern(text))
+    assert plain_text(escape_pattern(text)) == text
+
+
+def test_glob_takes_brackets_as_text() -> None:
+    assert as_glob(r"a[b]\*c*?**") == "a[[]b][*]c*?*"
+
+
+# -- searches that pages make
+
+
+@given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), min_size=1))
+def test_search_for_a_queue_reads_back(name: str) -> None:
+    query = of_queue(name, ("ready", "dispatched"))
+    if len(str(query)) <= QUERY_CHARACTERS:
+        assert parse(str(query)) == query
+    assert plain_text(query.terms[0].value) == name
+
+
+def test_search_for_ids_and_traces_read_back() -> None:
+    for query in (of_ids(["a" * 32, "0" * 32]), of_trace('t "1" *')):
+        assert parse(str(query)) == query
+
+
+def group(**changes: str | None) -> DeathGroup:
+    given: dict[str, str | None] = {"urn": "urn:a", "reason": "client", "cause": "Key * of *"}
+    made = {**given, **changes}
+    return DeathGroup(1, "a b.dlq", 2, made["urn"], made["reason"], made["cause"], "a b")
+
+
+def test_search_for_a_group_of_dead_letters_reads_back() -> None:
+    query = of_group(group())
+    assert str(query) == (
+        'queue:"a b.dlq" state:ready origin:"a b" urn:urn:a reason:client '
+        'dead_letter.error:"Key * of *"'
+    )
+    assert parse(str(query)) == query
+
+
+def test_what_a_group_does_not_have_is_excluded() -> None:
+    query = of_group(group(urn=None, cause=None))
+    assert str(query) == (
+        'queue:"a b.dlq" state:ready origin:"a b" -urn:* reason:client -dead_letter.error:*'
+    )
+    assert parse(str(query)) == query
+
+
+@given(st.binary(max_size=300))
+def test_any_cause_makes_a_search_that_reads_back(block: bytes) -> None:
+    cause = cause_of(b'"dead_letter":{"error":"' + block)
+    query = of_group(group(cause=cause))
+    assert parse(str(query)) == query
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        (
+            "Connection to 10.0.0.7:5432 timed out after 31 ms",
+            "Connection to * timed out after * ms",
+        ),
+        ("Order 1042 is paid", "Order * is paid"),
+        ("Deadlock in 3f2c8a1e-0000-4000-8000-00000000128d", "Deadlock in *"),
+        ("getId() on null", "getId() on null"),
+        ("a 1 2 3 b", "a * b"),
+    ],
+)
+def test_numbers_and_ids_are_stripped_from_causes(text: str, bare: str) -> None:
+    assert strip_numbers(text) == bare

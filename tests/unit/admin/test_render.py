@@ -1,0 +1,63 @@
+"""The static files and what templates may not contain."""
+
+import re
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from phpmq_lite.admin.frame import COLOURS
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.render import Static
+from phpmq_lite.resources import templates_folder
+
+SCRIPT_BYTES = 20_000
+FOLDER = templates_folder()
+
+
+async def ask(static: Static, name: str, version: str = "") -> Any:
+    request = make_mocked_request("GET", f"/static/{name}?v={version}", match_info={"name": name})
+    return await static.handle(request)
+
+
+async def test_static_file_may_be_kept_where_its_version_is_asked_for() -> None:
+    static = Static(FOLDER / "static")
+    kept = await ask(static, "app.css", static.version)
+    asked = await ask(static, "app.css", "old")
+    assert kept.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert asked.headers["Cache-Control"] == "no-cache"
+    assert kept.content_type == "text/css"
+
+
+@pytest.mark.parametrize("name", ["../base.html", "base.html", "", "app.css/"])
+async def test_nothing_but_the_static_files_can_be_asked_for(name: str) -> None:
+    with pytest.raises(Problem, match="There is no page"):
+        await ask(Static(FOLDER / "static"), name)
+
+
+async def test_favicon_has_the_colour_of_the_environment() -> None:
+    static = Static(FOLDER / "static")
+    for name, colour in COLOURS.items():
+        picture = (await ask(static, f"mark-{name}.svg")).body.decode()
+        assert (colour in picture, "#5357c6" in picture) == (True, False)
+
+
+def test_script_is_small_and_writes_texts_only() -> None:
+    script = (FOLDER / "static" / "app.js").read_text(encoding="utf-8")
+    words = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function"
+    assert len(script.encode()) <= SCRIPT_BYTES
+    assert re.findall(words, script) == []
+
+
+def test_templates_have_no_inline_script_or_style() -> None:
+    words = re.compile(r"\sstyle=|<style|\son\w+=\"|<script(?! type=\"module\" src=)|\|safe|Markup")
+    found = {
+        path.name: words.findall(path.read_text(encoding="utf-8"))
+        for path in sorted(FOLDER.rglob("*.html"))
+    }
+    assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+def test_style_sheet_asks_nobody_for_anything() -> None:
+    style = (FOLDER / "static" / "app.css").read_text(encoding="utf-8")
+    assert re.findall(r"url\(|@import", style) == []

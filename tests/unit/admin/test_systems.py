@@ -1,0 +1,116 @@
+"""The system page and the restart report, in words."""
+
+from pathlib import Path
+from typing import Any
+
+from phpmq_lite.admin import systems
+from phpmq_lite.admin.conditions import percent
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.measures import Disk, Measures
+from phpmq_lite.storage.starts import Report, Start
+from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
+
+FOLDER = Path("/var/lib/phpmq")
+
+
+def start(report: Report | None = None, **changes: Any) -> Start:
+    given: dict[str, Any] = {
+        "start_id": 3, "at_ms": NOW_MS, "version": "0.2.0", "was_clean": False,
+        "down_from_ms": NOW_MS - 65_000, "report": report or Report(), "dismissed_by": None,
+    }  # fmt: skip
+    return Start(**(given | changes))
+
+
+def test_report_says_how_long_and_how_the_broker_was_down() -> None:
+    told = systems.told(start())
+    assert told.title == (
+        "The broker was down for 1 min 5 s and came back after it ended without a clean stop"
+    )
+    assert systems.told(start(was_clean=True)).title.endswith("after a clean stop")
+
+
+def test_report_tells_only_what_happened() -> None:
+    assert [fact.name for fact in systems.told(start()).facts] == ["Found", "Start took"]
+
+
+def test_report_has_all_that_was_found() -> None:
+    report = Report(
+        version_before="0.1.0", wal_frames=40, wal_commits=1, wal_dropped=2, returned=1, expired=7,
+        expired_by_queue={"mail": 2, "orders": 5}, migrations=["0002_admin"], messages=9, queues=2,
+        seconds=0.25, last_error="disk I/O error",
+    )  # fmt: skip
+    told = systems.told(start(report))
+    assert {fact.name: fact.text for fact in told.facts} == {
+        "Stopped because": "disk I/O error",
+        "Given up": "2 commits",
+        "Read back": "1 commit",
+        "Put back": "1 message",
+        "Expired meanwhile": "7 messages",
+        "Schema": "0002_admin",
+        "Version": "0.2.0",
+        "Found": "9 messages",
+        "Start took": "250 ms",
+    }
+    assert told.expired == [("orders", 5), ("mail", 2)]
+
+
+def test_first_start_was_down_for_no_time() -> None:
+    first = start(down_from_ms=None, was_clean=True)
+    assert (first.is_first, first.down_ms, systems.told(first).title) == (
+        True, 0, "The first start",
+    )  # fmt: skip
+
+
+def test_clock_that_was_set_back_makes_no_negative_time() -> None:
+    assert start(down_from_ms=NOW_MS + 5_000).down_ms == 0
+
+
+def test_limit_that_is_reached_stands_out() -> None:
+    settings = Settings.model_validate({"limits": {"held": 10, "connections": 100}})
+    status = broker_status(
+        queue_status(), held=10, clients=tuple(client_status(n) for n in range(85))
+    )
+    gauges = {gauge.setting: gauge for gauge in systems.limits(settings, status)}
+    assert gauges["limits.held"].level == "bad"
+    assert gauges["limits.connections"].level == "warn"
+    assert gauges["limits.connections_per_address"].shown == "85"
+    assert gauges["limits.max_queues"].level == ""
+
+
+def test_waiting_names_each_reason_with_its_setting() -> None:
+    clients = (
+        client_status(1, paused_reason="memory, queue"),
+        client_status(2, paused_reason="queue"),
+        client_status(3),
+    )
+    found = systems.waiting(broker_status(clients=clients))
+    assert [fact.name for fact in found] == ["2 connections not read", "1 connection not read"]
+    assert "limits.unstored_total" in found[1].text
+
+
+def test_storage_warns_of_a_disk_that_is_almost_full() -> None:
+    disk = Disk({"database": 10, "wal": 0, "shm": 0}, total=1_000, free=10)
+    facts = {fact.name: fact for fact in systems.storage(Settings(), disk, None, FOLDER)}
+    assert facts["Free on the disk"].level == "bad"
+
+
+def test_retention_shows_the_share_of_deleted_messages() -> None:
+    stored = Measures(
+        pages=1, pages_free=0, page_bytes=4_096, schema=2, history_rows=200, history_bytes=10,
+        deleted_rows=10, deleted_bytes=1, history_oldest_at=None, history_offset=200, removed=0,
+        audit_rows=0, audit_oldest_at=None, last_seen_ms=None,
+    )  # fmt: skip
+    facts = {fact.name: fact for fact in systems.retention(Settings(), stored, NOW_MS)}
+    assert facts["Deleted ones"].note == "5.0% of the settled, at most 500,000"
+
+
+def test_page_without_a_database_still_has_its_other_parts() -> None:
+    assert [fact.name for fact in systems.storage(Settings(), None, None, FOLDER)] == ["Folder"]
+    assert systems.retention(Settings(), None, NOW_MS) == []
+
+
+def test_percent_of_a_start_only_grows() -> None:
+    steps = ("starting", "checking the write-ahead log", "migrating", "recovering", "ready")
+    percents = [percent(step) for step in steps]
+    assert percents == sorted(percents)
+    assert (percents[0], percents[-1]) == (0, 100)
