@@ -1,10 +1,11 @@
-"""``dead``: the records of dead letters, by queue and reason, and the way back."""
+"""``dead``: the records of dead letters, by queue and cause, and the way back."""
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.bulk import act, bulk_options
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, talk
 from phpmq_lite.cli.output import Column, output_option, write
@@ -29,7 +30,16 @@ def dead() -> None:
 @output_option
 def ls(node: Node, output: str | None) -> None:
     """List the dead letters by queue, origin and reason."""
-    write(node.list("/api/v1/dead"), COLUMNS, output, "no dead letters")
+    write(node.list("/dead"), COLUMNS, output, "no dead letters")
+
+
+@dead.command()
+@node_options
+@output_option
+def groups(node: Node, output: str | None) -> None:
+    """Group the dead letters by cause; numbers and ids in the reasons count as one."""
+    found = node.get("/dead/groups")["items"]
+    write(found, COLUMNS, output, "no dead letters")
 
 
 @dead.command()
@@ -43,11 +53,41 @@ def ls(node: Node, output: str | None) -> None:
     help="Their new time to live; without: none.",
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many, oldest first.")
+@click.option("--rate", metavar="N/s", type=str, help="At most so many a second, as 20/s.")
 @node_options
 def redrive(
-    node: Node, queue: str, target: str | None, ttl_s: int | None, limit: int | None
+    node: Node,
+    queue: str,
+    target: str | None,
+    ttl_s: int | None,
+    limit: int | None,
+    rate: str | None,
 ) -> None:
     """Publish the dead letters of QUEUE again; QUEUE may be given with or without its .dlq."""
-    path = f"/api/v1/dead/{encode_name(queue.removesuffix(SUFFIX) + SUFFIX)}/redrive"
-    answer = node.post(path, {"target": target, "ttl_s": ttl_s, "limit": limit})
+    path = f"/dead/{encode_name(queue.removesuffix(SUFFIX) + SUFFIX)}/redrive"
+    body = {"target": target, "ttl_s": ttl_s, "limit": limit, "rate": per_second(rate)}
+    answer = node.post(path, {key: value for key, value in body.items() if value is not None})
     talk(f"{answer['redriven']:,} messages published again")
+
+
+@dead.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@bulk_options
+@node_options
+def rm(node: Node, ids: tuple[str, ...], **bulk: Any) -> None:
+    """Delete dead letters; the history keeps them."""
+    act(node, "delete", ids, **bulk)
+
+
+def per_second(text: str | None) -> int | None:
+    """Give the number of ``20/s`` or ``20``; a number of the command line.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    if text is None:
+        return None
+    number = text.removesuffix("/s")
+    if not number.isdecimal() or not int(number):
+        raise click.BadParameter(f"{text!r} is no rate; write 20/s", param_hint="--rate")
+    return int(number)

@@ -41,19 +41,64 @@ class Entry(NamedTuple):
 
     module: str
     help: str
+    attribute: str = ""  # of the module, where it is not called like the command
 
 
 COMMANDS: Final = {
     "serve": Entry("phpmq_lite.cli.serve", "Run the broker."),
     "publish": Entry("phpmq_lite.cli.publish", "Publish messages, each confirmed."),
     "consume": Entry("phpmq_lite.cli.consume", "Take messages from a queue and print them."),
-    "queues": Entry("phpmq_lite.cli.queues", "List the queues."),
-    "purge": Entry("phpmq_lite.cli.queues", "Delete the messages of a queue."),
-    "queue": Entry("phpmq_lite.cli.queues", "List, purge, pause and resume queues."),
+    "queue": Entry("phpmq_lite.cli.queue", "List, show, set, purge, pause and remove queues."),
+    "msg": Entry("phpmq_lite.cli.msg", "Look at messages; requeue, move, delete or restore them."),
     "dead": Entry("phpmq_lite.cli.dead", "List dead letters, send them back to their queue."),
+    "search": Entry("phpmq_lite.cli.msg", "Find messages, alive and settled, the newest first."),
+    "tail": Entry(
+        "phpmq_lite.cli.tail",
+        "Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.",
+    ),
+    "top": Entry(
+        "phpmq_lite.cli.tail", "Show the busiest queues, again and again; Ctrl-C ends it."
+    ),
+    "expect": Entry(
+        "phpmq_lite.cli.expect", "Wait until a message of QUEUE matches QUERY; print it."
+    ),
+    "export": Entry(
+        "phpmq_lite.cli.transfer", "Write all messages that match QUERY to standard output."
+    ),
+    "import": Entry(
+        "phpmq_lite.cli.transfer",
+        "Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.",
+        "import_",
+    ),
+    "check": Entry(
+        "phpmq_lite.cli.check",
+        "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
+    ),
+    "user": Entry("phpmq_lite.cli.user", "List, add and remove users; change their passwords."),
+    "token": Entry("phpmq_lite.cli.token", "List, add and revoke API tokens."),
+    "context": Entry(
+        "phpmq_lite.cli.context", "Name brokers, and choose the one that commands talk to."
+    ),
     "bench": Entry("phpmq_lite.cli.bench", "Measure throughput and latency."),
     "migrate": Entry("phpmq_lite.cli.migrate", "Bring the database to this version's schema."),
     "config": Entry("phpmq_lite.cli.config", "Show the settings in force."),
+    "completion": Entry(
+        "phpmq_lite.cli.completion",
+        'Print the completion script: eval "$(phpmq-lite completion bash)".',
+    ),
+    "queues": Entry("phpmq_lite.cli.queue", "List the queues, or those that match GLOB."),
+    "purge": Entry("phpmq_lite.cli.queue", "Delete the messages of a queue."),
+    "show": Entry("phpmq_lite.cli.queue", "Show one queue: its figures and its settings."),
+    "flush": Entry(
+        "phpmq_lite.cli.queue",
+        "Delete all messages of a queue, held ones too, and the queue unless it is pinned.",
+    ),
+    "flushall": Entry(
+        "phpmq_lite.cli.queue", "Do as flush does, with every queue that is not pinned."
+    ),
+    "monitor": Entry(
+        "phpmq_lite.cli.tail", "Show the busiest queues, again and again; Ctrl-C ends it.", "top"
+    ),
 }
 
 
@@ -77,7 +122,7 @@ class Commands(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(import_module(entry.module), cmd_name)
+        command: click.Command = getattr(import_module(entry.module), entry.attribute or cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,9 +13,12 @@ import aiohttp
 import click
 from yarl import URL
 
+from phpmq_lite.cli import contexts
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
 from phpmq_lite.cli.options import data_option, load_settings, settings_options
 from phpmq_lite.logs import escape
+
+API: Final = "/api/v1"
 
 _EXIT_CODES: Final = {404: NOT_FOUND, 410: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 _REFUSALS: Final = {401, 403, 409, 412, 413, 421, 422, 429, 503, 507}
@@ -23,45 +27,83 @@ _TIMEOUT_S: Final = 600.0  # a purge of millions goes in slices
 
 
 class Node(NamedTuple):
-    """Where the broker is; one of both is set."""
+    """Where the broker is: ``socket``, or ``url`` with a token where it asks for one.
+
+    Paths are those of the API behind ``/api/v1``.  All methods raise CommandError with the exit
+    code that the problem means.
+    """
 
     socket: Path | None
     url: str = "http://localhost"
+    token: str | None = None
 
-    def list(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the items of a list, page by page."""
+    def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of a list, page by page, at most ``limit``."""
         cursor = None
-        while True:
-            query = {"limit": _PAGE} | ({"cursor": cursor} if cursor else {})
-            page = asyncio.run(self._request("GET", f"{path}?{urlencode(query)}", None))
-            yield from page["items"]
+        left = limit
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(left, _PAGE)
+            page = self.get(path, **query, limit=size, cursor=cursor)
+            items = page["items"][:left]
+            yield from items
             cursor = page.get("next")
+            left = None if left is None else left - len(items)
             if not cursor:
                 return
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Ask for an action and wait until it is stored."""
-        return asyncio.run(self._request("POST", path, body))
+    def get(self, path: str, **query: Any) -> Any:
+        """Give a document; values of the query that are None are left out."""
+        return self.call("GET", path, query=query)
 
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def post(self, path: str, body: Any = None) -> Any:
+        """Ask for an action and wait until it is stored."""
+        return self.call("POST", path, {} if body is None else body)
+
+    def call(
+        self, method: str, path: str, body: Any = None, query: dict[str, Any] | None = None
+    ) -> Any:
+        """Give the document of the answer; None where it has none."""
+
+        async def ask() -> Any:
+            async with self.open(method, path, body, query) as response:
+                return read_answer(response.status, await response.read())
+
+        return asyncio.run(ask())
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: dict[str, Any] | None = None,
+        timeout_s: float | None = _TIMEOUT_S,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Give the response itself, for what is read piece by piece."""
         base = self.url.rstrip("/")
+        given = {key: str(value) for key, value in (query or {}).items() if value is not None}
+        url = f"{base}{API}{path}" + (f"?{urlencode(given)}" if given else "")
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        headers = {"Origin": base} if body is not None else {}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
                 session.request(
-                    method, URL(base + path, encoded=True), json=body, headers=headers
+                    method, URL(url, encoded=True), json=body, headers=self._headers(base, body)
                 ) as response,
             ):
-                return read_answer(response.status, await response.read())
+                yield response
         except TimeoutError:
-            raise CommandError(f"no answer within {_TIMEOUT_S:.0f} s", TIMED_OUT) from None
+            raise CommandError(f"no answer within {timeout_s:.0f} s", TIMED_OUT) from None
         except aiohttp.ClientConnectorError as error:
             raise CommandError(f"{self._nobody()}: {error.strerror}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(f"{self.socket or self.url}: {error}") from None
+
+    def _headers(self, base: str, body: Any) -> dict[str, str]:
+        if self.token is not None:
+            return {"Authorization": f"Bearer {self.token}"}
+        return {"Origin": base} if body is not None else {}
 
     def _nobody(self) -> str:
         if self.socket is None:
@@ -86,7 +128,7 @@ def read_answer(status: int, content: bytes) -> Any:
 
 
 def node_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--data``, ``--config``, ``--set`` and ``--node``; the command gets a ``node``."""
+    """Add ``--data``, ``--config``, ``--set``, ``--node`` and ``--token-file``; gives ``node``."""
 
     @wraps(command)
     def find_first(
@@ -94,12 +136,18 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
         config: Path | None,
         assignments: tuple[tuple[str, str], ...],
         url: str | None,
+        token_file: Path | None,
         **others: Any,
     ) -> None:
-        command(node=_find(data, config, assignments, url), **others)
+        command(node=_find(data, config, assignments, url, token_file), **others)
 
+    token = click.option(
+        "--token-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File with an API token, for --node.",
+    )
     node = click.option("--node", "url", metavar="URL", help="The admin's address, not the socket.")
-    return node(data_option(settings_options(find_first)))
+    return token(node(data_option(settings_options(find_first))))
 
 
 def _find(
@@ -107,8 +155,25 @@ def _find(
     config: Path | None,
     assignments: tuple[tuple[str, str], ...],
     url: str | None,
+    token_file: Path | None,
 ) -> Node:
+    """Flags first, then the context in use, then the settings."""
     if url:
-        return Node(None, url)
-    effective = load_settings(config, assignments, data=data)
+        return Node(None, url, read_token(token_file) if token_file else None)
+    context = None if data or config or assignments else contexts.current()
+    if context is not None and context.url:
+        path = token_file or context.token_file
+        return Node(None, context.url, read_token(path) if path else None)
+    effective = load_settings(config, assignments, data=context.data if context else data)
     return Node(effective.settings.data / "control.sock")
+
+
+def read_token(path: Path) -> str:
+    """Read an API token from a file that only its owner can read.
+
+    Raises:
+        CommandError: others can read it.
+    """
+    if path.stat().st_mode & 0o077:
+        raise CommandError(f"{path} can be read by others; chmod 600 it", REFUSED)
+    return path.read_text(encoding="utf-8").strip()

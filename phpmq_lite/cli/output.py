@@ -74,12 +74,13 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     for column in columns:
         table.add_column(column.title, justify="right" if column.is_number else "left")
     for row in rows:
-        table.add_row(*(Text(_cell(row.get(column.key))) for column in columns))
+        table.add_row(*(Text(cell(row.get(column.key))) for column in columns))
     width = None if sys.stdout.isatty() else 10_000  # a file has no edge
     Console(file=sys.stdout, width=width).print(table, soft_wrap=not width)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Write a value as a table shows it."""
     if value is None:
         return "–"
     if isinstance(value, bool):

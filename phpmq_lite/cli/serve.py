@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from phpmq_lite.cli.options import data_option, load_settings, settings_options, start_options
+from phpmq_lite.settings import Effective
 
 
 @click.command()
@@ -48,23 +49,27 @@ def serve(
 ) -> None:
     """Run the broker.
 
-    Prints one line per listener when it is ready. SIGTERM drains and stops, a second one at once.
+    Prints one line per listener when it is ready. SIGTERM drains and stops, a second one at once;
+    SIGHUP reads log level, retention, audit, metrics and ui settings anew.
     Exit codes: 0 stopped, 65 damaged data, 74 unknown outcome of a commit, 78 settings refused.
     """
     from phpmq_lite import logs, service
 
-    effective = load_settings(
-        config,
-        assignments,
-        data=data,
-        tcp__listen=listen,
-        tcp__legacy_listen=legacy_listen,
-        admin__listen=admin,
-        storage__allow_network_fs=allow_network_fs,
-        storage__accept_loss=accept_loss,
-        log__level=log_level,
-        log__format=log_format,
-    )
+    def load() -> Effective:
+        return load_settings(
+            config,
+            assignments,
+            data=data,
+            tcp__listen=listen,
+            tcp__legacy_listen=legacy_listen,
+            admin__listen=admin,
+            storage__allow_network_fs=allow_network_fs,
+            storage__accept_loss=accept_loss,
+            log__level=log_level,
+            log__format=log_format,
+        )
+
+    effective = load()
     settings = effective.settings
     logs.configure(settings.log.level, settings.log.format)
-    ctx.exit(service.run(settings, effective.sources))
+    ctx.exit(service.run(settings, effective.sources, load))

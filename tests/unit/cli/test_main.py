@@ -86,6 +86,13 @@ def test_version_is_printed() -> None:
     assert result.stdout == f"phpmq-lite {__version__}\n"
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_names_the_program(shell: str) -> None:
+    result = CliRunner().invoke(main.commands, ["completion", shell])
+    assert result.exit_code == 0
+    assert "_PHPMQ_LITE_COMPLETE" in result.stdout
+
+
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_command_can_be_imported_and_says_the_same_of_itself(name: str) -> None:
     command = main.commands.get_command(click.Context(main.commands), name)

@@ -1,0 +1,109 @@
+"""Bulk work from the command line: a frozen selection, its preview, then the job."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from phpmq_lite.cli.main import REFUSED, CommandError
+from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.options import confirm, talk
+from phpmq_lite.cli.output import counting
+from phpmq_lite.logs import escape
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_LOOK_S: Final = 0.5  # between two looks at the progress
+
+
+def bulk_options(command: Command) -> Command:
+    """Add ``--query``, ``--dry-run``, ``--apply``, ``--yes`` and ``--reason``."""
+    for option in (
+        click.option("--reason", default="", help="Why, for the audit."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option(
+            "--apply", "token", metavar="TOKEN", help="Act on what a --dry-run has selected."
+        ),
+        click.option(
+            "--dry-run", is_flag=True, help="Print what would be concerned, and a token; act not."
+        ),
+        click.option("--query", metavar="QUERY", help="All that match a search, instead of IDs."),
+    ):
+        command = option(command)
+    return command
+
+
+def act(
+    node: Node,
+    action: str,
+    ids: tuple[str, ...],
+    *,
+    query: str | None,
+    dry_run: bool,
+    token: str | None,
+    yes: bool,
+    reason: str,
+    **options: Any,
+) -> None:
+    """Do one action to messages by id, or to all that match; prints what became of each id.
+
+    ``options`` are members of the request: ``ttl_s``, ``target``, ….
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    if sum((bool(ids), query is not None, token is not None)) != 1:
+        raise click.UsageError("give message ids, or --query, or --apply")
+    if ids:
+        if dry_run:
+            raise click.UsageError("--dry-run goes with --query")
+        for message_id in ids:
+            answer = node.post(f"/messages/{message_id}/{action}", given)
+            click.echo(json.dumps(answer))
+        return
+    if token is None:
+        selection = node.post("/selections", {"q": query})
+        show(selection)
+        if dry_run:
+            click.echo(selection["token"])
+            return
+        if not selection["count"]:
+            return
+        confirm(f"{action.capitalize()} {selection['count']:,} messages?", is_yes=yes)
+        token, given = selection["token"], given | {"confirm": str(selection["count"])}
+    elif dry_run:
+        raise click.UsageError("--dry-run and --apply do not go together")
+    run(node, {"token": token, "action": action, "reason": reason} | given)
+
+
+def show(selection: dict[str, Any]) -> None:
+    """Say on standard error what a selection has: the preview of the pages, in words."""
+    talk(f"{selection['count']:,} messages" + ("" if selection["is_complete"] else " at least"))
+    for title, key in (("queue", "by_queue"), ("state", "by_state"), ("URN", "by_urn")):
+        for name, count in selection[key].items():
+            if name:
+                talk(f"  {title} {escape(name)}: {count:,}")
+    talk("later arrivals are not included")
+
+
+def run(node: Node, request: dict[str, Any]) -> None:
+    """Begin a job and follow it to its end.
+
+    Raises:
+        CommandError: it was stopped before it was done.
+    """
+    job = node.post("/bulk", request)
+    with counting(str(job["action"]), job["total"]) as advance:
+        seen = 0
+        while True:
+            advance(job["done"] - seen)
+            seen = job["done"]
+            if job["state"] != "running":
+                break
+            time.sleep(_LOOK_S)
+            job = node.get(f"/bulk/{job['job']}")
+    click.echo(json.dumps(job))
+    for why, count in job["skipped"].items():
+        talk(f"{count:,} skipped: {why}")
+    if job["state"] != "done":
+        raise CommandError(f"the work was {job['state']} after {job['done']:,}", REFUSED)

@@ -1,0 +1,137 @@
+"""``check``: one figure against two bounds, with the words and exit codes of monitoring plugins."""
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+
+from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.node import Node, node_options
+from phpmq_lite.cli.options import duration
+from phpmq_lite.logs import escape
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+
+_ages = {"type": duration, "metavar": "DURATION"}
+_counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
+
+
+def bounds(kind: dict[str, Any], warning: object, critical: object) -> Callable[[Command], Command]:
+    """Add ``-w`` and ``-c`` with their defaults."""
+
+    def add(command: Command) -> Command:
+        for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
+            command = click.option(
+                short, f"--{name}", name, default=default, show_default=True,
+                help=f"{name.capitalize()} from here on.", **kind,
+            )(command)  # fmt: skip
+        return command
+
+    return add
+
+
+class Checks(click.Group):
+    """A broker that does not answer is unknown to monitoring, not an error of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the check; what goes wrong ends with UNKNOWN and exit code 3."""
+        try:
+            return super().invoke(ctx)
+        except (CommandError, OSError) as error:
+            click.echo(f"UNKNOWN: {error}")
+            ctx.exit(UNKNOWN)
+
+
+@click.group(cls=Checks)
+def check() -> None:
+    """Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown."""
+
+
+def end(level: int, text: str) -> NoReturn:
+    """Print the line that monitoring shows, and end with its code."""
+    click.echo(f"{WORDS[level]}: {text}")
+    click.get_current_context().exit(level)
+
+
+def level_of(value: float, warning: float, critical: float) -> int:
+    """Give the level of a figure that is worse when it is higher."""
+    return CRITICAL if value >= critical else WARNING if value >= warning else OK
+
+
+@check.command()
+@node_options
+def ready(node: Node) -> None:
+    """Does the broker take messages?"""
+    stats = node.get("/stats")
+    if stats["is_ready"] and not stats["is_draining"]:
+        end(OK, "the broker takes messages")
+    end(CRITICAL, f"the broker does not take messages: {stats['step']}")
+
+
+@check.command()
+@click.argument("queue", required=False)
+@bounds(_counts, 1_000, 10_000)
+@node_options
+def backlog(node: Node, queue: str | None, warning: int, critical: int) -> None:
+    """How many messages are ready, in QUEUE or in the fullest one?"""
+    found = max(_queues(node, queue), key=lambda row: row["ready"], default=None)
+    if found is None:
+        end(OK, "no queues")
+    count = found["ready"]
+    end(level_of(count, warning, critical), f"{count:,} ready in {escape(found['name'])}")
+
+
+@check.command()
+@click.argument("queue", required=False)
+@bounds(_ages, "5m", "1h")
+@node_options
+def age(node: Node, queue: str | None, warning: int, critical: int) -> None:
+    """How old is the oldest ready message, in QUEUE or anywhere?"""
+    rows = [row for row in _queues(node, queue) if row["oldest_age_s"] is not None]
+    found = max(rows, key=lambda row: row["oldest_age_s"], default=None)
+    if found is None:
+        end(OK, "nothing waits")
+    oldest = found["oldest_age_s"]
+    end(level_of(oldest, warning, critical), f"{oldest:,.0f} s in {escape(found['name'])}")
+
+
+@check.command()
+@click.argument("queue")
+@click.option("--least", type=click.IntRange(min=1), default=1, show_default=True)
+@node_options
+def consumer(node: Node, queue: str, least: int) -> None:
+    """Has QUEUE at least so many consumers?"""
+    count = _queues(node, queue)[0]["consumers"]
+    end(OK if count >= least else CRITICAL, f"{count:,} consumers of {escape(queue)}")
+
+
+@check.command()
+@click.argument("queue", required=False)
+@bounds(_counts, 1, 100)
+@node_options
+def dead(node: Node, queue: str | None, warning: int, critical: int) -> None:
+    """How many dead letters are there, of QUEUE or of all?"""
+    count = sum(row["dead"] for row in _queues(node, queue))
+    end(level_of(count, warning, critical), f"{count:,} dead letters")
+
+
+@check.command()
+@click.option("-w", "--warning", type=click.FloatRange(0, 100), default=15.0, show_default=True)
+@click.option("-c", "--critical", type=click.FloatRange(0, 100), default=5.0, show_default=True)
+@node_options
+def disk(node: Node, warning: float, critical: float) -> None:
+    """How many percent of the disk are free?"""
+    stats = node.get("/stats")
+    share = 100 * stats["disk_free_bytes"] / max(1, stats["disk_bytes"])
+    level = CRITICAL if share <= critical else WARNING if share <= warning else OK
+    end(level, f"{share:.1f} % of the disk are free")
+
+
+def _queues(node: Node, queue: str | None) -> list[dict[str, Any]]:
+    if queue is not None:
+        return [node.get(f"/queues/{encode_name(queue)}")]
+    return list(node.list("/queues"))

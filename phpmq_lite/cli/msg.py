@@ -1,0 +1,129 @@
+"""``msg`` and ``search``: messages found, looked at, moved, deleted, brought back."""
+
+import base64
+import json
+import sys
+from typing import Any, Final
+
+import click
+
+from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.bulk import act, bulk_options
+from phpmq_lite.cli.node import Node, node_options
+from phpmq_lite.cli.options import duration, talk
+from phpmq_lite.cli.output import Column, output_option, write
+
+COLUMNS: Final = (
+    Column("id", "ID"),
+    Column("queue", "QUEUE"),
+    Column("state", "STATE"),
+    Column("deliveries", "DELIVERIES", is_number=True),
+    Column("size", "SIZE", is_number=True),
+    Column("reason", "REASON"),
+    Column("preview", "BODY"),
+)
+
+_ids = click.argument("ids", nargs=-1, metavar="[ID]...")
+_ttl = click.option(
+    "--ttl", "ttl_s", type=duration, metavar="DURATION", help="New time to live; 0: never expires."
+)
+_number = click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most."
+)
+
+
+@click.command()
+@click.argument("query", default="")
+@_number
+@node_options
+@output_option
+def search(node: Node, query: str, limit: int, output: str | None) -> None:
+    """Find messages, alive and settled, the newest first.
+
+    QUERY is what the pages take: `state:dead queue:mail* data.order_id:1042 -urn:test:* "text"`.
+    """
+    write(node.list("/messages", limit, q=query), COLUMNS, output, "nothing matches")
+
+
+@click.group()
+def msg() -> None:
+    """Look at messages; requeue, move, delete or restore them."""
+
+
+@msg.command()
+@click.argument("queue")
+@click.option("--state", type=click.Choice(["ready", "dispatched"]), help="Only these.")
+@_number
+@node_options
+@output_option
+def ls(node: Node, queue: str, state: str | None, limit: int, output: str | None) -> None:
+    """List the messages of a queue in order."""
+    path = f"/queues/{encode_name(queue)}/messages"
+    write(node.list(path, limit, state=state), COLUMNS, output, f"{queue} is empty")
+
+
+@msg.command()
+@click.argument("id", metavar="ID")
+@click.option("--body", is_flag=True, help="The body alone, as it was sent.")
+@node_options
+def get(node: Node, id: str, body: bool) -> None:
+    """Show one message, alive or settled, as JSON; or its body."""
+    if not body:
+        click.echo(json.dumps(node.get(f"/messages/{id}"), indent=2))
+        return
+    found = node.get(f"/messages/{id}/body")
+    content: str = found["content"]
+    raw = base64.b64decode(content) if found["encoding"] == "base64" else content.encode()
+    sys.stdout.buffer.write(raw)
+    if not found["is_whole"]:
+        talk(f"the first {len(raw):,} of {found['size']:,} bytes; the page has a download")
+
+
+@msg.command()
+@_ids
+@_ttl
+@bulk_options
+@node_options
+def requeue(node: Node, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
+    """Put messages at the end of their queue."""
+    act(node, "requeue", ids, ttl_s=ttl_s, **bulk)
+
+
+@msg.command()
+@_ids
+@bulk_options
+@node_options
+def release(node: Node, ids: tuple[str, ...], **bulk: Any) -> None:
+    """Take dispatched messages back from their consumers, to their old place."""
+    act(node, "release", ids, **bulk)
+
+
+@msg.command()
+@click.argument("queue")
+@_ids
+@click.option("--create", is_flag=True, help="Make the queue if it is not there.")
+@bulk_options
+@node_options
+def move(node: Node, queue: str, ids: tuple[str, ...], create: bool, **bulk: Any) -> None:
+    """Move messages to the end of QUEUE."""
+    act(node, "move", ids, target=queue, create=create or None, **bulk)
+
+
+@msg.command()
+@_ids
+@click.option("--dispatched", is_flag=True, help="Also what consumers hold.")
+@bulk_options
+@node_options
+def rm(node: Node, ids: tuple[str, ...], dispatched: bool, **bulk: Any) -> None:
+    """Delete messages; the history keeps them, `msg restore` brings them back."""
+    act(node, "delete", ids, dispatched=dispatched or None, **bulk)
+
+
+@msg.command()
+@_ids
+@_ttl
+@bulk_options
+@node_options
+def restore(node: Node, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
+    """Bring deleted messages back to their old place, as new messages."""
+    act(node, "restore", ids, ttl_s=ttl_s, **bulk)
