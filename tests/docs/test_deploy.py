@@ -1,0 +1,124 @@
+"""What lies in ``deploy/`` names metrics that exist, and parses."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from phpmq_lite.testing import running_service
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+DASHBOARD = DEPLOY / "grafana" / "phpmq-lite.json"
+ALERTS = DEPLOY / "prometheus-alerts.yml"
+SCRAPE = DEPLOY / "prometheus.yml"
+
+SUFFIXES = ("_bucket", "_sum", "_count")  # of a histogram
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\bphpmq_\w+", expression))
+
+
+def labels_in(expression: str) -> Iterator[tuple[str, str]]:
+    """Yield (metric, label) of each selector."""
+    for name, selector in re.findall(r"\b(phpmq_\w+)\{([^}]*)\}", expression):
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector):
+            yield name, label
+
+
+def dashboard() -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return made
+
+
+def rules() -> list[dict[str, Any]]:
+    told = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+    return [rule for group in told["groups"] for rule in group["rules"]]
+
+
+def expressions() -> list[str]:
+    panels = [target["expr"] for panel in dashboard()["panels"] for target in
+              panel.get("targets", [])]  # fmt: skip
+    marks = [mark["expr"] for mark in dashboard()["annotations"]["list"]]
+    variables = [each["definition"] for each in dashboard()["templating"]["list"]
+                 if each["type"] == "query"]  # fmt: skip
+    return [*panels, *marks, *variables, *(rule["expr"] for rule in rules())]
+
+
+@pytest.fixture
+async def families(tmp_path: Path) -> dict[str, str]:
+    """Give the kind of every family that a broker with a queue shows."""
+    async with (
+        running_service(tmp_path / "data") as running,
+        aiohttp.ClientSession(running.admin_url) as session,
+    ):
+        await session.post("/api/v1/queues/orders/messages", json={"content": "x"})
+        async with session.get("/metrics") as response:
+            text = await response.text()
+    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, flags=re.MULTILINE))
+
+
+async def test_every_metric_used_exists(families: dict[str, str]) -> None:
+    known = set(families)
+    for name, kind in families.items():
+        if kind == "histogram":
+            known |= {name + suffix for suffix in SUFFIXES}
+    used = set().union(*map(names_in, expressions()))
+    assert used - known == set()
+    assert len(used) > 30
+
+
+async def test_counters_are_asked_for_their_rate(families: dict[str, str]) -> None:
+    for expression in expressions():
+        for name in names_in(expression):
+            if families.get(name) == "counter":
+                assert re.search(rf"(rate|increase)\({name}", expression), expression
+
+
+def test_dashboard_has_one_data_source_variable() -> None:
+    told = dashboard()
+    kinds = [each["type"] for each in told["templating"]["list"]]
+    assert kinds.count("datasource") == 1
+    for panel in told["panels"]:
+        if panel["type"] != "row":
+            assert panel["datasource"]["uid"] == "${datasource}"
+            assert panel["targets"]
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_alerts_say_what_is_wrong_and_how_bad() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names) > 12
+    for rule in rules():
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_labels_used_are_those_of_the_metrics() -> None:
+    known = {"instance", "queue", "state", "reason", "dispatched", "file", "le", "route", "job"}
+    for expression in expressions():
+        for name, label in labels_in(expression):
+            assert label in known, (name, label)
+
+
+def test_scrape_example_parses_and_names_the_rules() -> None:
+    told = yaml.safe_load(SCRAPE.read_text(encoding="utf-8"))
+    assert told["rule_files"] == [ALERTS.name]
+    assert told["scrape_configs"][0]["metrics_path"] == "/metrics"
