@@ -133,3 +133,89 @@ def test_gap_is_logged_before_the_line_that_ends_it(
 def test_peer_is_quiet_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_peers", logs.RateLimit(1, window_s=1e9))
     assert [logs.is_quiet("x") for _ in range(3)] == [False, True, True]
+
+
+@pytest.fixture
+def recent(monkeypatch: pytest.MonkeyPatch) -> logs.Recent:
+    """Lines kept by this test only."""
+    made = logs.Recent(lines=5, size=4_000)
+    monkeypatch.setattr(logs, "recent", made)
+    return made
+
+
+def test_newest_lines_are_kept_escaped_with_their_members(
+    stream: io.StringIO, recent: logs.Recent
+) -> None:
+    logs.configure(stream=stream)
+    logs.get_logger("phpmq_lite.server.tcp").warning("bad\x1b", client=7, code="a\nb", ids=[1])
+    logging.getLogger("asyncio").error("slow")
+    lines = recent.lines()
+    assert [(line.level, line.area, line.event, line.rest) for line in lines] == [
+        ("error", "asyncio", "slow", ""),
+        ("warning", "server.tcp", "bad\\x1b", "client=7 code=a\\nb ids=[1]"),
+    ]
+
+
+def test_lines_are_kept_up_to_a_number_and_a_size(stream: io.StringIO, recent: logs.Recent) -> None:
+    logs.configure(stream=stream)
+    log = logs.get_logger("x")
+    for number in range(8):
+        log.info("line", n=number)
+    assert [line.rest for line in recent.lines()] == [f"n={n}" for n in (7, 6, 5, 4, 3)]
+    for _ in range(4):
+        log.info("long", text="x" * 1_500)
+    assert len(recent.lines()) == 2
+
+
+def test_line_that_is_too_long_is_kept_in_part(stream: io.StringIO) -> None:
+    recent = logs.Recent()
+    recent.add({"event": "x" * 100_000, "level": "info"})
+    (line,) = recent.lines()
+    assert len(line.event) == logs.LINE_BYTES + 1
+
+
+def test_lines_are_filtered_by_level(stream: io.StringIO, recent: logs.Recent) -> None:
+    logs.configure("debug", stream=stream)
+    log = logs.get_logger("x")
+    for level in ("debug", "info", "warning", "error"):
+        getattr(log, level)(level)
+    assert [line.event for line in recent.lines("warning")] == ["error", "warning"]
+
+
+def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.Recent) -> None:
+    logs.configure(stream=stream)
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        logs.get_logger("x").exception("failed")
+    (line,) = recent.lines()
+    assert line.detail.endswith("ValueError: bad")
+    assert line.rest == ""
+
+
+def test_access_log_is_written_and_not_kept(stream: io.StringIO, recent: logs.Recent) -> None:
+    logs.configure(stream=stream)
+    logs.get_logger("phpmq_lite.access").info("request", path="/")
+    assert lines(stream)[0]["area"] == "access"
+    assert recent.lines() == []
+
+
+def test_level_can_change_while_loggers_are_in_use(stream: io.StringIO) -> None:
+    logs.configure("warning", stream=stream)
+    log = logs.get_logger("x")
+    log.info("no")
+    logs.set_level("info")
+    log.info("yes")
+    logs.set_level("error")
+    log.warning("no")
+    assert [line["event"] for line in lines(stream)] == ["yes"]
+
+
+def test_set_up_token_that_is_shown_on_the_terminal_is_not_kept(
+    stream: io.StringIO, recent: logs.Recent
+) -> None:
+    """The page shows what is kept to everybody on this machine while there is no user."""
+    logs.configure(stream=stream)
+    logs.get_logger("x").info("no_users", token="secret", setup="/setup")
+    assert "secret" in stream.getvalue()
+    assert recent.lines()[0].rest == "setup=/setup"

@@ -1,0 +1,84 @@
+"""Looking never changes anything: 1,000 visits over all pages leave every table as it was."""
+
+import itertools
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from phpmq_lite import connect
+from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.testing import Running, running_service
+
+pytestmark = pytest.mark.acceptance
+
+VISITS: Final = 1_000
+BY_ITSELF: Final = {"rollup"}  # written each minute, whether anybody looks or not
+MOVING: Final = {"last_seen_ms"}  # a counter that follows the clock
+STREAMS: Final = {"events", "wait", "api-wait"}  # they do not end by themselves
+QUERIES: Final = ("", "?format=json", "?format=csv", "?limit=2", "?tab=history", "?q=state:dead")
+
+
+def everything(path: Path) -> dict[str, list[Any]]:
+    """Give every row of every table, but what changes without anybody."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        found = {
+            name: connection.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall()
+            for (name,) in tables.fetchall()
+            if name not in BY_ITSELF
+        }
+    connection.close()
+    found["counter"] = [row for row in found["counter"] if row[0] not in MOVING]
+    return found
+
+
+async def fill(broker: Running) -> str:
+    """Store messages in every state; return the id of one."""
+    async with connect(broker.host, broker.port) as client:
+        for at in range(20):
+            for queue in ("orders", "mail", "a/b", ".."):
+                await client.publish_confirmed(queue, b'{"n":%d}' % at, ttl_s=3_600 * (at % 2))
+        async with client.consume("orders", 6) as deliveries:
+            for at in range(6):
+                delivery = await anext(deliveries)
+                (delivery.ack, delivery.dead_letter, delivery.requeue)[at % 3]()
+            await client.publish_confirmed("last", b"\xff\x00")
+            return delivery.message_id
+
+
+def paths(message_id: str) -> list[str]:
+    """Give every address that can be looked at, with each of the queries."""
+    values = {"q": "orders", "id": message_id, "client": "1"}
+    found = []
+    for route in ROUTES:
+        if route.method == "GET" and route.name not in STREAMS:
+            path = re.sub(
+                r"\{(\w+)\}", lambda place: encode_name(values.get(place[1], "1")), route.path
+            )
+            found += [path + query for query in QUERIES]
+    return found
+
+
+async def test_a_thousand_visits_leave_every_table_as_it_was(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data") as broker:
+        message_id = await fill(broker)
+        database = tmp_path / "data" / "phpmq.db"
+        before = everything(database)
+        assert len(before["message"]) > 70
+        assert len(before["history"]) > 2
+        statuses = set()
+        base = broker.admin_url.rstrip("/")
+        async with aiohttp.ClientSession() as session:
+            for path in itertools.islice(itertools.cycle(paths(message_id)), VISITS):
+                async with session.get(URL(base + path, encoded=True)) as response:
+                    await response.read()
+                    statuses.add(response.status)
+        assert max(statuses) < 500
+        assert 200 in statuses
+        assert everything(database) == before
