@@ -209,7 +209,7 @@ class _Maker:
         return " OR ".join(self._part("text", spelling) for spelling in spellings(text))
 
     def _member(self, term: Term) -> str:
-        path, plain = self.bind(json_path(term.path)), plain_text(term.value)
+        plain = plain_text(term.value)
         if term.sign:
             then = self._part("member_compared", term.number).replace("{sign}", term.sign)
         elif plain in _WORDS:
@@ -218,7 +218,9 @@ class _Maker:
             then = self._part("member", as_glob(term.value))
             if _INTEGER.fullmatch(plain):
                 then = f"({then}) OR ({self._part('member_large', plain)})"
-        text = _PARTS["is_json"].replace("{then}", then).replace("{p}", path)
+        either = [then.replace("{p}", self.bind(path)) for path in json_paths(term.path)]
+        then = " OR ".join(f"({one})" for one in either)
+        text = _PARTS["is_json"].replace("{then}", then)
         if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(plain):
             # Looking for the bytes is three times faster than reading JSON.
             seen = " OR ".join(self._part("text", part) for part in (plain.encode(), b"\\u"))
@@ -243,10 +245,14 @@ def spellings(text: str) -> Iterable[bytes]:
     return dict.fromkeys((text.encode(), escaped.encode()))
 
 
-def json_path(path: str) -> str:
-    """Write ``data.items.0.sku`` as SQLite takes it: a step of digits is an index."""
-    steps = path.removeprefix("$.").split(".")
-    return "$" + "".join(
+def json_paths(path: str) -> list[str]:
+    """Write ``data.items.0.sku`` as SQLite takes it: a step of digits is an index.
+
+    ``data`` is an envelope's member, or else the whole body: most bodies are no envelopes.
+    """
+    steps = [
         f"[{step}]" if step.isascii() and step.isdecimal() and len(step) < 10 else f'."{step}"'
-        for step in steps
-    )
+        for step in path.removeprefix("$.").split(".")
+    ]
+    whole = "$" + "".join(steps)
+    return [whole, "$" + "".join(steps[1:])] if path.startswith("data.") else [whole]

@@ -198,7 +198,8 @@ def holds(term: Term, row: Plain) -> bool:
         case "text":
             escaped = json.dumps(term.value)[1:-1].replace("/", "\\/").encode()
             return row.body is not None and (term.value.encode() in row.body or escaped in row.body)
-    return holds_member(term, member(row.body, term.path))
+    paths = {term.path, re.sub(r"^data\.", "$.", term.path)}  # an envelope's member, or the body's
+    return any(holds_member(term, member(row.body, path)) for path in paths)
 
 
 def holds_member(term: Term, value: Any) -> bool:
