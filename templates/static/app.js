@@ -406,7 +406,7 @@ function focusRow(row) {
 }
 
 function walk(step) {
-  const list = all("table.list tbody tr", main);
+  const list = all("table.list tbody tr", main).filter((row) => row.checkVisibility());
   const next = list[list.indexOf(rowOf(document.activeElement)) + step];
   if (next) focusRow(next);
 }
