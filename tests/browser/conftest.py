@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.filled import Site, site_of
+from tests.browser.filled import PASSWORD, Site, site_of
 
 CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
 
@@ -33,6 +33,17 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 async def empty_site(tmp_path: Path) -> AsyncIterator[Site]:
     """Run a broker that nobody has used yet."""
     async with site_of(tmp_path / "data", is_filled=False) as made:
+        yield made
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Site]:
+    """Run a broker that asks for a login; its admin has ``PASSWORD``."""
+    file = tmp_path / "password"
+    file.write_text(PASSWORD)
+    file.chmod(0o600)
+    admin = {"initial_password_file": file, "login": "always"}
+    async with site_of(tmp_path / "data", is_filled=False, admin=admin) as made:
         yield made
 
 

@@ -23,6 +23,7 @@ BODIES = {
     "text": "Grüße, 世界\u200b\r\nsecond line\t\x1b[31m".encode(),
 }
 ENOUGH_S = 10.0
+PASSWORD = "correct horse battery"
 
 
 def envelope(number: int) -> bytes:

@@ -1,19 +1,16 @@
 """A day's work in Chromium, on a running broker: publish, find, move, delete, undo, redrive."""
 
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.browser.filled import Site, site_of
+from tests.browser.filled import PASSWORD, Site
 from tests.browser.tabs import open_tab
 
 playwright = pytest.importorskip("playwright.async_api")
 expect: Any = playwright.expect
-PASSWORD = "correct horse battery"
 
 
 async def publish(page: Any, site: Site, queue: str, body: str, count: int = 1) -> None:
@@ -111,17 +108,6 @@ async def test_dead_letters_are_found_by_cause_and_sent_home(site: Site, chromiu
     assert await bodies(site, "orders.dlq") == []
     assert len(await bodies(site, "orders")) == min(50, before + 3)
     assert troubles == []
-
-
-@pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Site]:
-    """Run a broker that asks for a login."""
-    file = tmp_path / "password"
-    file.write_text(PASSWORD)
-    file.chmod(0o600)
-    admin = {"initial_password_file": file, "login": "always"}
-    async with site_of(tmp_path / "data", is_filled=False, admin=admin) as site:
-        yield site
 
 
 async def test_token_is_made_shown_once_used_and_revoked(guarded: Site, chromium: Any) -> None:

@@ -1,29 +1,15 @@
 """Coming in and going: login, the menu, what a stranger sees."""
 
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.filled import Site, site_of
+from tests.browser.filled import PASSWORD, Site
 from tests.browser.tabs import barriers, open_tab
 
 playwright = pytest.importorskip("playwright.async_api")
 expect: Any = playwright.expect
-PASSWORD = "correct horse battery"
-
-
-@pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Site]:
-    """Run a broker that asks for a login."""
-    file = tmp_path / "password"
-    file.write_text(PASSWORD)
-    file.chmod(0o600)
-    admin = {"initial_password_file": file, "login": "always"}
-    async with site_of(tmp_path / "data", is_filled=False, admin=admin) as site:
-        yield site
 
 
 async def log_in(page: Any, site: Site, path: str) -> None:

@@ -9,6 +9,7 @@ from phpmq_lite.admin.access.identity import entry_of
 from phpmq_lite.admin.acting import bulk, words
 from phpmq_lite.admin.acting.flash import back
 from phpmq_lite.admin.acting.forms import form_of
+from phpmq_lite.admin.acting.job_models import JobOut
 from phpmq_lite.admin.acting.jobs import JobState
 from phpmq_lite.admin.acting.progress import (
     find_job,
@@ -20,14 +21,20 @@ from phpmq_lite.admin.acting.progress import (
     unknown_job,
 )
 from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.pages.selections import after
 from phpmq_lite.admin.render import page
+from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.schemas import FormatQuery
 
 
 async def jobs(request: web.Request) -> web.StreamResponse:
     """Bulk work of the last hour."""
-    return page(request, "bulk.html", jobs=jobs_of(request), job=None, row=None)
+    query, found = query_of(request, FormatQuery), jobs_of(request)
+    if query.format != "html":
+        return as_data(query.format, JobOut, [JobOut.of(job) for job in found])
+    return page(request, "bulk.html", jobs=found, job=None, row=None)
 
 
 async def job(request: web.Request) -> web.StreamResponse:

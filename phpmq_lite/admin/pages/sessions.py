@@ -7,17 +7,22 @@ from aiohttp import web
 from phpmq_lite.admin.access import people
 from phpmq_lite.admin.access.passwords import SHORTEST
 from phpmq_lite.admin.access.sessions import LOGIN
+from phpmq_lite.admin.api.sessions import SessionOut, sessions_out
 from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.pages.login import see_other
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of, next_of
+from phpmq_lite.admin.requests import field_of, next_of, query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.schemas import FormatQuery
 
 
 async def sessions(request: web.Request) -> web.StreamResponse:
     """Who is logged in, from where, since when."""
-    context = context_of(request)
+    context, query = context_of(request), query_of(request, FormatQuery)
+    if query.format != "html":
+        return as_data(query.format, SessionOut, sessions_out(request))
     accounts = context.entrance.accounts
     return page(
         request,

@@ -6,11 +6,14 @@ from aiohttp import web
 
 from phpmq_lite.admin.access import people
 from phpmq_lite.admin.access.identity import identity_of
+from phpmq_lite.admin.api.tokens import TokenOut, tokens_out
 from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of
+from phpmq_lite.admin.requests import field_of, query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.schemas import FormatQuery
 from phpmq_lite.admin.urls import decode_name
 
 DAYS: Final = {"": None, "30": 30, "90": 90, "365": 365}
@@ -19,6 +22,9 @@ _DAY_MS: Final = 86_400_000
 
 async def tokens(request: web.Request) -> web.StreamResponse:
     """All tokens, and a form for another one."""
+    query = query_of(request, FormatQuery)
+    if query.format != "html":
+        return as_data(query.format, TokenOut, tokens_out(request))
     return _list(request, {})
 
 

@@ -7,17 +7,23 @@ from aiohttp import web
 from phpmq_lite.admin.access import people
 from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.access.passwords import SHORTEST
+from phpmq_lite.admin.api.users import UserOut, users_out
 from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of
+from phpmq_lite.admin.requests import field_of, query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.schemas import FormatQuery
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.storage.accounts import User
 
 
 async def users(request: web.Request) -> web.StreamResponse:
     """All users, and a form for another one."""
+    query = query_of(request, FormatQuery)
+    if query.format != "html":
+        return as_data(query.format, UserOut, users_out(request))
     return _list(request, {})
 
 

@@ -1,13 +1,11 @@
-"""Made-up brokers for tests of the admin: a status, an engine that records, a filled database."""
+"""Made-up brokers for tests of the admin: a status, an engine to look at, a filled database."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, QueueSettings, checksum
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.server.figures import Figures
@@ -87,34 +85,10 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> Status:
     return replace(made, **changes)
 
 
-class RecordingCore:
-    """Stands where the broker's core stands: writes down what is asked, and answers."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.refusal: RefusedError | None = None
-        self.lives = SimpleNamespace(queues={})
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        """Take any command; its last argument is the answer."""
-
-        def command(*arguments: Any) -> None:
-            if self.refusal is not None:
-                raise self.refusal
-            self.asked.append((name, *arguments[:-1]))
-            value: Any = 3
-            if name == "publish_local":
-                value = f"{len(self.asked):032x}"
-            arguments[-1](value)
-
-        return command
-
-
 class FakeEngine:
-    """The admin's two ways to the broker, without one."""
+    """What the admin looks at, without a broker; whoever changes something needs a real one."""
 
     def __init__(self, status: Status | None = None) -> None:
-        self.core = RecordingCore()
         self.now = status or broker_status()
         self.figures = Figures()
 
@@ -132,10 +106,8 @@ class FakeEngine:
             yield list(self.now.queues[at : at + size])
 
     async def call(self, command: Callable[[Any, Callable[[Any], None]], None]) -> Any:
-        """Run a command and give its answer."""
-        answers: list[Any] = []
-        command(self.core, answers.append)
-        return answers[0]
+        """Refuse: nothing is ever changed here."""
+        raise NotImplementedError
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
         """Nothing is ever stored here."""
@@ -213,13 +185,3 @@ class Database:
             "INSERT INTO event (seq, at_ms, kind, detail) VALUES (?, ?, ?, ?)",
             (int(message_id[:16], 16), at_ms or NOW_MS - 30_000, kind, detail),
         )
-
-    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Give every row of every table."""
-        tables = self.connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-        ).fetchall()
-        return {
-            name: self.connection.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall()
-            for (name,) in tables
-        }

@@ -1,0 +1,180 @@
+"""Every page and every list of a real broker: they stand, come as data, and change nothing."""
+
+import json
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin.urls import encode_name
+from tests.integration.filled_house import PAGES, READING, STREAM, Filled, filled_house
+from tests.integration.site import running_site
+from tests.integration.visitors import shown
+from tests.unit.admin.cases import HOSTILE
+
+LISTS = (
+    "/", "/queues", "/queues/orders", "/queues/orders?tab=dead", "/queues/orders?tab=history",
+    "/messages?q=queue:orders", "/dead", "/trash", "/history", "/trace/7b3f-1", "/clients",
+    "/clients?state=closed", "/audit", "/users", "/tokens", "/sessions", "/bulk",
+)  # fmt: skip
+API_LISTS = (
+    "/api/v1/queues", "/api/v1/queues/orders/messages", "/api/v1/messages?q=queue:orders",
+    "/api/v1/dead", "/api/v1/dead/groups", "/api/v1/history", "/api/v1/traces/7b3f-1",
+    "/api/v1/audit", "/api/v1/config",
+)  # fmt: skip
+ELSEWHERE = {"login", "setup", "search"}  # lead to another page
+OTHER_STATE = {"message-release-form": 1, "message-restore-form": 2, "message-redrive-form": 3}
+ODD = (
+    "limit=0", "limit=201", "limit=x", "limit=9999999999999999999999", "cursor=x", "cursor=%00",
+    "state=dead", "sort=x", "has=x", "format=xml", "tab=x", "view=x", "span=x", "ids=a",
+    "ids=99999999999999999999", "outcome=ready", "confirm=all", "q=%22", "q=%00", "next=//evil",
+    "topic=x", "topic=queue:", "after=x", "until=x", "token=x", "action=x", "id=x", "level=x",
+    "after_offset=-1", "actor=%ff",
+)  # fmt: skip
+COUNTING = {  # what the broker writes by itself, and when somebody was seen
+    "audit", "rollup", "counter", "start", "session", "token", "sqlite_sequence", "history_place",
+}  # fmt: skip
+
+
+@pytest.fixture
+async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
+    async with filled_house(tmp_path / "data") as made:
+        yield made
+
+
+def everything(filled: Filled) -> dict[str, list[tuple[Any, ...]]]:
+    """Give all rows, but of what counts along by itself."""
+    names = filled.home.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
+    return {
+        name: filled.home.rows(f"SELECT * FROM {name}") for (name,) in names if name not in COUNTING
+    }
+
+
+async def test_every_page_stands(filled: Filled) -> None:
+    wrong = {}
+    for route in PAGES:
+        known = filled.message_ids[OTHER_STATE.get(route.name, 0)]
+        answer = await filled.me.get(filled.path(route, id=known, q="orders"))
+        expected = (303, 404) if route.name in ELSEWHERE else (200,)
+        if answer.status not in expected:
+            wrong[route.name] = (answer.status, shown(answer.text)[-300:])
+        is_page = answer.headers.get("Content-Type", "").startswith("text/html")
+        if is_page and "<script>alert" in answer.text:
+            wrong[route.name] = (answer.status, "a hostile name is not escaped")
+    assert wrong == {}
+
+
+async def test_list_has_other_formats_at_the_same_address(filled: Filled) -> None:
+    for path in (*LISTS, *API_LISTS):
+        address = f"{path}{'&' if '?' in path else '?'}format="
+        answer = await filled.me.get(f"{address}json")
+        assert (path, answer.status) == (path, 200)
+        assert answer.headers["Content-Type"].startswith("application/json")
+        items = json.loads(answer.text)["items"]
+        assert (path, bool(items)) == (path, True)
+        answer = await filled.me.get(f"{address}jsonl")
+        assert answer.headers["Content-Type"].startswith("application/x-ndjson")
+        *lines, last = map(json.loads, answer.text.splitlines())
+        assert (path, list(map(list, lines))) == (path, list(map(list, items)))
+        assert (path, last["complete"], last["count"]) == (path, True, len(items))
+        answer = await filled.me.get(f"{address}csv")
+        assert answer.text.splitlines()[0].split(",") == list(items[0])
+        assert answer.headers["Content-Disposition"].startswith("attachment")
+        answer = await filled.me.get(f"{address}xml")
+        assert (path, answer.status) == (path, 422)
+
+
+async def test_odd_query_is_never_our_fault(filled: Filled) -> None:
+    wrong, count = [], 0
+    for route in READING:
+        for query in ODD:
+            if route.name == STREAM and query.startswith("ids"):
+                continue
+            count += 1
+            answer = await filled.me.get(f"{filled.path(route)}?{query}")
+            if answer.status >= 500:
+                wrong.append((route.name, query, answer.status))
+    assert wrong == []
+    print(f"{count} odd queries, none our fault")  # noqa: T201
+
+
+async def test_odd_place_in_a_path_is_never_our_fault(filled: Filled) -> None:
+    huge, arabic = "9" * 23, "%d9%a1"
+    odd = ("%00", "~", "~~", ".%2f..", "-1", "0", huge, "%ff", arabic, "x" * 999)
+    wrong = []
+    for route in READING:
+        if "{" not in route.path:
+            continue
+        for piece in odd:
+            answer = await filled.me.get(re.sub(r"\{\w+\}", piece, route.path))
+            if answer.status >= 500:
+                wrong.append((route.name, piece, answer.status))
+    assert wrong == []
+
+
+async def test_looking_changes_nothing(filled: Filled) -> None:
+    before = everything(filled)
+    rows = filled.home.rows("SELECT count(*) FROM audit")
+    for _ in range(3):
+        for route in READING:
+            for known in filled.message_ids:
+                if "{id}" in route.path or known == filled.message_ids[0]:
+                    await filled.me.get(filled.path(route, id=known))
+    assert everything(filled) == before
+    assert filled.home.rows("SELECT count(*) FROM audit") == rows
+
+
+async def test_hostile_name_is_itself_in_the_api_and_escaped_on_pages(filled: Filled) -> None:
+    for name in HOSTILE:
+        data = await filled.ok("GET", f"/queues/{encode_name(name)}")
+        assert (data["name"], data["ready"]) == (name, 1)
+        [item] = (await filled.ok("GET", f"/queues/{encode_name(name)}/messages"))["items"]
+        assert item["queue"] == name
+    for path in ("/", "/queues", "/messages?q=state:ready", "/publish"):
+        text = (await filled.me.get(path)).text
+        assert "<script>alert" not in text
+        assert "\u202e" not in re.sub(r' value="[^"]*"', "", text)  # sent back, never shown
+
+
+async def test_queue_page_leads_through_all_messages(tmp_path: Path) -> None:
+    async with running_site(tmp_path) as site:
+        published = await site.publish_many("orders", 120)
+        path, seen = "/queues/orders", []
+        while path:
+            text = (await site.get(path)).text
+            seen += re.findall(r'class="id" href="/messages/(\w+)', text)
+            found = re.search(r'rel="next" href="([^"]+)"', text)
+            path = found[1].replace("&amp;", "&") if found else ""
+        assert seen == published
+
+
+async def test_message_page_shows_who_held_it_and_that_it_came_back(tmp_path: Path) -> None:
+    async with running_site(tmp_path) as site:
+        [known] = await site.publish("orders", '{"order_id":1042}')
+        async with site.client() as client, client.consume("orders", credit=1) as deliveries:
+            await anext(deliveries)
+            holder = (await site.ok("GET", "/clients"))["items"][0]
+            text = (await site.get(f"/messages/{known}")).text
+            assert "Dispatched" in text
+            assert holder["address"] in text
+        text = (await site.get(f"/messages/{known}")).text
+        assert "Returned to its old place" in text
+
+
+async def test_body_that_is_damaged_or_gone_says_so(tmp_path: Path) -> None:
+    async with running_site(tmp_path) as site:
+        bad, gone = await site.publish("orders", "spoiled", "removed")
+        with closing(sqlite3.connect(tmp_path / "phpmq.db", isolation_level=None)) as database:
+            database.execute("UPDATE body SET content = 'SPOILED' WHERE seq = ?", (_seq(bad),))
+            database.execute("DELETE FROM body WHERE seq = ?", (_seq(gone),))
+        assert "this body is damaged" in (await site.get(f"/messages/{bad}")).text
+        assert "The body is not stored any more" in (await site.get(f"/messages/{gone}")).text
+        assert (await site.get(f"/messages/{gone}/body")).status == 410
+
+
+def _seq(message_id: str) -> int:
+    return int(message_id[:16], 16)

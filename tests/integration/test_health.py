@@ -1,0 +1,77 @@
+"""What is answered while the broker starts and while it drains; the engine is made up."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from phpmq_lite.admin.access.headers import HEADERS
+from phpmq_lite.admin.app import create_app
+from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.readers import Readers
+from tests.unit.admin.cases import Database, FakeEngine, broker_status
+
+
+class Admin:
+    """Pages without a broker."""
+
+    def __init__(self, client: TestClient[web.Request, web.Application]) -> None:
+        self.client = client
+        self.engine = FakeEngine()
+        self.is_ready = True
+
+    async def get(self, path: str, method: str = "GET") -> tuple[int, str]:
+        """Ask for a page; it has the security headers in any case."""
+        async with self.client.request(method, path, allow_redirects=False) as response:
+            assert [name for name in HEADERS if name not in response.headers] == []
+            return response.status, await response.text()
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
+    Database(tmp_path / "phpmq.db").connection.close()
+    readers = Readers(tmp_path / "phpmq.db")
+    made: Admin
+    app = create_app(
+        engine := FakeEngine(), readers, Settings(data=tmp_path), version="0.1.0",
+        is_ready=lambda: made.is_ready,
+    )  # fmt: skip
+    async with TestClient(TestServer(app)) as client:
+        made = Admin(client)
+        made.engine = engine
+        yield made
+    await readers.close()
+
+
+async def test_only_health_answers_before_the_broker_is_ready(admin: Admin) -> None:
+    admin.is_ready = False
+    admin.engine.now = broker_status(is_ready=False, step="recovering")
+    assert await admin.get("/livez") == (200, "alive\n")
+    status, text = await admin.get("/readyz")
+    assert (status, text.splitlines()[0]) == (503, "starting")
+    assert await admin.get("/startupz") == (503, "starting: recovering, 60 %\n")
+    status, text = await admin.get("/")
+    assert (status, "recovering" in text) == (503, True)
+    for route in ROUTES:
+        if not route.is_early:
+            path = re.sub(r"\{\w+\}", "1", route.path)
+            assert (route.name, (await admin.get(path, route.method))[0]) == (route.name, 503)
+    admin.is_ready = True
+    admin.engine.now = broker_status()
+    assert (await admin.get("/readyz"))[0] == 200
+    assert await admin.get("/startupz") == (200, "started\n")
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_readiness_ends_while_draining_and_pages_stay(admin: Admin, is_ready: bool) -> None:
+    admin.is_ready = is_ready
+    admin.engine.now = broker_status(is_draining=True)
+    status, text = await admin.get("/readyz")
+    assert (status, text.splitlines()[0]) == (503, "draining")
+    for path in ("/", "/queues", "/metrics", "/api/v1/queues"):
+        assert (path, (await admin.get(path))[0]) == (path, 200)
+    assert await admin.get("/livez") == (200, "alive\n")

@@ -1,0 +1,200 @@
+"""How the admin answers what is odd: headers on every answer, hosts, methods, bodies, errors."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from phpmq_lite.admin.access.headers import HEADERS
+from phpmq_lite.admin.route import Route
+from phpmq_lite.admin.routes import ROUTES
+from tests.integration.filled_house import READING, WRITING, Filled, filled_house
+from tests.integration.visitors import Answer, Visitor, house
+
+ELSEWHERE = (
+    "/static/app.css", "/static/nothing", "/static/..%2fbase.html", "/nowhere", "/x//y",
+    "/queues/nowhere", "/messages/x", "/messages/" + "f" * 32, "/api/v1/nowhere",
+    "/api/v1/queues/nowhere",
+    "/clients/999", "/bulk/999", "/selections/gone", "/users/nobody", "/api/v1/messages?q=a:b",
+    "/queues?limit=x", "/queues/nowhere?format=json",
+)  # fmt: skip
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+
+
+@pytest.fixture
+async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
+    async with filled_house(tmp_path / "data", limits={"max_content": 1_000}) as made:
+        yield made
+
+
+def missing(answer: Answer) -> list[str]:
+    """Give the security headers that are not on an answer, or weaker than they are to be."""
+    found = [
+        name for name, value in HEADERS.items() if not answer.headers.get(name, "-").endswith(value)
+    ]
+    if answer.headers.get("Server") != "phpmq-lite":
+        found.append("Server")
+    is_static = answer.headers.get("Content-Type", "").startswith("text/css")
+    if answer.headers.get("Cache-Control") != ("no-cache" if is_static else "no-store"):
+        found.append("Cache-Control")
+    return found
+
+
+# -- headers, methods, hosts
+
+
+async def test_every_answer_has_the_security_headers(filled: Filled) -> None:
+    wrong, statuses = [], set()
+    paths = [filled.path(route) for route in ROUTES] + list(ELSEWHERE)
+    for path in dict.fromkeys(paths):
+        for method in METHODS:
+            if method == "POST" and path == "/logout":
+                continue
+            answer = await filled.me.ask(method, path)
+            statuses.add(answer.status)
+            if found := missing(answer):
+                wrong.append((method, path, answer.status, found))
+        stranger = await filled.me.get(path, Host="rebound.example")
+        assert (path, stranger.status, stranger.text) == (path, 421, "")
+        if found := missing(stranger):
+            wrong.append(("GET", path, 421, found))
+    assert wrong == []
+    assert statuses >= {200, 303, 403, 404, 405, 422}
+    assert 500 not in statuses
+
+
+async def test_stranger_gets_the_headers_too(filled: Filled) -> None:
+    async with Visitor(filled.home.url) as stranger:
+        for route in ROUTES:
+            answer = await stranger.ask(route.method, filled.path(route))
+            assert (route.name, missing(answer)) == (route.name, [])
+
+
+async def test_method_that_a_path_does_not_take_is_told_which_it_does(filled: Filled) -> None:
+    for path in dict.fromkeys(filled.path(route) for route in ROUTES):
+        known = {route.method for route in ROUTES if _is_of(path, route)}
+        known |= {"HEAD"} if "GET" in known else set()
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - known:
+            answer = await filled.me.ask(method, path)
+            allowed = set(answer.headers.get("Allow", "").split(","))
+            assert (path, method, answer.status, allowed) == (path, method, 405, known)
+
+
+def _is_of(path: str, route: Route) -> bool:
+    """Tell whether a path leads to a route; ``/queues/act`` is also a queue of that name."""
+    pattern = re.sub(r"\{\w+\}", "[^/]+", route.path)
+    return re.fullmatch(pattern, path) is not None
+
+
+async def test_named_host_is_answered(tmp_path: Path) -> None:
+    admin = {"hosts": ["mq.example"]}
+    async with house(tmp_path / "data", admin=admin) as home, Visitor(home.url) as me:
+        assert (await me.get("/livez", Host="mq.example:80")).status == 200
+        assert (await me.get("/livez", Host="other.example")).status == 421
+
+
+async def test_control_socket_needs_neither_host_nor_origin(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home:
+        await home.control("POST", "/queues/orders/messages", {"content": "x"})
+        connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
+        headers = {"Origin": "http://evil.example"}
+        async with Visitor("http://any.name", connector=connector, headers=headers) as me:
+            answer = await me.ask("POST", "/api/v1/queues/orders/purge", json={})
+        assert (answer.status, json.loads(answer.text)) == (200, {"settled": 1})
+
+
+# -- what is sent
+
+
+async def test_body_that_is_no_json_is_refused(filled: Filled) -> None:
+    csrf = await filled.me.csrf()
+    for media_type in ("text/plain", "application/xml", "multipart/form-data", ""):
+        for route in [route for route in WRITING if route.is_api]:
+            status = await _send(filled, route, b"{}", {"Content-Type": media_type}, csrf)
+            assert (route.name, media_type, status) == (route.name, media_type, 415)
+
+
+async def test_broken_json_is_refused(filled: Filled) -> None:
+    csrf, headers = await filled.me.csrf(), {"Content-Type": "application/json"}
+    for route in [route for route in WRITING if route.is_api and route.takes is not None]:
+        for body in (b"{", b"\xff", b"[" * 100_000):
+            assert await _send(filled, route, body, headers, csrf) in (400, 413), route.name
+
+
+async def _send(
+    filled: Filled, route: Route, body: bytes, headers: dict[str, str], csrf: str
+) -> int:
+    """Send a body as a script of ours would."""
+    known = {"Origin": filled.me.origin, "X-CSRF-Token": csrf} | headers
+    answer = await filled.me.ask(route.method, filled.path(route), known, data=body)
+    return answer.status
+
+
+async def test_wrong_message_is_refused_and_its_field_named(filled: Filled) -> None:
+    tries: list[tuple[str, Any, int, str | None]] = [
+        ("orders", {"content": 5}, 422, "0.content"),
+        ("orders", {"content": "a", "ttl_s": -1}, 422, "0.ttl_s"),
+        ("orders", [{"content": "a"}, {"content": "a", "more": 1}], 422, "1.more"),
+        ("orders", {"content": "!", "encoding": "base64"}, 422, "0"),
+        ("orders", {"content": "a", "encoding": "utf-16"}, 422, "0.encoding"),
+        ("orders", [], 422, None),
+        ("orders", "text", 422, "0"),
+        ("orders", [{"content": "a"}] * 1_001, 422, None),
+        ("orders", {"content": "x" * 2_000}, 413, "0.content"),
+        ("%0A", {"content": "a"}, 422, "queue"),
+        ("x" * 256, {"content": "a"}, 422, "queue"),
+    ]
+    headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}
+    before = filled.home.rows("SELECT count(*) FROM message")
+    for queue, body, status, field in tries:
+        path = f"/api/v1/queues/{queue}/messages"
+        answer = await filled.me.ask("POST", path, headers, json=body)
+        problem = json.loads(answer.text)
+        assert (body, answer.status, problem.get("field")) == (body, status, field)
+        assert {"title", "detail", "code", "request_id"} <= problem.keys()
+    assert filled.home.rows("SELECT count(*) FROM message") == before
+
+
+# -- errors
+
+
+async def test_error_is_a_page_for_people_and_json_for_programs(filled: Filled) -> None:
+    answer = await filled.me.get("/queues/nope")
+    assert (answer.status, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    assert "No such queue" in answer.text
+    for path in ("/queues/nope?format=json", "/api/v1/queues/nope", "/api/v1/nowhere"):
+        answer = await filled.me.get(path)
+        assert (path, answer.status) == (path, 404)
+        assert answer.headers["Content-Type"].startswith("application/problem+json")
+        assert json.loads(answer.text)["request_id"] == answer.headers["X-Request-Id"]
+
+
+async def test_failure_is_logged_and_leaks_nothing(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("a secret")
+
+    monkeypatch.setattr(filled.home.broker.service.front, "status", fail)
+    answer = await filled.me.get("/api/v1/queues")
+    problem = json.loads(answer.text)
+    assert (answer.status, problem["code"]) == (500, "internal")
+    assert "secret" not in answer.text
+    assert missing(answer) == []
+    written = "".join(capsys.readouterr())
+    assert problem["request_id"] in written
+    assert "a secret" in written
+    answer = await filled.me.get("/queues")
+    assert (answer.status, "secret" in answer.text, missing(answer)) == (500, False, [])
+    assert re.search(problem["title"], answer.text)
+
+
+async def test_reading_needs_no_token(filled: Filled) -> None:
+    """GET changes nothing, so links from elsewhere work."""
+    for route in READING:
+        answer = await filled.me.get(filled.path(route), Referer="http://other.example/")
+        assert (route.name, answer.status < 500) == (route.name, True)
