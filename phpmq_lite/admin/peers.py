@@ -177,10 +177,14 @@ def _add_held(look: Look, core: Broker, connection: Any, allowed: frozenset[int]
 def _unix_pid(connection: Any) -> int | None:
     if connection.kind != "unix" or not hasattr(socket, "SO_PEERCRED"):
         return None
-    peer = connection.peer.transport.get_extra_info("socket")
+    transport = connection.peer.transport
+    peer = None if transport is None else transport.get_extra_info("socket")
     if peer is None:
         return None
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    try:
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # closed already; the core hears of it in this batch or the next
+        return None
     pid: int = _CREDENTIALS.unpack(raw)[0]
     return pid or None
 

@@ -19,6 +19,7 @@ _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "too_many": 422,
     "stale": 412,
     "unknown_client": 404,
+    "foreign_queue": 403,
     "too_many_queues": 422,
     "too_large": 413,
     "disk_full": 507,

@@ -43,7 +43,15 @@ async def any_json(request: web.Request) -> object:
     Raises:
         Problem: 400 where it is not JSON.
     """
-    raw = await request.read()
+    return read_json(await request.read())
+
+
+def read_json(raw: bytes) -> object:
+    """Read JSON of any shape; None where there is nothing.
+
+    Raises:
+        Problem: 400 where it is not JSON.
+    """
     if not raw.strip():
         return None
     try:

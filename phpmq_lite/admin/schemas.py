@@ -31,6 +31,14 @@ class _Query(BaseModel):
     cursor: str | None = Field(None, max_length=2_000)
 
 
+class FormatQuery(BaseModel):
+    """Of a list that is given whole: as what."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "html"
+
+
 class QueueQuery(_Query):
     """Filter and order of a list of queues."""
 

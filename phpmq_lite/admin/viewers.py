@@ -22,7 +22,8 @@ def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Has
         if value and name not in _NOT_FILTER
     ))  # fmt: skip
     identity = identity_of(request)
-    return topic, ids, filter_, identity.role, identity.queues
+    actor = identity.actor if identity.queues else ""  # they see bulk work of their own only
+    return topic, ids, filter_, identity.role, identity.queues, actor
 
 
 def session_of(request: web.Request) -> str:

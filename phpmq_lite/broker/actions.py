@@ -42,7 +42,9 @@ class Options:
     target: str | None = None  # of move, which must exist; of redrive, None: where it died
     create: bool = False  # move: make the target
     with_dispatched: bool = False  # delete: also what consumers hold
-    queues: frozenset[int] | None = None  # only messages of these queue_ids; None: of all
+    # only messages of these queue_ids, and redrive only back to these; None: of all.  A target
+    # that is named is checked by who names it
+    queues: frozenset[int] | None = None
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     # of place: seq -> queue_id, position
 
@@ -210,6 +212,9 @@ class Act:
             return "queue gone"
         if origin.queue_id == record.queue_id:
             return "there already"
+        queues = self._options.queues
+        if name is None and queues is not None and origin.queue_id not in queues:
+            return "foreign queue"
         if (reason := origin.refusal()) is not None:
             return _short(reason)
         message = lives.redrive(record, body, origin, self._options.ttl_s)

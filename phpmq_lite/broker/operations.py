@@ -7,15 +7,14 @@ the same transaction.  Where a function raises RefusedError nothing has changed,
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from phpmq_lite.broker import actions, audit, sweeps
 from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.publishing import publish
-from phpmq_lite.broker.queue import settings_of
+from phpmq_lite.broker.queue import settings_of, values_of
 from phpmq_lite.broker.queue_settings import check_settings
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
@@ -27,6 +26,7 @@ __all__ = [
     "Options",
     "Outcome",
     "act",
+    "check_rows",
     "configure",
     "create_queue",
     "disconnect",
@@ -90,16 +90,18 @@ def redrive(
     target: str | None = None,
     ttl_s: int | None = None,
     limit: int | None = None,
+    queues: frozenset[int] | None = None,
 ) -> None:
     """Send dead-letter records back to where they died, or to ``target``; answers how many.
 
-    ``ttl_s`` None is the default of the queue they come to, 0 never expires.
+    ``ttl_s`` None is the default of the queue they come to, 0 never expires.  ``queues`` are those
+    that they may go back to, by queue_id; None: all.
     """
     queue = core.existing(name)
     goal = None if target is None else core.existing(target)
     sweeps.redrive(
         core.lives, queue, answer, _noting(core, entry),
-        target=goal, ttl_s=ttl_s, limit=limit, source=entry.source,
+        target=goal, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
     )  # fmt: skip
 
 
@@ -130,13 +132,13 @@ def configure(
     """
     queue = core.existing(name)
     check_settings(name, changes)
-    before = asdict(queue.settings)
+    before = values_of(queue.settings)
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
     queue.settings = settings_of(queue.row, core.lives.defaults)
     core.lives.batch.configured.append(queue.row)
     core.settings_changed(queue, changes)
-    after = asdict(queue.settings)
+    after = values_of(queue.settings)
     if not entry.detail:
         entry.detail = _difference(before, after)
     audit.count(core, entry, 1)
@@ -180,15 +182,27 @@ def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> 
     core.lives.batch.answers.append((answer, True))
 
 
-def disconnect(core: Broker, entry: AuditEntry, client: int, answer: Answer) -> None:
+def disconnect(
+    core: Broker,
+    entry: AuditEntry,
+    client: int,
+    answer: Answer,
+    *,
+    queues: frozenset[int] | None = None,
+) -> None:
     """End a connection; answers with how many messages go back to their place.
 
+    Where ``queues`` are given, by queue_id, it has to consume these only.
+
     Raises:
-        RefusedError: ``unknown_client``: it has no open connection.
+        RefusedError: ``unknown_client``: it has no open connection; ``foreign_queue``.
     """
     connection = core.connections.get(client)
     if connection is None:
         raise RefusedError("unknown_client", f"client {client} is not connected")
+    consumed = connection.consumers.keys()
+    if queues is not None and not (consumed and consumed <= queues):
+        raise RefusedError("foreign_queue", f"client {client} is not for your queues alone")
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
     audit.count(core, entry, held)
     answers = core.lives.batch.answers
@@ -205,13 +219,22 @@ def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: A
     Raises:
         RefusedError: ``bad_value``: SQLite cannot take one of the values.
     """
-    for _, name, parameters in rows:
-        for value in parameters:
-            _check_value(name, value)
+    check_rows(rows)
     core.lives.batch.rare += rows
     if entry is not None:
         audit.count(core, entry, 0 if entry.count else 1)
     core.lives.batch.answers.append((answer, len(rows)))
+
+
+def check_rows(rows: Iterable[Row]) -> None:
+    """Refuse rows that ``write`` would refuse; for who changes something else before.
+
+    Raises:
+        RefusedError: ``bad_value``: SQLite cannot take one of the values.
+    """
+    for _, name, parameters in rows:
+        for value in parameters:
+            _check_value(name, value)
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from phpmq_lite.model import Message, Peer, QueueRow, QueueSettings
 
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
+_SETTINGS: Final = tuple(f.name for f in fields(QueueSettings))
 
 
 class Connection:
@@ -155,9 +156,14 @@ class Queue:
         return None
 
 
+def values_of(settings: QueueSettings) -> dict[str, Any]:
+    """Give settings by name; ``asdict`` takes 35 µs, and definitions set 10,000 queues at once."""
+    return {name: getattr(settings, name) for name in _SETTINGS}
+
+
 def settings_of(row: QueueRow, defaults: QueueSettings) -> QueueSettings:
     """Fill what the row leaves open: by the queue's name first, then by the broker's defaults."""
-    values: dict[str, Any] = {f.name: getattr(defaults, f.name) for f in fields(QueueSettings)}
+    values = values_of(defaults)
     if row.name.endswith(RETRY_SUFFIX) and len(row.name) > len(RETRY_SUFFIX):
         values["on_expire"] = "forward:" + row.name.removesuffix(RETRY_SUFFIX)
     if row.name.endswith(DEAD_LETTER_SUFFIX):

@@ -97,15 +97,21 @@ def redrive(
     ttl_s: int | None,
     limit: int | None,
     source: str,
+    queues: frozenset[int] | None = None,
 ) -> None:
-    """Store each ready record again in its origin queue, or ``target``; the record settles."""
+    """Store each ready record again in its origin queue, or ``target``; the record settles.
+
+    Those whose queue takes nothing now stay, and so do those that died in none of ``queues``.
+    """
     target_id = None if target is None else target.queue_id
 
     def act(record: Message, body: bytes | None) -> bool:
         origin = lives.by_id.get(target_id or record.source_queue_id or 0)  # it may be gone by now
         if origin is None or origin.queue_id == queue.queue_id:
             return False
-        if record.state != State.READY or body is None:
+        if target_id is None and queues is not None and origin.queue_id not in queues:
+            return False
+        if record.state != State.READY or body is None or origin.refusal() is not None:
             return False
         lives.redrive(record, body, origin, ttl_s)
         origin.totals.count_source(source)

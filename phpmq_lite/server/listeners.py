@@ -203,7 +203,10 @@ class Listeners:
             protocol = self._factory(listener.kind, listener.dispatch)
         except Exception as error:  # the listener goes on for others
             connection.close()
-            _log.error("no_session", listener=listener.address, reason=str(error), exc_info=error)
+            if not is_quiet("no_session"):
+                _log.error(
+                    "no_session", listener=listener.address, reason=str(error), exc_info=error
+                )
             return False
         secured: dict[str, Any] = {}
         if listener.kind == "tls":

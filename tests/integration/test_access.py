@@ -654,3 +654,53 @@ async def run(*arguments: str) -> str:
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return out.decode()
+
+
+async def test_user_is_removed_once(home: House) -> None:
+    await home.add("bob", "viewer")
+    async with Visitor(home.url, await home.token("robot", "admin")) as robot:
+        done = await asyncio.gather(*(robot.call("DELETE", "/users/bob") for _ in range(3)))
+        assert sorted(answer.status for answer in done) == [200, 404, 404]
+        changed = {"role": "operator"}
+        assert (await robot.call("PATCH", "/users/bob", changed)).status == 404
+        assert (await robot.get("/readyz")).status == 200
+
+
+async def test_browser_with_an_odd_name_logs_in_and_changes_the_password(home: House) -> None:
+    odd = {"User-Agent": "odd \udcff"}  # a byte that is not UTF-8
+    async with Visitor(home.url) as anna:
+        host, port = home.url.removeprefix("http://").split(":")
+
+        async def post(path: str, fields: str) -> bytes:
+            body = f"csrf={await anna.csrf()}&{fields}".encode()
+            cookies = "; ".join(f"{name}={value}" for name, value in anna.cookies().items())
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {home.url}\r\n"
+                f"Cookie: {cookies}\r\nUser-Agent: {odd['User-Agent']}\r\nConnection: close\r\n"
+                "Content-Type: application/x-www-form-urlencoded\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
+            ).encode(errors="surrogateescape")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head + body)
+            answer = await reader.read()
+            writer.close()
+            return answer.partition(b"\r\n")[0]
+
+        word = PASSWORD.replace(" ", "+")
+        assert b"303" in await post("/login", f"name=anna&password={word}")
+        await anna.log_in("anna")
+        fields = f"old={word}&password=another+long+one&again=another+long+one"
+        assert b"303" in await post("/account/password", fields)
+        assert (await anna.get("/readyz")).status == 200
+    assert home.rows("SELECT agent FROM session WHERE agent LIKE 'odd%'") == [("odd \\udcff",)]
+
+
+async def test_form_in_an_unknown_charset_is_refused(home: House) -> None:
+    part = (
+        '--x\r\nContent-Disposition: form-data; name="csrf"\r\n'
+        "Content-Type: text/plain; charset=bogus\r\n\r\nabc\r\n--x--\r\n"
+    )
+    headers = {"Origin": home.url, "Content-Type": "multipart/form-data; boundary=x"}
+    async with Visitor(home.url) as visitor:
+        answer = await visitor.ask("POST", "/login", headers, data=part)
+    assert answer.status == 400

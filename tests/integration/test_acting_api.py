@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.admin import cursors
 from tests.integration.site import Site, running_site
 
 UNKNOWN_ID = "0" * 15 + "1" + "0" * 16
@@ -286,3 +287,34 @@ async def test_refusals_are_audited_once(site: Site) -> None:
     await site.api("POST", "/bulk", {"token": "x", "action": "delete"})
     rows = await site.audit()
     assert [(row["action"], row["result"]) for row in rows] == [("bulk.start", "selection_expired")]
+
+
+async def test_definitions_with_a_text_that_cannot_be_stored_change_nothing(site: Site) -> None:
+    for wrong, code in (("\ud800", "bad_value"), (float("nan"), "invalid")):
+        asked = {"queues": {"orders": {"note": "x"}}, "labels": {"10.0.0.7": wrong}}
+        status, answer = await site.api("PUT", "/definitions", asked)
+        assert (status, answer["code"]) == (422, code)
+    assert (await site.ok("GET", "/definitions"))["queues"] == {}
+
+
+async def test_import_that_ends_half_way_is_audited_as_such(site: Site) -> None:
+    await site.ok("PUT", "/queues/small")
+    await site.ok("PATCH", "/queues/small", {"max_messages": 500})
+    lines = [{"queue": "small", "content": str(at)} for at in range(501)]
+    status, answer = await site.api("POST", "/import", {"messages": lines})
+    assert (status, answer["code"]) == (409, "queue_full")
+    [row] = await site.audit("message.import")
+    assert (row["count"], row["result"]) == (500, "queue_full")
+
+
+async def test_purge_of_ticked_queues_is_audited_once_it_is_done(site: Site) -> None:
+    await site.publish("orders", "a")
+    page = await site.post("/queues/act", {"action": "purge", "queue": "orders"})
+    assert page.status == 303
+    assert [row["action"] for row in await site.audit()] == ["selection.make", "message.publish"]
+
+
+async def test_cursor_past_64_bits_is_refused(site: Site) -> None:
+    cursor = cursors.encode("closed clients", "after", [1 << 70, 1])
+    status, answer = await site.api("GET", f"/clients?state=closed&cursor={cursor}")
+    assert (status, answer["code"]) == (422, "bad_cursor")

@@ -1,5 +1,6 @@
 """Whoever is limited to some queues acts on those only; whoever only reads acts on nothing."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,83 @@ async def test_settings_and_erase_are_for_admins(site: Site) -> None:
     assert (await site.api("POST", f"/messages/{ids[0]}/erase", **operator))[0] == 403
     assert (await site.api("PATCH", "/queues/orders", {"note": "n"}, **operator))[0] == 403
     assert (await site.api("PUT", "/definitions", {}, **operator))[0] == 403
+
+
+async def bury(site: Site, queue: str, count: int) -> list[str]:
+    """Have messages of a queue die; gives the ids of their records."""
+    await site.publish_many(queue, count)
+    async with site.client() as client, client.consume(queue, credit=count) as consumer:
+        for _ in range(count):
+            (await anext(consumer)).dead_letter()
+        async with asyncio.timeout(10):
+            while await site.ready(f"{queue}.dlq") < count:
+                pass  # each look waits for an answer, so this does not spin
+    page = await site.ok("GET", f"/queues/{queue}.dlq/messages")
+    return [item["id"] for item in page["items"]]
+
+
+async def test_records_go_back_to_queues_of_who_redrives_only(site: Site) -> None:
+    ids = await bury(site, "orders", 3)
+    limited = await token(site, "operator", "orders.dlq")
+    status, answer = await site.api("POST", f"/messages/{ids[0]}/redrive", **limited)
+    assert (status, answer["code"]) == (409, "foreign_queue")
+    path = "/dead/orders.dlq/redrive"
+    assert await site.ok("POST", path, **limited) == {"redriven": 0, "job": None}
+    rated = await site.ok("POST", path, {"rate": 100_000}, **limited)
+    assert rated["redriven"] == 0
+    made = await site.ok("POST", "/selections", {"q": "queue:orders.dlq"}, **limited)
+    asked = {"token": made["token"], "action": "redrive"}
+    job = await site.ok("POST", "/bulk", asked, **limited)
+    assert (job["done"], job["skipped"]) == (0, {"foreign queue": 3})
+    assert (await site.ready("orders"), await site.ready("orders.dlq")) == (0, 3)
+    whole = await token(site, "operator", "orders", "orders.dlq")
+    assert (await site.ok("POST", "/dead/orders/redrive", {"limit": 2}, **whole))["redriven"] == 2
+    assert (await site.ready("orders"), await site.ready("orders.dlq")) == (2, 1)
+
+
+async def test_expired_messages_are_not_forwarded_to_queues_of_others(site: Site) -> None:
+    await site.publish("orders", "a")
+    limited = await token(site, "admin", "orders*")
+    forward = {"on_expire": "forward:mail"}
+    status, answer = await site.api("PATCH", "/queues/orders", forward, **limited)
+    assert (status, answer["code"], answer["field"]) == (403, "foreign_queue", "on_expire")
+    both = {"queues": {"orders": forward}}
+    assert (await site.api("PUT", "/definitions", both, **limited))[0] == 403
+    assert (await site.ok("GET", "/queues/orders"))["settings"]["on_expire"] == "history"
+    forward = {"on_expire": "forward:orders.old"}
+    assert (await site.ok("PATCH", "/queues/orders", forward, **limited))["on_expire"] == (
+        "forward:orders.old"
+    )
+
+
+async def test_connections_that_serve_other_queues_stay(site: Site) -> None:
+    await site.publish("mail", "a")
+    await site.publish("orders", "b")
+    limited = await token(site, "operator", "orders*")
+    async with site.client() as client, client.consume("orders", credit=1):
+        number = (await site.ok("GET", "/clients"))["items"][0]["client"]
+        async with client.consume("mail", credit=1) as mails:
+            await anext(mails)
+            status, answer = await site.api("DELETE", f"/clients/{number}", **limited)
+            assert (status, answer["code"]) == (403, "foreign_queue")
+            assert (await site.ok("GET", f"/clients/{number}"))["held_total"] == 2
+    async with site.client() as client, client.consume("orders", credit=1) as orders:
+        await anext(orders)
+        [one] = (await site.ok("GET", "/clients"))["items"]
+        gone = await site.ok("DELETE", f"/clients/{one['client']}", **limited)
+        assert gone["returned"] == 1
+
+
+async def test_admin_of_some_queues_is_not_admin_of_the_broker(site: Site) -> None:
+    limited = await token(site, "admin", "orders*")
+    await token(site, "viewer")
+    status, answer = await site.api("DELETE", "/tokens/viewer-0", **limited)
+    assert (status, answer["code"]) == (403, "foreign_queue")
+    async with aiohttp.ClientSession(headers=limited) as session:
+        for tab, expected in (("health", 200), ("log", 403), ("settings", 403)):
+            async with session.get(f"{site.url}/system?tab={tab}") as page:
+                assert page.status == expected, tab
+        asked = {"name": "drain", "reason": "why not"}
+        async with session.post(f"{site.url}/system/drain", data=asked) as page:
+            assert page.status == 403
+    assert (await site.ok("GET", "/stats"))["is_draining"] is False

@@ -3,12 +3,16 @@
 import asyncio
 import os
 import re
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from phpmq_lite.admin.peers import _unix_pid
 from phpmq_lite.client import Client, connect
 from phpmq_lite.testing import Running, running_service
 from tests.integration.live_client import Pages, pages, until
@@ -269,3 +273,20 @@ async def test_wrong_byte_is_kept_when_nobody_watched(broker: Running, browser: 
     assert '<mark class="bad-byte">X</mark>' in page
     _, page = await browser.get(f"/clients/{ended[0]['client']}")
     assert "Wrong byte at offset 9" in page
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who the peer is")
+async def test_peer_that_has_just_left_is_nobody() -> None:
+    """The core still has a connection whose socket is closed: it is asked within a batch."""
+    here, there = socket.socketpair()
+    with there:
+        reader, writer = await asyncio.open_unix_connection(sock=here)
+        connection = SimpleNamespace(kind="unix", peer=SimpleNamespace(transport=writer.transport))
+        assert _unix_pid(connection) == os.getpid()
+        writer.transport.abort()
+        while await reader.read(1):
+            pass
+        await asyncio.sleep(0)
+        assert _unix_pid(connection) is None
+    connection.peer.transport = None
+    assert _unix_pid(connection) is None

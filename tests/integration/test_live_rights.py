@@ -1,14 +1,18 @@
 """What somebody who is limited to some queues sees live: those, and nothing of the others."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
+from phpmq_lite.admin.access.identity import Identity, set_identity
+from phpmq_lite.admin.route import Role
+from phpmq_lite.admin.viewers import feed_key
 from phpmq_lite.client import connect
 from phpmq_lite.testing import Running, running_service
 from tests.integration.live_client import Events, Pages, pages, taps, until
@@ -31,10 +35,12 @@ async def control(broker: Running) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @asynccontextmanager
-async def limited(broker: Running, role: str = "viewer") -> AsyncIterator[Pages]:
+async def limited(
+    broker: Running, role: str = "viewer", name: str = "limited"
+) -> AsyncIterator[Pages]:
     """A program whose token is for the queues ``mail*`` only."""
     async with control(broker) as session:
-        asked = {"name": f"limited-{role}", "role": role, "queues": ["mail*"]}
+        asked = {"name": f"{name}-{role}", "role": role, "queues": ["mail*"]}
         async with session.post("/api/v1/tokens", json=asked) as answer:
             assert answer.status == 201, await answer.text()
             token = (await answer.json())["token"]
@@ -128,3 +134,25 @@ async def last_of(stream: Events) -> dict[str, Any]:
         name, _, data = await stream.next()
         if name == "bye":
             return data
+
+
+async def test_bulk_work_is_shown_to_who_does_it(broker: Running) -> None:
+    async with limited(broker, "operator") as one, limited(broker, "operator", "b") as other:
+        asked = {"q": "queue:mail"}
+        async with one.session.post(one.url("/api/v1/selections"), json=asked) as answer:
+            made = (await answer.json())["token"]
+        work = {"token": made, "action": "requeue"}
+        async with one.session.post(one.url("/api/v1/bulk"), json=work) as answer:
+            topic = f"/live?topic=bulk:{(await answer.json())['job']}"
+        assert (await one.json(topic))["shown"]["bulk.done"] == "1"
+        assert "shown" not in await other.json(topic)
+
+
+def test_viewers_of_the_same_queues_share_what_is_not_about_them() -> None:
+    def key(name: str, *queues: str) -> Hashable:
+        request = make_mocked_request("GET", "/api/v1/live")
+        set_identity(request, Identity(name, Role.OPERATOR, "token", queues))
+        return feed_key(request, "queues")
+
+    assert key("a") == key("b")
+    assert key("a", "mail") != key("b", "mail")

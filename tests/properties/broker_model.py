@@ -73,6 +73,7 @@ class Model:
     keys: dict[tuple[str, bytes], int] = field(default_factory=dict)  # added, steady ms
     ids: dict[tuple[str, bytes], list[str]] = field(default_factory=dict)  # stored under a key
     ever_removed: set[str] = field(default_factory=set)  # queues, since the last rest
+    ever_changed: set[str] = field(default_factory=set)  # in their settings, the same
     present: set[str] = field(default_factory=set)  # queues that were there before this turn
     acts: Any = None  # broker_acts.Acts
     credit: dict[Client, dict[str, int]] = field(default_factory=dict)
@@ -337,9 +338,11 @@ class Model:
             case "purge" | "redrive":
                 self.sweeps.append(Sweep(question, queue, is_untouched=set(self.ready(queue))))
             case "configure":
+                self.ever_changed.add(queue)
                 own = self.own.get(queue, {}) | arguments[0]
                 self.own[queue] = {name: v for name, v in own.items() if v is not None}
             case "pause":
+                self.ever_changed.add(queue)
                 side, is_paused = arguments
                 self.own[queue] = self.own.get(queue, {}) | {f"{side}_paused": is_paused}
 
@@ -436,8 +439,12 @@ class Model:
             return bool(m.queue == question.arguments[0])
         options = question.options
         origin = options["target"] or (m.source and m.source[1])
-        if origin in self.ever_removed:
-            return False
+        if origin in self.ever_removed | self.ever_changed:
+            return False  # perhaps it took nothing then
+        if origin is not None:
+            settings = self.settings(origin)
+            if settings.publishing_paused or settings.max_messages:
+                return False
         return options["limit"] is None and not m.is_damaged and origin not in (None, m.queue)
 
     def left_undone(self) -> Iterator[str]:
@@ -461,3 +468,4 @@ class Model:
                 yield f"{kind} answered {answers}, done {[sweep.done for sweep in sweeps]}"
         self.sweeps.clear()
         self.ever_removed.clear()
+        self.ever_changed.clear()

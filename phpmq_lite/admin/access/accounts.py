@@ -152,9 +152,10 @@ class Accounts:
         """Give a user other rights or another hash, and end their sessions.
 
         Raises:
-            Problem: 409 where no admin would be left.
+            Problem: 409 where no admin would be left, 404 where the user was removed meanwhile.
         """
         async with self._changing:
+            self._check_there(user)
             rights = (role or user.role, user.queues if queues is None else queues)
             if rights[0] != "admin":
                 self._check_admin_left(user)
@@ -170,21 +171,27 @@ class Accounts:
             rows.append(write("remove_sessions_of", user.user_id))
             await self._store(entry, rows, done)
 
-    async def rehash(self, user: User, password: str) -> None:
-        """Store a hash of the same password by newer parameters; sessions stay."""
+    async def rehash(self, user: User, old: str, password: str) -> None:
+        """Store a hash of the same password by newer parameters; sessions stay.
+
+        Nothing is stored where the password was changed meanwhile.
+        """
 
         def done() -> None:
             user.password = password
 
-        await self._store(None, [write("set_password", password, user.user_id)], done)
+        async with self._changing:
+            if self._by_id.get(user.user_id) is user and user.password == old:
+                await self._store(None, [write("set_password", password, user.user_id)], done)
 
     async def remove_user(self, entry: AuditEntry, user: User) -> None:
         """Remove a user with all their sessions.
 
         Raises:
-            Problem: 409 where no admin would be left.
+            Problem: 409 where no admin would be left, 404 where the user was removed meanwhile.
         """
         async with self._changing:
+            self._check_there(user)
             self._check_admin_left(user)
 
             def done() -> None:
@@ -196,6 +203,11 @@ class Accounts:
                 write("remove_sessions_of", user.user_id),
             ]
             await self._store(entry, rows, done)
+
+    def _check_there(self, user: User) -> None:
+        """Who waited for its turn may come after a removal."""
+        if self._by_id.get(user.user_id) is not user:
+            raise not_found("user", user.name)
 
     def _check_admin_left(self, user: User) -> None:
         others = (one for one in self.users.values() if one is not user)
@@ -252,16 +264,21 @@ class Accounts:
         visitor: Visitor,
         *,
         is_kept: bool,
+        password: str | None = None,
     ) -> str:
         """Log a user in; gives the cookie.  Sessions that are over, and very many, end here.
 
+        ``password`` is the hash that was checked; None: none was asked for.
+
         Raises:
-            Problem: 401 where the user was removed meanwhile.
+            Problem: 401 where the user was removed meanwhile, or has another password.
         """
         cookie = token_hex(32)
         async with self._changing:
             if self._by_id.get(user.user_id) is not user:
                 raise Problem(401, "login", "This user was removed.")
+            if password is not None and user.password != password:
+                raise Problem(401, "wrong_password", "The password was changed meanwhile.")
             number = max((one.session_id for one in self.sessions.values()), default=0) + 1
             session = Session(
                 session_id=number,

@@ -19,6 +19,7 @@ from phpmq_lite.model import AuditEntry
 Kind = Literal["user", "token", "local", "control", "nobody"]
 
 _ADDRESS_OF_CONTROL: Final = "control"
+_FORWARD: Final = "forward:"  # what on_expire begins with, ahead of a queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,16 @@ def check_queue_right(request: web.Request, name: str, field: str = "queue") -> 
             403, "foreign_queue", f"{identity.actor!r} may not use the queue {name!r}.",
             field=field, bound=", ".join(identity.queues),
         )  # fmt: skip
+
+
+def check_forward_right(request: web.Request, on_expire: object, field: str = "on_expire") -> None:
+    """Refuse a setting that forwards into a queue that is not among those of the identity.
+
+    Raises:
+        Problem: 403, naming the globs.
+    """
+    if isinstance(on_expire, str) and on_expire.startswith(_FORWARD):
+        check_queue_right(request, on_expire.removeprefix(_FORWARD), field)
 
 
 # -- audit

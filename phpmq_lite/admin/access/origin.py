@@ -114,7 +114,7 @@ async def check_form(request: web.Request, token: str) -> None:
     check_is_form(request)
     try:
         form = await request.post()
-    except ValueError as error:
+    except (ValueError, LookupError) as error:  # the latter: a charset that nobody knows
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None
     given = form.get(CSRF_FIELD, "")
     if not isinstance(given, str) or not _is_token(given, token):

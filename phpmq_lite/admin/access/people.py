@@ -40,10 +40,20 @@ def check_may_manage(request: web.Request) -> None:
             403, "local", "Without a login nobody can make or change users and tokens, for they "
             f"would outlive it. {HOW}",
         )  # fmt: skip
+    check_sees_all(request)
+
+
+def check_sees_all(request: web.Request) -> None:
+    """Refuse who is limited to some queues.
+
+    Raises:
+        Problem: 403, naming the globs.
+    """
+    identity = identity_of(request)
     if identity.queues:
         raise Problem(
             403, "foreign_queue", f"{identity.actor!r} is limited to some queues, and cannot make "
-            "or change users and tokens.", bound=", ".join(identity.queues),
+            "or change users, tokens and sessions.", bound=", ".join(identity.queues),
         )  # fmt: skip
 
 
@@ -264,6 +274,7 @@ async def add_token(
 
 async def remove_token(request: web.Request, token: Token) -> None:
     """Revoke a token; the next call with it is refused."""
+    check_sees_all(request)
     entry = entry_of(request, target=token.name)
     await context_of(request).entrance.accounts.remove_token(entry, token)
 
@@ -300,15 +311,16 @@ async def log_in(request: web.Request, name: str, password: str, *, is_kept: boo
     entry = entry_of(request, target=user.name if user else "")  # people type passwords there
     check_tries(request)
     known = user.password if user else None
-    if not await entrance.hasher.is_right(known, password) or not user or user.password != known:
+    is_right = await entrance.hasher.is_right(known, password)
+    if not is_right or user is None or known is None or user.password != known:
         raise Problem(401, "wrong_password", "Name or password is wrong.", field="password")
     entry.actor = user.name
     cookie = await accounts.add_session(
-        entry, user, context.now_ms(), visitor_of(request), is_kept=is_kept
+        entry, user, context.now_ms(), visitor_of(request), is_kept=is_kept, password=known
     )
     entrance.backoff.know(address_of(request), context.now_ms() / 1_000)
-    if entrance.hasher.is_old(user.password):
-        await accounts.rehash(user, await entrance.hasher.hash(password))
+    if entrance.hasher.is_old(known):
+        await accounts.rehash(user, known, await entrance.hasher.hash(password))
     return cookie
 
 
@@ -333,12 +345,16 @@ async def start_session(request: web.Request, user: User) -> str:
 
 def visitor_of(request: web.Request) -> Visitor:
     """Give from where a request comes, and by which browser."""
-    return Visitor(address_of(request), request.headers.get("User-Agent", ""))
+    agent = request.headers.get("User-Agent", "")
+    return Visitor(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
 
 
 async def end_session(request: web.Request, session: Session) -> None:
-    """End a session."""
+    """End a session; who is limited to some queues ends their own only."""
     accounts = context_of(request).entrance.accounts
+    own: Session | None = request.get(LOGIN)
+    if own is None or own.user_id != session.user_id:
+        check_sees_all(request)
     entry = entry_of(request, target=accounts.user_of(session).name)
     await accounts.remove_session(entry, session)
 

@@ -13,11 +13,7 @@ Answer = Callable[[Any], None]
 
 def store(core: Broker, entry: AuditEntry | None, rows: Sequence[Write], answer: Answer) -> None:
     """Write rows with their audit row, if they have one; answers after the commit."""
-    if entry is not None:
-        operations.write(core, entry, rows, answer)
-        return
-    core.lives.batch.rare += rows
-    core.lives.batch.answers.append((answer, None))
+    operations.write(core, entry, rows, answer)
 
 
 def note(core: Broker, entry: AuditEntry, more: int, answer: Answer) -> None:

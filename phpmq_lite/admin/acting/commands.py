@@ -97,14 +97,18 @@ async def redrive(
     target: str | None = None,
     ttl_s: int | None = None,
     limit: int | None = None,
+    queues: frozenset[int] | None = None,
 ) -> int:
-    """Send dead-letter records back to where they died, or to ``target``; returns how many."""
+    """Send dead-letter records back to where they died, or to ``target``; returns how many.
+
+    ``queues`` are those that they may go back to; None: all.
+    """
     records = dead_letter_queue(queue)
     return int(
         await call(
             context,
             lambda core, ok: operations.redrive(
-                core, entry, records, ok, target=target, ttl_s=ttl_s, limit=limit
+                core, entry, records, ok, target=target, ttl_s=ttl_s, limit=limit, queues=queues
             ),
         )
     )
@@ -160,9 +164,19 @@ async def remove_queue(
     await call(context, run)
 
 
-async def disconnect(context: Context, entry: AuditEntry, client: int) -> int:
-    """Close a connection; returns how many messages go back to their place."""
-    return int(await call(context, lambda core, ok: operations.disconnect(core, entry, client, ok)))
+async def disconnect(
+    context: Context, entry: AuditEntry, client: int, queues: frozenset[int] | None
+) -> int:
+    """Close a connection; returns how many messages go back to their place.
+
+    ``queues`` are those that it may consume; None: any.
+    """
+    return int(
+        await call(
+            context,
+            lambda core, ok: operations.disconnect(core, entry, client, ok, queues=queues),
+        )
+    )
 
 
 async def write(context: Context, entry: AuditEntry, rows: Sequence[Statement]) -> None:

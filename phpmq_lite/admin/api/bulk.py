@@ -1,21 +1,20 @@
 """Bulk work over HTTP: start it with a selection, look at it, cancel it, take it back."""
 
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.access.identity import entry_of
 from phpmq_lite.admin.acting import bulk
-from phpmq_lite.admin.acting.jobs import Job
-from phpmq_lite.admin.acting.progress import find_job, jobs_of, number_of, stored, total_of
+from phpmq_lite.admin.acting.job_models import JobOut
+from phpmq_lite.admin.acting.progress import find_job, jobs_of, number_of, stored
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker.operations import Action, Options
-from phpmq_lite.storage.work import WorkRow
 
 
 class _In(BaseModel):
@@ -48,54 +47,6 @@ class BulkIn(_In):
 
 class NothingIn(_In):
     """An empty object."""
-
-
-class JobOut(BaseModel):
-    """Bulk work; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
-
-    job: int
-    action: str
-    what: str
-    total: int | None
-    done: int
-    skipped: dict[str, int]
-    state: str  # running, done, cancelled, stopped; of an earlier start: interrupted
-    started_at: int
-    ended_at: int | None
-    error: str | None = None
-    undo: str | None = None
-
-    @classmethod
-    def of(cls, job: Job) -> Self:
-        """Take over work that is remembered."""
-        return cls(
-            job=job.number,
-            action=str(job.order.action),
-            what=job.order.what,
-            total=job.total,
-            done=job.done,
-            skipped=dict(job.skipped),
-            state=str(job.state),
-            started_at=job.started_at,
-            ended_at=job.ended_at,
-            error=job.error,
-            undo=job.undo,
-        )
-
-    @classmethod
-    def of_row(cls, number: int, row: WorkRow) -> Self:
-        """Take over what the audit has of work that is not remembered."""
-        return cls(
-            job=number,
-            action=row.action.rpartition(".")[2],
-            what=row.target,
-            total=total_of(row),
-            done=row.count,
-            skipped={},
-            state=row.result,
-            started_at=row.at_ms,
-            ended_at=None,
-        )
 
 
 class JobsOut(BaseModel):

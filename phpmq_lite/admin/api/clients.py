@@ -7,7 +7,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import peers
-from phpmq_lite.admin.access.identity import entry_of
+from phpmq_lite.admin.access.identity import allowed_queues, entry_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_json
@@ -254,7 +254,8 @@ async def disconnect(request: web.Request) -> web.StreamResponse:
     """Close a connection; what it holds goes back to its place."""
     context = context_of(request)
     number = number_of(request.match_info["client"])
-    count = await commands.disconnect(context, entry_of(request, target=str(number)), number)
+    entry = entry_of(request, target=str(number))
+    count = await commands.disconnect(context, entry, number, allowed_queues(request))
     return as_json(DisconnectedOut(client=number, returned=count))
 
 

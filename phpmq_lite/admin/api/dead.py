@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.access.identity import check_queue_right, entry_of
+from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right, entry_of
 from phpmq_lite.admin.acting import bulk, commands
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_json
@@ -48,7 +48,7 @@ async def redrive(request: web.Request) -> web.StreamResponse:
         return as_json(RedrivenOut(redriven=job.done, job=job.number))
     count = await commands.redrive(
         context, entry_of(request, target=name), name,
-        target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit,
+        target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
     )  # fmt: skip
     return as_json(RedrivenOut(redriven=count))
 

@@ -6,7 +6,12 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from phpmq_lite.admin.access.identity import check_queue_right, entry_of, may_use
+from phpmq_lite.admin.access.identity import (
+    check_forward_right,
+    check_queue_right,
+    entry_of,
+    may_use,
+)
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.api.queues import SettingsIn
 from phpmq_lite.admin.context import Answer, Context, context_of
@@ -80,6 +85,7 @@ async def define(request: web.Request) -> web.StreamResponse:
     for name, settings in queues.items():
         check_name(name)
         check_queue_right(request, name, f"queues.{name}")
+        check_forward_right(request, settings.get("on_expire"), f"queues.{name}.on_expire")
         check_settings(name, settings)
     named = {"queues": list(queues)} | {member: list(getattr(asked, member)) for member in _KINDS}
     detail = dumps(named, ensure_ascii=False)[:DETAIL_MAX]
@@ -90,6 +96,7 @@ async def define(request: web.Request) -> web.StreamResponse:
         for member, kind in _KINDS.items()
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
+    operations.check_rows(rows)  # what is refused within the batch is refused before any change
 
     def run(core: Broker, answer: Answer) -> None:
         if len(core.lives.queues.keys() | queues.keys()) > core.limits.queues:
@@ -111,6 +118,12 @@ def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
                 422, "invalid", f"A name in {member} has {len(name)} characters.",
                 field=member, bound=f"1 to {NAME_MAX} characters",
             )  # fmt: skip
+    try:
+        dumps(named, allow_nan=False)
+    except ValueError:
+        raise Problem(
+            422, "invalid", f"A number in {member} is none.", field=member, bound="JSON"
+        ) from None
     return named
 
 

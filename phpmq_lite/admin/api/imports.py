@@ -1,5 +1,6 @@
 """Messages from an export, or from elsewhere: all lines are checked before one is stored."""
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, Self
@@ -7,16 +8,18 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from phpmq_lite.admin.access import gate
 from phpmq_lite.admin.access.identity import check_queue_right, entry_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.bodies import from_content
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem, problem_of
-from phpmq_lite.admin.requests import any_json, check_queue_name
+from phpmq_lite.admin.requests import check_queue_name, read_json
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 500  # messages stored at once
 IMPORT_MAX: Final = 100_000  # in one request
@@ -57,23 +60,29 @@ class ImportOut(BaseModel):
 async def import_messages(request: web.Request) -> web.StreamResponse:
     """Store messages of an export at the end of their queues; nothing if one line is wrong."""
     context = context_of(request)
-    by_queue: dict[str, list[Message]] = {}
-    for number, line in _lines(await _read(request)):
-        queue, message = _checked(request, context, number, line)
-        by_queue.setdefault(queue, []).append(message)
+    raw = await request.read()
+    by_queue = await asyncio.to_thread(_all_checked, request, context, raw)  # up to two seconds
     return as_json(ImportOut(stored=await _store(request, context, by_queue)), status=201)
 
 
-async def _read(request: web.Request) -> list[object]:
+def _all_checked(request: web.Request, context: Context, raw: bytes) -> dict[str, list[Message]]:
+    by_queue: dict[str, list[Message]] = {}
+    for number, line in _lines(_read(request, raw)):
+        queue, message = _checked(request, context, number, line)
+        by_queue.setdefault(queue, []).append(message)
+    return by_queue
+
+
+def _read(request: web.Request, raw: bytes) -> list[object]:
     """Read the lines, or the list in a document; what is not JSON is refused whole."""
     if request.content_type == "application/json":
-        document = await any_json(request)
+        document = read_json(raw)
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
             raise Problem(422, "invalid", "There is no list of messages.", field="messages")
         found: list[object] = document["messages"]
     else:
         found = []
-        for number, line in enumerate((await request.read()).split(b"\n"), 1):
+        for number, line in enumerate(raw.split(b"\n"), 1):
             if line.strip():
                 found.append(_json(line, number))
     if len(found) > IMPORT_MAX:
@@ -145,12 +154,19 @@ async def _store(
             except RefusedError as error:
                 if not stored:
                     raise
+                await _close_row(context, entry, error.code)
                 raise Problem(
                     409, error.code, f"{error}. {stored} messages were stored before.",
                     field="queue",
                 ) from error  # fmt: skip
             stored += len(ids)
     return stored
+
+
+async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
+    """Have the row, whose count tells what was stored, say why it ended there."""
+    entry.result = result
+    await gate.note(context, entry)
 
 
 ROUTES: Final = (

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import paging
-from phpmq_lite.admin.access.identity import check_queue_right, entry_of
+from phpmq_lite.admin.access.identity import check_forward_right, check_queue_right, entry_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import as_data, as_json, page_of_queues
@@ -173,6 +173,7 @@ async def configure(request: web.Request) -> web.StreamResponse:
     """Change settings of a queue; with If-Match only where nobody else has changed them."""
     context, name = context_of(request), queue_of(request).name
     changes = (await json_of(request, SettingsIn)).changes()
+    check_forward_right(request, changes.get("on_expire"))
     made = await commands.configure(
         context, entry_of(request, target=name), name, changes, _matching(request, name)
     )

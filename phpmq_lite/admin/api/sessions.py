@@ -46,11 +46,16 @@ def _out(request: web.Request, session: Session) -> SessionOut:
     )
 
 
-async def sessions(request: web.Request) -> web.StreamResponse:
-    """List the sessions, those seen last first."""
+def sessions_out(request: web.Request) -> list[SessionOut]:
+    """Give all sessions, those seen last first."""
     context = context_of(request)
     found = context.entrance.accounts.open_sessions(context.now_ms())
-    return as_data("json", SessionOut, [_out(request, session) for session in found])
+    return [_out(request, session) for session in found]
+
+
+async def sessions(request: web.Request) -> web.StreamResponse:
+    """List the sessions, those seen last first."""
+    return as_data("json", SessionOut, sessions_out(request))
 
 
 async def end(request: web.Request) -> web.StreamResponse:

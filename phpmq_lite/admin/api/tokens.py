@@ -70,11 +70,15 @@ class TokensOut(BaseModel):
     next: str | None = None
 
 
+def tokens_out(request: web.Request) -> list[TokenOut]:
+    """Give all tokens by name, without their secrets."""
+    known = context_of(request).entrance.accounts.tokens
+    return [TokenOut.of(token) for token in sorted(known.values(), key=lambda one: one.name)]
+
+
 async def tokens(request: web.Request) -> web.StreamResponse:
     """List the tokens, without their secrets."""
-    known = context_of(request).entrance.accounts.tokens.values()
-    items = [TokenOut.of(token) for token in sorted(known, key=lambda one: one.name)]
-    return as_data("json", TokenOut, items)
+    return as_data("json", TokenOut, tokens_out(request))
 
 
 async def add(request: web.Request) -> web.StreamResponse:

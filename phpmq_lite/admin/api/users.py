@@ -69,10 +69,15 @@ class UsersOut(BaseModel):
     next: str | None = None
 
 
+def users_out(request: web.Request) -> list[UserOut]:
+    """Give all users by name."""
+    known = context_of(request).entrance.accounts.users
+    return [UserOut.of(known[name]) for name in sorted(known)]
+
+
 async def users(request: web.Request) -> web.StreamResponse:
     """List the users."""
-    known = context_of(request).entrance.accounts.users
-    return as_data("json", UserOut, [UserOut.of(known[name]) for name in sorted(known)])
+    return as_data("json", UserOut, users_out(request))
 
 
 async def add(request: web.Request) -> web.StreamResponse:

@@ -7,7 +7,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
 from phpmq_lite.admin import formats, peers
-from phpmq_lite.admin.access.identity import entry_of, identity_of
+from phpmq_lite.admin.access.identity import allowed_queues, entry_of, identity_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.acting.forms import form_of
 from phpmq_lite.admin.context import Context, context_of, status_of
@@ -165,7 +165,7 @@ async def disconnect(request: web.Request) -> web.StreamResponse:
     number = number_of(request.match_info["client"])
     form = await form_of(request)
     entry = entry_of(request, target=str(number), reason=form.text("reason", 500))
-    count = await commands.disconnect(context, entry, number)
+    count = await commands.disconnect(context, entry, number, allowed_queues(request))
     goes = plural(count, "message goes back to its", "messages go back to their")
     context.sessions.note(
         request, f"Client {number} is disconnected; {formats.number(count)} {goes} place."

@@ -90,7 +90,9 @@ async def closed_page(
     before = None
     if found is not None:
         place = found.place
-        if not isinstance(place, list) or not all(isinstance(part, int) for part in place):
+        if not isinstance(place, list) or not all(
+            isinstance(part, int) and abs(part) < 1 << 62 for part in place
+        ):
             raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
         before = (int(place[0]), int(place[1]))
     since_ms = context.now_ms() - peers.CLOSED_MS

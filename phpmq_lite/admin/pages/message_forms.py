@@ -120,6 +120,7 @@ async def act(request: web.Request) -> web.StreamResponse:
     if ladder.to_type(context.settings, len(frozen.seqs), frozen.by_queue):
         owner = entry_of(request).actor
         what = words.messages(len(ids)) + " ticked"
+        entry_of(request).action = "selection.make"
         made = context.acting.selections.add(what, frozen, owner, context.now_ms())
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=made.token, action=str(action), next=to)

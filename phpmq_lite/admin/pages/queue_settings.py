@@ -6,7 +6,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from phpmq_lite.admin import queue_settings
-from phpmq_lite.admin.access.identity import entry_of
+from phpmq_lite.admin.access.identity import check_forward_right, entry_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.acting.flash import leave
 from phpmq_lite.admin.acting.forms import Form, form_of
@@ -31,6 +31,7 @@ async def configure(request: web.Request) -> web.StreamResponse:
             {reset: None} if reset in KINDS else queue_settings.changes(queue, defaults, form.raw)
         )
         if changes:
+            check_forward_right(request, changes.get("on_expire"))
             await commands.configure(context, entry_of(request), queue.name, changes)
     except BadFieldError as error:
         return await _again(request, queue, form, error.field, str(error))

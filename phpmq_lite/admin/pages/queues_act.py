@@ -49,8 +49,8 @@ async def act(request: web.Request) -> web.StreamResponse:
         )
     to = back(form.raw("next"), context.urls.to("queues"))
     entry = entry_of(request, target=_shown(names), reason=form.reason())
-    entry.action = f"queue.{action}"
-    if action == "purge":
+    entry.action = "selection.make" if action == "purge" else f"queue.{action}"
+    if action == "purge":  # only after its preview
         selection = await bulk.select(request, _ready_in(names))
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=selection.token, action="delete", next=to)

@@ -48,13 +48,13 @@ async def system(request: web.Request) -> web.StreamResponse:
         return page(request, "system_drain.html", word=_word(context_of(request)))
     if query.tab in _ADMIN_TABS:
         _need_admin(request, f"see the {query.tab}")
+    is_admin = _is_admin(request)
     values = {
         "health": _health,
         "settings": _settings,
         "starts": _starts,
         "log": _log,
     }[query.tab]
-    is_admin = identity_of(request).role.may(Role.ADMIN)
     return page(
         request, "system.html", query=query, is_admin=is_admin, **await values(request, query)
     )
@@ -157,6 +157,7 @@ async def _find(context: Context, number: int) -> Start | None:
 
 async def drain(request: web.Request) -> web.StreamResponse:
     """Drain the broker and end its process, as SIGTERM does; a word has to be typed."""
+    _need_admin(request, "drain the broker")
     context = context_of(request)
     word = _word(context)
     if await field_of(request, "name") != word:
@@ -183,11 +184,20 @@ def _word(context: Context) -> str:
     return context.settings.ui.environment.strip() or "drain"
 
 
+def _is_admin(request: web.Request) -> bool:
+    """Tell whether who asks is admin of all queues: the log names them all, a drain ends all."""
+    identity = identity_of(request)
+    return identity.role.may(Role.ADMIN) and not identity.queues
+
+
 def _need_admin(request: web.Request, what: str) -> None:
     identity = identity_of(request)
     if not identity.role.may(Role.ADMIN):
         raise Problem(403, "role", f"Only an admin may {what}; you are {identity.role}.",
                       bound=Role.ADMIN.value)  # fmt: skip
+    if not _is_admin(request):
+        raise Problem(403, "foreign_queue", f"Only an admin of all queues may {what}.",
+                      bound=", ".join(identity.queues))  # fmt: skip
 
 
 ROUTES: Final = (

@@ -1,9 +1,11 @@
 """Purge and redrive, page by page; the pages are given by hand."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from phpmq_lite.broker import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Loaded, Message, State
 from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent
@@ -227,6 +229,31 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
     batch = rig.turn(lambda: rig.redrive("orders.dlq"))
     batch = rig.turn(loaded=pages(batch, [row]))
     assert (outcomes(batch), batch.born, rig.answers) == ({}, [], [0])
+
+
+@pytest.mark.parametrize("changes", [{"max_messages": 1}, {"publishing_paused": True}])
+def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None:
+    rig = Rig()
+    row = with_record(rig)
+    rig.turn(lambda: rig.configure("orders", changes))
+    batch = rig.turn(lambda: rig.redrive("orders.dlq"))
+    batch = rig.turn(loaded=pages(batch, [row]))
+    assert (outcomes(batch), batch.born, rig.answers[-1]) == ({}, [], 0)
+
+
+@pytest.mark.parametrize(("queues", "count"), [({1, 2}, 1), ({2}, 0)])
+def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int) -> None:
+    rig = Rig()
+    row = with_record(rig)
+
+    def redrive() -> None:
+        operations.redrive(
+            rig.core, rig.entry("dead.redrive"), "orders.dlq", rig.answers.append,
+            queues=frozenset(queues),
+        )  # fmt: skip
+
+    batch = rig.turn(redrive)
+    assert len(rig.turn(loaded=pages(batch, [row])).born) == count
 
 
 # -- what is refused

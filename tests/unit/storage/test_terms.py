@@ -1,0 +1,29 @@
+"""Patterns of a search: what everything begins with that they match."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.storage.terms import end_of, escape_pattern, start_of
+
+
+@pytest.mark.parametrize(
+    ("pattern", "start"),
+    [("abc", "abc"), ("abc*", "abc"), ("a?c", "a"), ("*", ""), ("", ""), (r"a\*b*", "a*b"),
+     (r"a\\*", "a\\"), ("a[b]*", "a[b]"), ("é\n*", "é\n")],
+)  # fmt: skip
+def test_pattern_begins_with_the_text_ahead_of_its_first_mark(pattern: str, start: str) -> None:
+    assert start_of(pattern) == start
+
+
+@given(st.text(), st.text())
+def test_range_has_all_that_begins_with_a_text_and_nothing_else(start: str, other: str) -> None:
+    """As SQLite compares: by the bytes of UTF-8."""
+    assert start_of(escape_pattern(start)) == start
+    end = end_of(start)
+    if end is None:
+        assert not start.strip("\U0010ffff")
+        return
+    for text in (start, start + other, start + "\U0010ffff", other):
+        is_inside = start.encode() <= text.encode() < end.encode()
+        assert is_inside == text.startswith(start)
