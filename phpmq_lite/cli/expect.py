@@ -21,18 +21,29 @@ _TURN_S = 60  # the longest that one request waits
     "--until", type=click.Choice(["published", "settled"]), default="published", show_default=True,
     help="What has to happen.",
 )  # fmt: skip
-@click.option("--after", metavar="CURSOR", help="Only what happened after a publish.")
+@click.option("--after", metavar="CURSOR", help="Only what happened after this moment.")
 @click.option(
     "--timeout", "timeout_s", type=duration, default="30s", show_default=True, help="Then exit 5."
 )
+@click.option("--cursor", is_flag=True, help="Print the cursor of now, for --after, and end.")
 @node_options
 def expect(
-    node: Node, queue: str, query: str, until: str, after: str | None, timeout_s: int
+    node: Node,
+    queue: str,
+    query: str,
+    until: str,
+    after: str | None,
+    timeout_s: int,
+    cursor: bool,
 ) -> None:
     """Wait until a message of QUEUE matches QUERY; print it.
 
     Without --after only what happens from now on counts.
     """
+    if cursor:
+        _, now = asyncio.run(_wait(node, {"until": until, "timeout": 0}, 0))
+        click.echo(now)
+        return
     ends_s = time.monotonic() + timeout_s
     text = f'queue:"{queue}" {query}'.strip()
     while (left_s := ends_s - time.monotonic()) > 0:

@@ -116,8 +116,13 @@ def test_dead_letters_are_grouped_and_redriven(run: Run, queue: str) -> None:
     assert "1 messages" in run("dead", "redrive", queue, "--rate", "100/s").stderr
 
 
-def test_expect_waits_for_what_was_published_after_a_cursor(run: Run, queue: str) -> None:
-    run("expect", queue, "--timeout", "1s", code=5)
+def test_expect_finds_what_was_published_after_a_cursor(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", '{"n": 1}')
+    after = run("expect", queue, "--cursor").stdout.strip()
+    run("publish", queue, "--data", '{"n": 2}')
+    found = json.loads(run("expect", queue, "data.n:>0", "--after", after).stdout)
+    assert found["preview"] == '{"n": 2}'
+    run("expect", queue, "data.n:3", "--after", after, "--timeout", "1s", code=5)
 
 
 def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> None:
