@@ -227,6 +227,13 @@ def _finish(connection: sqlite3.Connection, last: int) -> None:
         "UNION ALL SELECT 'deleted_bytes', coalesce(sum(size), 0) FROM history WHERE outcome = 5",
         (last + 1,),
     )
+    connection.execute(
+        'INSERT INTO history_place SELECT queue_id, outcome, "offset" FROM history ORDER BY 1, 2, 3'
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO counter "
+        "SELECT 'placed_upto', coalesce(max(\"offset\"), 0) FROM history"
+    )
 
 
 def main() -> None:

@@ -85,7 +85,19 @@ CREATE TABLE start (                      -- one row a start of the broker
   dismissed_by TEXT
 );
 
--- A page of the history of one queue, or of one outcome, reads its rows only.
-CREATE INDEX history_queue ON history (queue_id, outcome, "offset");
+-- Where the settled messages of each queue are.  An index of history would cost each message that
+-- settles a page of its own to write; this is filled behind, many rows at once, up to the offset
+-- in the counter `placed_upto`.  What lies behind it is a short tail, read by offset.
+CREATE TABLE history_place (
+  queue_id INTEGER NOT NULL,
+  outcome INTEGER NOT NULL,               -- as in history
+  "offset" INTEGER NOT NULL,
+  PRIMARY KEY (queue_id, outcome, "offset")
+) WITHOUT ROWID;
+
 DROP INDEX history_deleted;
 CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;
+
+-- They cost nothing where there is no trace.
+CREATE INDEX message_trace ON message (trace_id) WHERE trace_id IS NOT NULL;
+CREATE INDEX history_trace ON history (trace_id, seq) WHERE trace_id IS NOT NULL;

@@ -20,9 +20,9 @@ DEEP_LIMIT_S: Final = 1.5  # where somebody asks for more
 SPANS: Final = 28  # bars of arrivals
 SPAN_MS: Final = 6 * 3_600_000  # of one bar: seven days in all
 CAUSE_CHARACTERS: Final = 200
-_SLICE: Final = 250  # records of one queue in one read
-_SHORTEST: Final = 40
-_PATIENCE: Final = 2  # times the limit, until each queue was looked at once
+_SLICE: Final = 100  # records of one queue in one read
+_SHORTEST: Final = 20
+_PATIENCE: Final = 1.5  # times the limit, until each queue was looked at once
 _CAUSES: Final = 2_000  # groups kept; more are not told apart
 
 # What differs between two failures of one cause: words with a digit, and what joins them.
@@ -102,19 +102,24 @@ class DeadLetters:
         found: dict[tuple[object, ...], DeathGroup] = {}
         walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in shelves}
         slice_ = _SHORTEST  # at first a few of each, then more
-        seen, began_s, is_first = 0, monotonic(), True
+        began_s = monotonic()
+        ends_s, seen = began_s + limit_s * _PATIENCE, 0
         while walks and seen < looked:  # each queue in turn, so that none is left out
             for queue_id, (name, before) in list(walks.items()):
+                slice_began_s = monotonic()
                 count, place = await self._slice(found, queue_id, name, before, now_ms, slice_)
                 seen += count
                 if count < slice_:
                     del walks[queue_id]
                 else:
                     walks[queue_id] = name, place
-                if monotonic() - began_s > limit_s * (_PATIENCE if is_first else 1):
+                now_s = monotonic()
+                if now_s + (now_s - slice_began_s) > ends_s:  # the next one would end too late
                     walks.clear()
                     break
-            is_first, slice_ = False, _SLICE
+            ends_s, slice_ = began_s + limit_s, _SLICE
+            if monotonic() > ends_s:
+                break
         groups = sorted(found.values(), key=lambda group: -group.last_seq)
         await self._name(groups)
         return Deaths(groups, seen, max(total, seen))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from phpmq_lite.model import ALIVE, State
 from phpmq_lite.storage.statements import parts
-from phpmq_lite.storage.terms import Query, Term, as_glob, is_pattern, plain_text
+from phpmq_lite.storage.terms import Query, Term, as_glob, end_of, is_pattern, plain_text, start_of
 
 _PARTS: Final = parts("search")
 _SETTLED: Final = frozenset(State) - ALIVE
@@ -82,38 +82,55 @@ def make(
     conditions, has_body = maker.conditions(query)
     if seqs is not None:
         conditions.insert(0, _PARTS["in_seqs"].replace("{v}", maker.bind(json.dumps(list(seqs)))))
-    alive, settled, line = _sources(states, queues is not None, has_ids=low >= 0 or high < 1 << 62)
+    traces = [] if seqs is not None else _traces(query)
+    has_ids = low >= 0 or high < 1 << 62 or bool(trace_ranges(query))
+    alive, settled, line = _sources(
+        states, queues is not None, has_ids=has_ids, has_traces=bool(traces)
+    )
+    named = ", ".join(f":{maker.bind(trace)}" for trace in traces)
     texts = []
-    for source, columns in ((alive, _COLUMNS[0]), (settled, _COLUMNS[1])):
-        if source is None:
-            continue
+    for source, columns in (*((name, _COLUMNS[0]) for name in alive),
+                            *((name, _COLUMNS[1]) for name in settled)):  # fmt: skip
         wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
         own = list(_places(source, wanted, queues is not None, bool(others), maker))
-        text = " AND ".join([_PARTS[source], *own, *conditions])
+        text = " AND ".join([_PARTS[source].replace("{traces}", named), *own, *conditions])
         text = text.replace("{join}", _PARTS["body"] if has_body else "")
         texts.append(_fill(text, columns))
-    return Plan(
-        line, tuple(texts), maker.parameters, alive is not None, settled is not None, low, high
-    )
+    return Plan(line, tuple(texts), maker.parameters, bool(alive), bool(settled), low, high)
+
+
+def trace_ranges(query: Query) -> list[tuple[str, str]]:
+    """Give the ranges that a query's traces are in, the end exclusive; empty: they may be any."""
+    terms = [term for term in query.of("trace") if not term.is_negated]
+    starts = [start_of(term.value) for term in terms]
+    ranges = [(start, end) for start in starts if (end := end_of(start)) is not None]
+    return ranges if len(ranges) == len(terms) else []
+
+
+def _traces(query: Query) -> list[str]:
+    """Give the only traces that are asked for; empty: they may be any."""
+    terms = [term for term in query.of("trace") if not term.is_negated]
+    if any(is_pattern(term.value) for term in terms):
+        return []
+    return [plain_text(term.value) for term in terms] if trace_ranges(query) else []
 
 
 def _sources(
-    states: frozenset[State], has_queues: bool, *, has_ids: bool
-) -> tuple[str | None, str | None, str]:
-    """Choose a source for alive and one for settled messages, and the line they are read along."""
+    states: frozenset[State], has_queues: bool, *, has_ids: bool, has_traces: bool
+) -> tuple[list[str], list[str], str]:
+    """Choose sources for alive and for settled messages, and the line they are read along."""
     alive, settled = states & ALIVE, states & _SETTLED
-    if not settled:
-        if alive == {State.DISPATCHED}:
-            return "alive_held", None, "seq"
-        if has_queues and not has_ids:
-            return "alive_queues", None, "position"
-        return "alive", None, "seq"
-    if not alive and not has_ids:
+    of_alive = "alive_held" if alive == {State.DISPATCHED} else "alive"
+    of_settled = "settled_seq"
+    if has_traces:
+        of_alive, of_settled = "alive_traces", "settled_traces"
+    elif not has_ids and not settled and has_queues and of_alive == "alive":
+        return ["alive_queues"], [], "position"
+    elif not has_ids and not alive:
         if has_queues:
-            return None, "settled_queues", "offset"
-        return None, ("settled" if State.ACKED in settled else "settled_unusual"), "offset"
-    source = "alive_held" if alive == {State.DISPATCHED} else "alive"
-    return (source if alive else None), "settled_seq", "seq"
+            return [], ["settled_queues", "settled_tail"], "offset"
+        return [], ["settled" if State.ACKED in settled else "settled_unusual"], "offset"
+    return [of_alive] if alive else [], [of_settled] if settled else [], "seq"
 
 
 def _places(

@@ -15,7 +15,7 @@ from typing import Any, Final
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.plans import Plan, make
+from phpmq_lite.storage.plans import Plan, make, trace_ranges
 from phpmq_lite.storage.readers import Readers, Row
 from phpmq_lite.storage.terms import Query, as_glob
 
@@ -57,7 +57,7 @@ class Frozen:
     """All that match at one moment: their numbers and what they are.
 
     ``seqs`` of named queues are in the order of their positions, settled ones in that of their
-    offsets, both together in that of their numbers.
+    offsets, both together and those of a trace in that of their numbers.
     """
 
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -276,8 +276,10 @@ class Search:
     ) -> _Run | None:
         queues, others = await self._queues(query, allowed)
         plan = make(query, queues, others, self._now_ms())
-        if plan is not None and plan.line == "seq" and queues is not None:
-            seqs = await self._few(queues)
+        if plan is not None and plan.line == "seq":
+            seqs = await self._traced(query)
+            if seqs is None and queues is not None:
+                seqs = await self._few(queues)
             if seqs is not None:
                 plan = make(query, queues, others, self._now_ms(), seqs=seqs) if seqs else None
         if plan is None:
@@ -292,6 +294,19 @@ class Search:
             "search", "few", queues=json.dumps(list(queues)), limit=_FEW + 1
         )
         return [seq for (seq,) in rows] if len(rows) <= _FEW else None
+
+    async def _traced(self, query: Query) -> list[int] | None:
+        """Give all messages whose traces begin as asked for, if they are few."""
+        found: set[int] = set()
+        ranges = trace_ranges(query)
+        for start, end in ranges:
+            rows = await self._readers.read(
+                "search", "few_traced", start=start, end=end, limit=_FEW + 1
+            )
+            found.update(seq for (seq,) in rows)
+            if len(found) > _FEW:
+                return None
+        return sorted(found) if ranges else None
 
     async def _queues(
         self, query: Query, allowed: frozenset[int] | None

@@ -88,6 +88,21 @@ def as_glob(pattern: str) -> str:
     return "".join(out)
 
 
+def start_of(pattern: str) -> str:
+    """Give the text that everything begins with that a pattern matches."""
+    found = re.match(r"(?:[^*?\\]|\\.)*", pattern, flags=re.DOTALL)
+    return plain_text(found[0]) if found else ""
+
+
+def end_of(start: str) -> str | None:
+    """Give the first text behind all that begin so; None: there is none."""
+    text = start.rstrip("\U0010ffff")
+    if not text:
+        return None
+    code = ord(text[-1]) + 1
+    return text[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)  # no lone surrogates
+
+
 def plain_text(pattern: str) -> str:
     """Give the text of a pattern without marks."""
     return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)

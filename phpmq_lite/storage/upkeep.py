@@ -1,4 +1,4 @@
-"""What the writer does between batches: checkpoints and retention, in slices that do not stall."""
+"""What the writer does between batches: checkpoints, places, retention, in short slices."""
 
 import sqlite3
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Final
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Now
-from phpmq_lite.storage import retention
+from phpmq_lite.storage import places, retention
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
 
@@ -26,6 +26,7 @@ class Upkeep:
         self._wal = database.with_name(database.name + "-wal")
         self.bounds = bounds
         self._wal_limit_bytes = wal_limit_bytes
+        self._places = places.Places()
         self._retention_due_ms = 0  # steady
         self._seen_due_ms = 0  # steady
 
@@ -42,6 +43,10 @@ class Upkeep:
             if now.steady_ms >= self._seen_due_ms:
                 note_seen(store, now)
                 self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
+            placed = self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
+            store.wal_bytes += placed * places.WAL_BYTES
+            if self._places.has_more:
+                return True
             if now.steady_ms < self._retention_due_ms:
                 return False
             if retention.step(store.connection, self.bounds, now.wall_ms):

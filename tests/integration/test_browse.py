@@ -282,13 +282,17 @@ FILTERS = [
 ]
 
 
+@pytest.mark.parametrize("placed", [0, 1, 23, 40])
 @pytest.mark.parametrize("given", FILTERS)
 async def test_history_filters_in_both_directions(
-    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
-) -> None:
+    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any],
+    placed: int,
+) -> None:  # fmt: skip
     monkeypatch.setattr(browse, "_HISTORY_SLICE", 3)
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
+    database.connection.execute(load("places")["place"], {"after": 0, "upto": placed})
+    database.set_counter("placed_upto", placed)
     since, until = given.get("since", 0), given.get("until", 1 << 60)
     expected = [
         at + 1
@@ -446,7 +450,7 @@ async def test_reader_opens_again_after_a_close(database: Database) -> None:
 
 PARAMETERS: dict[str, object] = {"queue_ids": "[1]", "queues": "[1]", "seqs": "[1]"}
 STATEMENTS = load("browse")
-WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: (\w+)")
+WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: ([\w ]+)")
 
 
 @pytest.mark.parametrize(
@@ -468,7 +472,9 @@ def test_statement_does_not_scan_a_table_of_messages(database: Database, name: s
         row[3]
         for row in database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
     ]
-    scans = [step for step in plan if re.match(r"SCAN (m|h|b|message|body|event)\b", step)]
+    scans = [
+        step for step in plan if re.match(r"SCAN (m|b|message|body|event|history_place)\b", step)
+    ]
     assert [step for step in scans if "INDEX" not in step] == []
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.places import Places
 from phpmq_lite.storage.retention import ROWS_PER_STEP, RetentionBounds, step
 from phpmq_lite.storage.statements import load
 
@@ -99,6 +100,14 @@ class Store:
         owners = "SELECT seq FROM message UNION ALL SELECT seq FROM history ORDER BY seq"
         bodies = "SELECT seq FROM body ORDER BY seq"
         assert self.execute(bodies).fetchall() == self.execute(owners).fetchall()
+        places = 'SELECT queue_id, outcome, "offset" FROM history_place ORDER BY 3'
+        placed = 'SELECT queue_id, outcome, "offset" FROM history WHERE "offset" <= ? ORDER BY 3'
+        upto = (counters.get("placed_upto", 0),)
+        assert self.execute(places).fetchall() == self.execute(placed, upto).fetchall()
+
+    def place(self) -> None:
+        """Place what has no place yet."""
+        Places().step(self.connection, 0, is_idle=True)
 
 
 @pytest.fixture
@@ -141,6 +150,16 @@ def test_rows_go_when_they_are_older_than_the_age(store: Store) -> None:
         store.fill(1, at=at)
     assert step(store.connection, RetentionBounds(age_ms=70), now_wall_ms=100) == 2
     assert store.offsets() == [3, 4]  # 30 is exactly as old as allowed
+
+
+def test_places_go_with_their_rows(store: Store) -> None:
+    store.fill(4)
+    store.fill(3, outcome=DELETED)
+    store.place()
+    store.fill(2)
+    store.keep(RetentionBounds(rows=5, deleted_share=0.2))
+    assert store.offsets() == [3, 4, 7, 8, 9]
+    assert store.number("SELECT count(*) FROM history_place") == 3
 
 
 def test_numbers_go_on_without_a_gap_when_all_rows_have_gone(store: Store) -> None:
@@ -373,7 +392,7 @@ rows = st.lists(
 
 
 @given(
-    st.lists(st.tuples(rows, st.integers(0, 100)), max_size=5),
+    st.lists(st.tuples(rows, st.integers(0, 100), st.booleans()), max_size=5),
     st.builds(
         RetentionBounds,
         age_ms=st.integers(1, 300),
@@ -383,7 +402,7 @@ rows = st.lists(
     ),
 )
 def test_retention_keeps_what_a_naive_list_keeps(
-    turns: list[tuple[list[tuple[bool, int, int]], int]], bounds: RetentionBounds
+    turns: list[tuple[list[tuple[bool, int, int]], int, bool]], bounds: RetentionBounds
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "phpmq.db")
@@ -391,13 +410,15 @@ def test_retention_keeps_what_a_naive_list_keeps(
             store.execute("PRAGMA synchronous=OFF")  # the disk is not what this tests
             kept: list[tuple[int, bool, int, int]] = []  # offset, deleted, size, settled at
             now = offset = 0
-            for settled, pause in turns:
+            for settled, pause, is_placed in turns:
                 for deleted, size, passed in settled:
                     now, offset = now + passed, offset + 1
                     alive = store.publish(size)
                     store.settle(alive, outcome=DELETED if deleted else ACKED, at=now)
                     kept.append((offset, deleted, size, now))
                 now += pause
+                if is_placed:
+                    store.place()
                 store.keep(bounds, now)
                 kept = [*kept_of(kept, False, bounds, now), *kept_of(kept, True, bounds, now)]
                 kept.sort()

@@ -150,9 +150,27 @@ FROM history AS m
 {names}
 WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 
--- part: place
--- A row of the history by its place only: the rest is read for the rows of the page.
-SELECT h."offset" AS place FROM history AS h
+-- part: placed
+-- Up to this offset the settled messages stand in history_place too; behind it is a short tail.
+coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+
+-- part: older
+"offset" < :start AND "offset" >= :stop
+
+-- part: newer
+"offset" > :start AND "offset" <= :stop
+
+-- part: placed_rows
+-- Settled messages of a queue by their place only: the rest is read for the rows of the page.
+SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
+
+-- part: older_tail
+SELECT "offset" AS place FROM history NOT INDEXED
+    WHERE queue_id = :queue_id AND "offset" < :start AND "offset" > max(:stop - 1, {placed})
+
+-- part: newer_tail
+SELECT "offset" AS place FROM history NOT INDEXED
+    WHERE queue_id = :queue_id AND "offset" > max(:start, {placed}) AND "offset" <= :stop
 
 -- name: history_older
 -- Settled messages before an offset, newest first.
@@ -223,26 +241,29 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: queue_older
--- Those of one queue; each outcome is read along the index, to the limit.
+-- Those of one queue; each outcome is read along its places, to the limit, then the tail.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
--- index: history_queue
+-- index: history_place USING PRIMARY KEY
 SELECT {settled}
 FROM history AS m
 {names}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 2 AND h."offset" < :start
-      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 2 AND {older}
+      ORDER BY "offset" DESC LIMIT :limit)
     UNION ALL
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 3 AND h."offset" < :start
-      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 3 AND {older}
+      ORDER BY "offset" DESC LIMIT :limit)
     UNION ALL
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 4 AND h."offset" < :start
-      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 4 AND {older}
+      ORDER BY "offset" DESC LIMIT :limit)
     UNION ALL
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 5 AND h."offset" < :start
-      AND h."offset" >= :stop ORDER BY h."offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 5 AND {older}
+      ORDER BY "offset" DESC LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({older_tail}
+      ORDER BY "offset" DESC LIMIT :limit)
   )
   ORDER BY place DESC LIMIT :limit
 )
@@ -252,23 +273,26 @@ ORDER BY m."offset" DESC;
 -- The same, oldest first.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
--- index: history_queue
+-- index: history_place USING PRIMARY KEY
 SELECT {settled}
 FROM history AS m
 {names}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 2 AND h."offset" > :start
-      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 2 AND {newer}
+      ORDER BY "offset" LIMIT :limit)
     UNION ALL
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 3 AND h."offset" > :start
-      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 3 AND {newer}
+      ORDER BY "offset" LIMIT :limit)
     UNION ALL
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 4 AND h."offset" > :start
-      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 4 AND {newer}
+      ORDER BY "offset" LIMIT :limit)
     UNION ALL
-    SELECT * FROM ({place} WHERE h.queue_id = :queue_id AND h.outcome = 5 AND h."offset" > :start
-      AND h."offset" <= :stop ORDER BY h."offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 5 AND {newer}
+      ORDER BY "offset" LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({newer_tail}
+      ORDER BY "offset" LIMIT :limit)
   )
   ORDER BY place LIMIT :limit
 )
@@ -278,27 +302,41 @@ ORDER BY m."offset";
 -- Those of one queue and one outcome.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
--- index: history_queue
+-- index: history_place USING PRIMARY KEY
 SELECT {settled}
-FROM history AS m INDEXED BY history_queue
+FROM history AS m
 {names}
-WHERE m.queue_id = :queue_id AND m.outcome = :outcome
-  AND m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
-LIMIT :limit;
+WHERE m."offset" IN (
+  SELECT place FROM (
+    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {older}
+      ORDER BY "offset" DESC LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({older_tail} AND outcome = :outcome
+      ORDER BY "offset" DESC LIMIT :limit)
+  )
+  ORDER BY place DESC LIMIT :limit
+)
+ORDER BY m."offset" DESC;
 
 -- name: queue_outcome_newer
 -- The same, oldest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
--- index: history_queue
+-- index: history_place USING PRIMARY KEY
 SELECT {settled}
-FROM history AS m INDEXED BY history_queue
+FROM history AS m
 {names}
-WHERE m.queue_id = :queue_id AND m.outcome = :outcome
-  AND m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
-LIMIT :limit;
+WHERE m."offset" IN (
+  SELECT place FROM (
+    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {newer}
+      ORDER BY "offset" LIMIT :limit)
+    UNION ALL
+    SELECT * FROM ({newer_tail} AND outcome = :outcome
+      ORDER BY "offset" LIMIT :limit)
+  )
+  ORDER BY place LIMIT :limit
+)
+ORDER BY m."offset";
 
 -- name: deleted_older
 -- The trash: deleted and not restored, newest first, of the newest :looked deleted ones.

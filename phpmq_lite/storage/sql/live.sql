@@ -173,9 +173,12 @@ SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ac
 
 -- name: forget_queues
 -- At start: removed queues that neither the history nor a key needs any more.
--- index: history_queue
+-- index: history_place USING PRIMARY KEY
 DELETE FROM queue WHERE settings = '{"removed": true}'
-  AND NOT EXISTS (SELECT 1 FROM history WHERE history.queue_id = queue.queue_id)
+  AND NOT EXISTS (SELECT 1 FROM history_place WHERE history_place.queue_id = queue.queue_id)
+  AND queue_id NOT IN (
+    SELECT queue_id FROM history NOT INDEXED
+    WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0))
   AND queue_id NOT IN (SELECT queue_id FROM receipt);
 
 -- name: receipts

@@ -1,7 +1,7 @@
 -- What a search is put together from, on a read-only connection.  search.py chooses a source,
 -- adds conditions with AND, an order and a limit; values come as parameters only.
--- In a condition {v} is the name of its parameter, {state}, {why}, {ended} are what alive and
--- settled messages have in different columns.
+-- {traces} are names of parameters; in a condition {v} is the name of its own, and {state}, {why},
+-- {ended} are what alive and settled messages have in different columns.
 
 -- part: step
 -- What the wall clock is ahead of the scale that deadlines are stored on (ms).
@@ -54,14 +54,38 @@ FROM history AS m INDEXED BY history_unusual {join}
 WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
   AND m."offset" > :low AND m."offset" < :high
 
+-- part: placed
+-- Up to this offset the settled messages stand in history_place too; behind it is a short tail.
+coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+
 -- part: settled_queues
--- Those of some queues.
--- index: history_queue
+-- Those of some queues, as far as they have a place.
+-- index: history_place USING PRIMARY KEY
 SELECT m."offset" AS place, {columns}
-FROM history AS m INDEXED BY history_queue {join}
-WHERE m.queue_id IN (SELECT value FROM json_each(:queues))
-  AND m.outcome IN (SELECT value FROM json_each(:outcomes))
-  AND m."offset" > :low AND m."offset" < :high
+FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset" {join}
+WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues))
+  AND history_place.outcome IN (SELECT value FROM json_each(:outcomes))
+  AND history_place."offset" > :low AND history_place."offset" < :high
+
+-- part: settled_tail
+-- Those that have none yet.
+SELECT m."offset" AS place, {columns}
+FROM history AS m NOT INDEXED {join}
+WHERE m."offset" > max(:low, {placed}) AND m."offset" < :high
+
+-- part: alive_traces
+-- Alive messages of some traces by number.
+-- index: message_trace
+SELECT m.seq AS place, {columns}
+FROM message AS m INDEXED BY message_trace {join}
+WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
+
+-- part: settled_traces
+-- Settled ones by number.
+-- index: history_trace
+SELECT m.seq AS place, {columns}
+FROM history AS m INDEXED BY history_trace {join}
+WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
 
 -- part: body
 LEFT JOIN body AS b ON b.seq = m.seq
@@ -181,15 +205,36 @@ SELECT
 -- The messages of some queues, alive and settled, up to a limit of each.
 -- parameters: queues (a JSON array); limit
 -- columns: seq
--- index: history_queue
+-- index: history_place USING PRIMARY KEY
 SELECT seq FROM (
   SELECT seq FROM message INDEXED BY message_place
   WHERE queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
 )
 UNION ALL
 SELECT seq FROM (
-  SELECT seq FROM history INDEXED BY history_queue
-  WHERE queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
+  SELECT history.seq FROM history_place
+  CROSS JOIN history ON history."offset" = history_place."offset"
+  WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
+)
+UNION ALL
+SELECT seq FROM (
+  SELECT seq FROM history NOT INDEXED
+  WHERE "offset" > {placed} AND queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
+);
+
+-- name: few_traced
+-- The messages whose trace begins so, alive and settled, up to a limit of each.
+-- parameters: start; end (exclusive): texts; limit
+-- columns: seq
+-- index: history_trace
+SELECT seq FROM (
+  SELECT seq FROM message INDEXED BY message_trace
+  WHERE trace_id >= :start AND trace_id < :end LIMIT :limit
+)
+UNION ALL
+SELECT seq FROM (
+  SELECT seq FROM history INDEXED BY history_trace
+  WHERE trace_id >= :start AND trace_id < :end LIMIT :limit
 );
 
 -- name: queues

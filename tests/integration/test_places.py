@@ -1,0 +1,315 @@
+"""Places of settled messages: filled behind, in slices, while pages of queues are read."""
+
+import itertools
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.admin.query import parse
+from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.model import Now, State
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage import places as module
+from phpmq_lite.storage.browse import Browser
+from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.places import FEWEST, ROWS, WAIT_MS, Places
+from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.retention import RetentionBounds, step
+from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.storage.writer import Store
+
+INSERT = (
+    "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at, published_at, "
+    "deliveries, charged, size, crc) "
+)
+
+
+class Ledger:
+    """A migrated database with a history of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.execute = self.connection.execute
+        self.execute("PRAGMA journal_mode=WAL").fetchall()
+        migrate(self.connection, migrations_folder())
+
+    def settle(self, queue_id: int, outcome: int) -> int:
+        """Settle one message; return its offset."""
+        found = self.execute(
+            f"{INSERT} SELECT n, n, ?, n, ?, n, 0, 1, 0, 0, 0 FROM (SELECT 1 + coalesce("
+            "(SELECT seq FROM sqlite_sequence WHERE name = 'history'), 0) AS n)",
+            (queue_id, outcome),
+        )
+        return int(found.lastrowid or 0)
+
+    def fill(self, rows: int) -> None:
+        """Settle many, as acked."""
+        self.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+            f"{INSERT} SELECT i, i, i % 7, i, 2, 0, 0, 1, 0, 0, 0 FROM n",
+            (rows,),
+        )
+
+    def upto(self) -> int:
+        """Tell how far the places go, after comparing them with the rows."""
+        found = self.execute("SELECT value FROM counter WHERE name = 'placed_upto'").fetchone()
+        upto = int(found[0]) if found else 0
+        rows = 'SELECT queue_id, outcome, "offset" FROM history WHERE "offset" <= ? ORDER BY 1,2,3'
+        placed = 'SELECT queue_id, outcome, "offset" FROM history_place ORDER BY 1,2,3'
+        assert self.execute(placed).fetchall() == self.execute(rows, (upto,)).fetchall()
+        return upto
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    made = Ledger(tmp_path / "phpmq.db")
+    yield made
+    made.connection.close()
+
+
+# -- when, and how many
+
+
+def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
+    places = Places(timer=lambda: 0.0)
+    assert places.step(ledger.connection, 1_000, is_idle=False) == 0  # none there
+    ledger.fill(ROWS - 1)
+    assert places.step(ledger.connection, 1_000 + WAIT_MS - 1, is_idle=False) == 0
+    ledger.settle(1, 2)
+    assert places.step(ledger.connection, 1_001, is_idle=False) == ROWS
+    ledger.settle(1, 3)
+    assert places.step(ledger.connection, 1_000 + WAIT_MS, is_idle=False) == 0
+    assert places.step(ledger.connection, 1_001 + WAIT_MS, is_idle=False) == 1
+    ledger.settle(1, 4)
+    assert places.step(ledger.connection, 1_002 + WAIT_MS, is_idle=True) == 1
+    assert ledger.upto() == ROWS + 2
+
+
+def test_long_tail_is_placed_in_slices(ledger: Ledger) -> None:
+    ledger.fill(ROWS * 2 + 5)
+    places = Places(timer=lambda: 0.0)
+    taken = [(places.step(ledger.connection, 0, is_idle=True), places.has_more) for _ in range(4)]
+    assert taken == [(ROWS, True), (ROWS, False), (5, False), (0, False)]
+    assert ledger.upto() == ROWS * 2 + 5
+
+
+def test_slices_follow_the_time_that_they_take(ledger: Ledger) -> None:
+    ledger.fill(ROWS * 4)
+    took_s = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.02, 0.0])
+    clock = itertools.chain.from_iterable((0.0, seconds) for seconds in took_s)
+    places = Places(timer=lambda: next(clock))
+    taken = [places.step(ledger.connection, 0, is_idle=True) for _ in range(7)]
+    assert taken == [ROWS, ROWS // 2, ROWS // 4, ROWS // 8, FEWEST, FEWEST * 2, FEWEST * 2]
+    ledger.upto()
+
+
+def test_rows_that_left_before_they_had_a_place_are_passed_over(ledger: Ledger) -> None:
+    ledger.execute("UPDATE sqlite_sequence SET seq = 1000000 WHERE name = 'history'")
+    ledger.execute("INSERT INTO sqlite_sequence SELECT 'history', 1000000 WHERE changes() = 0")
+    assert ledger.settle(1, 2) == 1_000_001
+    assert Places().step(ledger.connection, 0, is_idle=True) == 1
+    assert ledger.upto() == 1_000_001
+
+
+def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
+    store = Store(ledger.connection)
+    upkeep = Upkeep(ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20)
+    ledger.fill(ROWS * 2 + 5)
+    assert upkeep(store, Now(1, 1), False)
+    assert not upkeep(store, Now(1, 1), False)
+    assert ledger.upto() == ROWS * 2
+    ledger.settle(1, 2)
+    assert not upkeep(store, Now(1, 2), False)
+    assert ledger.upto() == ROWS * 2
+    assert not upkeep(store, Now(1, 3), True)
+    assert ledger.upto() == ROWS * 2 + 6
+    assert store.wal_bytes > 0
+
+
+def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
+    for queue_id in (1, 2, 3):
+        ledger.execute(
+            "INSERT INTO queue (queue_id, name, created_at, settings) "
+            "VALUES (?, ?, 0, '{\"removed\": true}')",
+            (queue_id, f"q{queue_id}"),
+        )
+    ledger.settle(1, 5)
+    Places().step(ledger.connection, 0, is_idle=True)
+    ledger.settle(2, 5)
+    ledger.execute(load("live")["forget_queues"])
+    assert ledger.execute("SELECT queue_id FROM queue").fetchall() == [(1,), (2,)]
+
+
+# -- failures
+
+
+def test_full_disk_leaves_the_rows_in_the_tail(ledger: Ledger) -> None:
+    ledger.fill(ROWS)
+    (pages,) = ledger.execute("PRAGMA page_count").fetchone()
+    ledger.execute(f"PRAGMA max_page_count={pages + 3}").fetchall()
+    assert Places().step(ledger.connection, 0, is_idle=True) == 0
+    assert not ledger.connection.in_transaction
+    assert ledger.upto() == 0
+    ledger.execute("PRAGMA max_page_count=1000000").fetchall()
+    assert Places().step(ledger.connection, 0, is_idle=True) == ROWS
+
+
+def test_any_other_error_leaves_the_outcome_open(ledger: Ledger) -> None:
+    ledger.settle(1, 2)
+    ledger.execute("INSERT INTO history_place VALUES (1, 2, 1)")
+    with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
+        Places().step(ledger.connection, 0, is_idle=True)
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+from phpmq_lite.storage.places import Places
+class Dies(sqlite3.Connection):
+    def execute(self, sql, *given):
+        found = super().execute(sql, *given)
+        if sql.startswith(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, factory=Dies)
+connection.execute("PRAGMA cache_size = 5")  # pages go to the WAL before the commit
+Places().step(connection, 0, is_idle=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "placed"),
+    [("INSERT INTO history_place", 0), ("INSERT INTO counter", 0), ("COMMIT", ROWS)],
+)
+def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
+    tmp_path: Path, at: str, placed: int
+) -> None:
+    ledger = Ledger(tmp_path / "phpmq.db")
+    ledger.fill(ROWS + 50)
+    ledger.connection.close()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(ledger.path), at], check=False)
+    assert done.returncode == -signal.SIGKILL
+    ledger = Ledger(tmp_path / "phpmq.db")
+    assert ledger.upto() == placed
+    places = Places()
+    while places.step(ledger.connection, 0, is_idle=True):
+        pass
+    assert ledger.upto() == ROWS + 50
+    ledger.connection.close()
+
+
+# -- pages beside a plain list
+
+SETTLE = st.tuples(st.just("settle"), st.integers(1, 3), st.integers(2, 5))
+TURN = st.one_of(
+    SETTLE,
+    st.tuples(st.just("place"), st.integers(1, 9), st.just(0)),
+    st.tuples(st.just("retain"), st.integers(5, 40), st.just(0)),
+)
+
+
+@given(
+    before=st.lists(SETTLE, min_size=12, max_size=60),
+    placed=st.integers(1, 60),
+    between=st.lists(st.lists(TURN, max_size=6), max_size=8),
+    queue_id=st.integers(1, 3),
+    outcome=st.sampled_from([None, 2, 3, 4, 5]),
+    is_newer=st.booleans(),
+    limit=st.integers(1, 7),
+    bounds=st.tuples(st.none() | st.integers(1, 50), st.none() | st.integers(1, 70)),
+)
+async def test_pages_of_a_queue_are_those_of_a_plain_filter(
+    before: list[tuple[str, int, int]],
+    placed: int,
+    between: list[list[tuple[str, int, int]]],
+    queue_id: int,
+    outcome: int | None,
+    is_newer: bool,
+    limit: int,
+    bounds: tuple[int | None, int | None],
+) -> None:
+    """Rows settle, get their place and leave between two pages, in any order."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "phpmq.db")
+        ledger.execute("PRAGMA synchronous=OFF")
+        readers = Readers(ledger.path, count=1)
+        turns = iter(between)
+        asked: dict[str, Any] = {
+            "queue_id": queue_id, "since": bounds[0], "until": bounds[1], "limit": limit,
+            "outcome": None if outcome is None else State(outcome),
+        }  # fmt: skip
+        try:
+            for turn in [*before, ("place", placed, 0)]:
+                act(ledger, turn)
+            place = 0 if is_newer else 1 << 40
+            while True:
+                expected = plain(ledger, asked, place, is_newer=is_newer)
+                asked["after" if is_newer else "before"] = place
+                found = await Browser(readers).history(**asked)
+                offsets = [row.offset or 0 for row in found.rows]
+                assert (offsets[::-1] if is_newer else offsets) == expected[:limit]
+                assert found.has_more == (len(expected) > limit)
+                await search_agrees(readers, ledger, queue_id)
+                if not offsets:
+                    break
+                place = max(offsets) if is_newer else min(offsets)
+                for turn in next(turns, []):
+                    act(ledger, turn)
+                ledger.upto()
+        finally:
+            await readers.close()
+            ledger.connection.close()
+
+
+def act(ledger: Ledger, turn: tuple[str, int, int]) -> None:
+    kind, number, outcome = turn
+    if kind == "settle":
+        ledger.settle(number, outcome)
+    elif kind == "place":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "ROWS", number)
+            Places().step(ledger.connection, 0, is_idle=True)
+    else:
+        rows = ledger.execute("SELECT count(*) FROM history WHERE outcome <> 5").fetchone()[0]
+        gone = ledger.execute("SELECT count(*) FROM history WHERE outcome = 5").fetchone()[0]
+        for name, value in (("history_rows", rows), ("deleted_rows", gone)):
+            ledger.execute(load("live")["set_counter"], (name, value))
+        step(ledger.connection, RetentionBounds(age_ms=1 << 60, rows=number, deleted_share=0.3), 0)
+
+
+def plain(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer: bool) -> list[int]:
+    rows = ledger.execute('SELECT "offset", queue_id, outcome, settled_at FROM history').fetchall()
+    found = [
+        offset
+        for offset, queue_id, outcome, at_ms in rows
+        if queue_id == asked["queue_id"]
+        and asked["outcome"] in (None, outcome)
+        and (asked["since"] is None or at_ms >= asked["since"])
+        and (asked["until"] is None or at_ms < asked["until"])
+        and (offset > place if is_newer else offset < place)
+    ]
+    return sorted(found, reverse=not is_newer)
+
+
+async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None:
+    """Compare what a search of the same queue finds."""
+    ledger.execute("INSERT OR IGNORE INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0), "
+                   "(2, 'b', 0), (3, 'c', 0)")  # fmt: skip
+    rows = ledger.execute(
+        'SELECT "offset" FROM history WHERE queue_id = ? AND outcome IN (2, 4) ORDER BY 1 DESC',
+        (queue_id,),
+    )
+    query = parse(f"queue:{'abc'[queue_id - 1]} state:acked state:dead")
+    found = await Search(readers).page(query, limit=200)
+    assert [row.offset for row in found.rows] == [offset for (offset,) in rows]
