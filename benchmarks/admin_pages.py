@@ -10,6 +10,7 @@ Windows with and without browsing take turns, so that both see the same machine.
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -179,6 +180,7 @@ def main() -> None:
         data = Path(folder) / "data"
         print("filling the database …", file=sys.stderr)
         made = admin_database.make(data, options.live, options.settled)
+        os.sync()  # else its write-back stands in the way of the first commits
         with broker_process(data, "--admin", "127.0.0.1:0") as broker:
             measure(broker, pages(made))
 

@@ -44,7 +44,11 @@ QUALIFIERS: Final = (
     Qualifier("urn", "urn:orders:*", "URN; urn: and urn:babel: may be left out"),
     Qualifier("trace", "trace:7b3f*", "trace id"),
     Qualifier("id", "id:d7e7*", "message id or its beginning, or #number"),
-    Qualifier("data.", "data.order_id:1042", "a member of an envelope's data, or of the body; also meta. and $."),
+    Qualifier(
+        "data.",
+        "data.order_id:1042",
+        "a member of an envelope's data, or of the body; also meta. and $.",
+    ),
     Qualifier("deliveries", "deliveries:>3", "how often it was dispatched"),
     Qualifier("size", "size:>100k", "bytes of the body"),
     Qualifier("ttl", "ttl:<60s", "time left; never"),
