@@ -54,7 +54,7 @@ CREATE INDEX audit_target ON audit (target, audit_id);
 
 CREATE TABLE rollup (                     -- how each queue went, in spans of equal length
   span_s INTEGER NOT NULL,                -- 60 or 900
-  queue_id INTEGER NOT NULL,              -- 0: all that have no rows of their own
+  queue_id INTEGER NOT NULL,              -- 0: all without rows of their own, -1: all, -2: all .dlq
   at_s INTEGER NOT NULL,                  -- Unix seconds, the beginning
   published INTEGER NOT NULL, dispatched INTEGER NOT NULL, redelivered INTEGER NOT NULL,
   acked INTEGER NOT NULL, requeued INTEGER NOT NULL, expired INTEGER NOT NULL,

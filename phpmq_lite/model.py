@@ -205,7 +205,7 @@ class AuditEntry:
 class RowsRequest:
     """Load messages by seq, in that order, alive ones or settled; what is not there is left out."""
 
-    take: Callable[[list[Message], bool], None]  # handed back with the rows; always the last page
+    take: Callable[[list[Message], bool], None]  # handed back with the rows; with bodies in pages
     seqs: tuple[int, ...]
     bodies: bool = False
     settled: bool = False  # of the history; ``state`` is the outcome then

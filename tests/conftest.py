@@ -1,11 +1,16 @@
-"""Settings of all tests: how hard Hypothesis searches.
+"""What all tests share: how hard Hypothesis searches, and a place for the log.
 
 ``HYPOTHESIS_PROFILE=long python -m pytest`` searches longer.  A failure prints its seed and a line
 that reproduces it.
 """
 
+import io
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # No deadline: a slow machine is no defect.  Not derandomized: each run looks somewhere else.
@@ -18,3 +23,14 @@ COMMON = settings(
 settings.register_profile("quick", COMMON, max_examples=60, stateful_step_count=30)
 settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture
+def log_stream() -> Iterator[io.StringIO]:
+    """Give a place for ``logs.configure``; afterwards all is as before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []  # else pytest's are closed
+    yield io.StringIO()
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()

@@ -1,4 +1,4 @@
-/* What pages can do beyond reading and forms, which need no script.  Texts go in by textContent.
+/* What pages can do beyond reading and forms.  Texts go in by textContent.
 
    <main data-live="TOPIC" data-live-ids="1,2">  the stream of the page; addresses and the server's
      clock are on <body>: data-events, data-poll, data-now
@@ -16,7 +16,7 @@
    data-message="ID"  what y copies
    time[data-when], text[data-at]  written as the reader likes: relative, local, UTC
    data-set="theme=dark", data-cycle  a choice that stays; the next theme
-   data-complete="URL"  completions of an input */
+   data-complete="URL"  completions */
 
 const POLL_MS = 5000;
 const STREAM_AGAIN = 12; // polls
@@ -406,7 +406,7 @@ function focusRow(row) {
 }
 
 function walk(step) {
-  const list = all("table.list tbody tr", main).filter((row) => row.checkVisibility());
+  const list = all("table.list tbody tr", main).filter((r) => r.checkVisibility());
   const next = list[list.indexOf(rowOf(document.activeElement)) + step];
   if (next) focusRow(next);
 }

@@ -1,5 +1,6 @@
 """How the admin answers what is odd: headers on every answer, hosts, methods, bodies, errors."""
 
+import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from phpmq_lite import logs
 from phpmq_lite.admin.access.headers import HEADERS
 from phpmq_lite.admin.route import Route
 from phpmq_lite.admin.routes import ROUTES
@@ -174,8 +176,10 @@ async def test_error_is_a_page_for_people_and_json_for_programs(filled: Filled) 
 
 
 async def test_failure_is_logged_and_leaks_nothing(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    filled: Filled, monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
 ) -> None:
+    logs.configure(stream=log_stream)
+
     def fail(*_: object) -> None:
         raise LookupError("a secret")
 
@@ -185,7 +189,7 @@ async def test_failure_is_logged_and_leaks_nothing(
     assert (answer.status, problem["code"]) == (500, "internal")
     assert "secret" not in answer.text
     assert missing(answer) == []
-    written = "".join(capsys.readouterr())
+    written = log_stream.getvalue()
     assert problem["request_id"] in written
     assert "a secret" in written
     answer = await filled.me.get("/queues")

@@ -3,18 +3,16 @@
 import asyncio
 import io
 import json
-import logging
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import structlog
 
 from phpmq_lite import logs
 from phpmq_lite.client import connect
@@ -88,15 +86,9 @@ async def test_settings_are_shown_with_their_source(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def configured() -> Iterator[None]:
+def configured(log_stream: io.StringIO) -> None:
     """Log as the command does; afterwards all is as before."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers = []  # else pytest's are closed
-    logs.configure(stream=io.StringIO())
-    yield
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
+    logs.configure(stream=log_stream)
 
 
 @pytest.mark.usefixtures("configured")

@@ -3,24 +3,17 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 
 from phpmq_lite import logs
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def stream(log_stream: io.StringIO) -> io.StringIO:
     """A place for the log; afterwards all is as before."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers = []  # else pytest's are closed
-    yield io.StringIO()
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
+    return log_stream
 
 
 class Terminal(io.StringIO):
