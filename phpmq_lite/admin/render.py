@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,16 +141,6 @@ def _own_path(request: web.Request) -> str:
         return ""
     base = context_of(request).urls.base_path
     return base + request.path_qs.removeprefix(base)  # a proxy may have taken the base path off
-
-
-def live(
-    shown: Mapping[str, str], points: Mapping[str, str], is_new: int, says: str
-) -> web.Response:
-    """Answer a page that refreshes itself: shown texts and chart points by field.
-
-    ``is_new`` counts rows that the page does not have yet; ``says`` is for screen readers.
-    """
-    return web.json_response({"shown": shown, "points": points, "new": is_new, "says": says})
 
 
 def problem_page(request: web.Request, problem: Problem) -> web.Response:

@@ -227,19 +227,6 @@ class Search:
         await self._finish(frozen, count)
         return frozen
 
-    async def frozen_of(self, seqs: Sequence[int]) -> Frozen:
-        """Sum up messages by their numbers, in that order; what is gone is left out."""
-        frozen, count = Frozen(), _Count(self._now_ms())
-        for at in range(0, len(seqs), PAGE_ROWS):
-            rows = await self.rows(seqs[at : at + PAGE_ROWS])
-            frozen.seqs.extend(count.add([
-                (0, row.seq, row.queue_id, row.state, row.urn, row.published_at, row.size,
-                 row.deadline_at) for row in rows
-            ]))  # fmt: skip
-        frozen.upto = max(frozen.seqs, default=0)
-        await self._finish(frozen, count)
-        return frozen
-
     async def _finish(self, frozen: Frozen, count: "_Count") -> None:
         names = await self._readers.read("search", "names", queues=json.dumps(list(count.queues)))
         by_id: dict[int, str] = dict((int(key), str(name)) for key, name in names)

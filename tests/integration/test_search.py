@@ -401,19 +401,6 @@ async def test_frozen_selection_stops_at_its_limit(search: Search) -> None:
     assert (len(frozen.seqs), frozen.is_complete, sum(frozen.by_queue.values())) == (5, False, 5)
 
 
-async def test_frozen_selection_of_numbers_keeps_their_order(
-    search: Search, rows: list[Plain]
-) -> None:
-    seqs = [row.seq for row in rows][:9][::-1]
-    frozen = await search.frozen_of([*seqs, 999_999])
-    assert list(frozen.seqs) == seqs
-    assert frozen.expired == sum(
-        not row.is_alive and row.deadline_ms is not None
-        and row.deadline_ms + CLOCK_STEP_MS <= NOW_MS
-        for row in rows if row.seq in seqs
-    )  # fmt: skip
-
-
 # -- time
 
 

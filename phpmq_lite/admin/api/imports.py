@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal, Self
+from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phpmq_lite.admin.access import gate
 from phpmq_lite.admin.access.identity import check_queue_right, entry_of
@@ -17,7 +17,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.requests import check_queue_name, read_json
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import TTL_MAX_S
+from phpmq_lite.admin.schemas import PublishIn
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 
@@ -27,20 +27,12 @@ IMPORT_MAX: Final = 100_000  # in one request
 Message = tuple[bytes, int | None]
 
 
-class ImportedIn(BaseModel):
+class ImportedIn(PublishIn):
     """One message; the other members of an export are passed over."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     queue: str = Field(min_length=1, max_length=255)
-    content: str
-    encoding: Literal["utf-8", "base64"] = "utf-8"
-    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # null: the queue's default; 0: never
-
-    @model_validator(mode="after")
-    def _is_decodable(self) -> Self:
-        from_content(self.content, self.encoding)
-        return self
 
 
 class ImportIn(BaseModel):

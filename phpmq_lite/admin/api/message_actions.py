@@ -1,15 +1,14 @@
 """What is done to messages over HTTP: publish, and one action on one message."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from phpmq_lite.admin.access.identity import check_queue_right, entry_of, identity_of
 from phpmq_lite.admin.acting import commands, doing
 from phpmq_lite.admin.acting.undo import undo_of_publish
-from phpmq_lite.admin.bodies import from_content
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
@@ -64,21 +63,11 @@ class RedriveOneIn(TtlIn):
     target: str | None = Field(None, min_length=1, max_length=255)
 
 
-class EditIn(TtlIn):
+class EditIn(PublishIn):
     """A new message made from an old one."""
 
-    content: str
-    encoding: Literal["utf-8", "base64"] = "utf-8"
     queue: str | None = Field(None, min_length=1, max_length=255)  # null: the same
-
-    @model_validator(mode="after")
-    def _is_decodable(self) -> Self:
-        self.body()
-        return self
-
-    def body(self) -> bytes:
-        """Give the bytes to store; raises ValueError where they cannot be made."""
-        return from_content(self.content, self.encoding)
+    reason: str = Field("", max_length=500)  # for the audit
 
 
 class PublishedOut(BaseModel):
