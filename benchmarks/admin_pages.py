@@ -32,7 +32,6 @@ from phpmq_lite.testing import BrokerProcess, broker_process
 
 RATE: Final = 1_000  # messages a second
 FLOW_QUEUE: Final = "flow"
-PAUSE_S: Final = 0.2  # of the person, between two pages
 WINDOW_S: Final = 8.0
 
 
@@ -87,15 +86,15 @@ async def _consume(client: Client) -> None:
 
 
 def browse(
-    url: str, paths: list[str], windows: int
+    url: str, paths: list[str], windows: int, pause_s: float
 ) -> Iterable[tuple[dict[str, list[float]], list[tuple[float, float]]]]:
     """Open the pages in turn in every other window; return the times and the windows."""
     yield  # type: ignore[misc]
-    return asyncio.run(_browse(url, paths, windows))
+    return asyncio.run(_browse(url, paths, windows, pause_s))
 
 
 async def _browse(
-    url: str, paths: list[str], windows: int
+    url: str, paths: list[str], windows: int, pause_s: float
 ) -> tuple[dict[str, list[float]], list[tuple[float, float]]]:
     visits, busy, at = Visits(), [], 0
     async with aiohttp.ClientSession() as session:
@@ -109,7 +108,7 @@ async def _browse(
                 path = paths[at % len(paths)]
                 at += 1
                 visits.add(path, await _visit(session, url + path))
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(pause_s)
             busy.append((began_s, time.monotonic()))
     return visits.taken, busy
 
@@ -154,14 +153,14 @@ def compare(latencies: list[tuple[float, float]], busy: list[tuple[float, float]
     print(f"p99 with browsing / without: {ratio:.2f}")
 
 
-def measure(broker: BrokerProcess, paths: list[str], rounds: int) -> None:
+def measure(broker: BrokerProcess, paths: list[str], rounds: int, pause_s: float) -> None:
     """Let traffic flow, browse in every other window, and print what came out."""
     visits = rounds * len(paths)
-    windows = 2 * max(2, round(visits * (PAUSE_S + 0.02) / WINDOW_S + 0.5))
+    windows = 2 * max(2, round(visits * (pause_s + 0.02) / WINDOW_S + 0.5))
     url = broker.admin[0].rstrip("/")
     jobs = {
         "flow": Job(flow, (("127.0.0.1", broker.port), windows)),  # type: ignore[arg-type]
-        "browse": Job(browse, (url, paths, windows)),  # type: ignore[arg-type]
+        "browse": Job(browse, (url, paths, windows, pause_s)),  # type: ignore[arg-type]
     }
     found = run(jobs, windows * WINDOW_S + 120)
     taken, busy = found["browse"].value
@@ -175,6 +174,7 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=1_000_000)
     parser.add_argument("--settled", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=20, help="visits of each page")
+    parser.add_argument("--pause", type=float, default=0.2, help="seconds between two pages")
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
     with (
@@ -186,7 +186,7 @@ def main() -> None:
         made = admin_database.make(data, options.live, options.settled)
         os.sync()  # else its write-back stands in the way of the first commits
         with broker_process(data, "--admin", "127.0.0.1:0") as broker:
-            measure(broker, pages(made), options.rounds)
+            measure(broker, pages(made), options.rounds, options.pause)
 
 
 def pages(made: "admin_database.Made") -> list[str]:

@@ -78,7 +78,7 @@ def create_app(
         sources=sources or {},
         urls=urls,
         routes=ROUTES,
-        templates=render.environment(folder),
+        templates=render.Templates(folder),
         version=version,
         is_ready=is_ready,
         now_ms=now_ms,
@@ -170,17 +170,17 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         if problem is None:
             _log_failure("request_failed", request)
             problem = Problem(500, "internal", "The broker could not make this page.")
-        return _shown(request, problem)
+        return await _shown(request, problem)
 
 
-def _shown(request: web.Request, problem: Problem) -> web.Response:
+async def _shown(request: web.Request, problem: Problem) -> web.Response:
     context = context_of(request)
     path = request.path.removeprefix(context.urls.base_path)
     is_data = request.query.get("format", "html") != "html"
     if path.startswith("/api/") or is_data or request.content_type == "application/json":
         return render.problem_json(request, problem)
     try:
-        return render.problem_page(request, problem)
+        return await render.problem_page(request, problem)
     except Exception:  # the page of the error fails too: say it in plain words
         _log_failure("problem_page_failed", request)
         return render.problem_json(request, problem)

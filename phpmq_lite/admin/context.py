@@ -45,12 +45,22 @@ class Engine(Protocol):
     def call(self, command: Callable[[Broker, Answer], None]) -> Awaitable[Any]:
         """Run a command in the next batch; its answer comes after the commit."""
 
+    async def pause(self) -> None:
+        """Leave the loop to others; comes back between two batches."""
+
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
         """Have ``look`` called with each batch that was stored; returns what ends it."""
 
     @property
     def figures(self) -> Figures:
         """Give the counts of what happens around the core, and the protocol inspector."""
+
+
+class Templates(Protocol):
+    """What pages are made of."""
+
+    async def get(self, name: str) -> jinja2.Template:
+        """Give a template, ready to use."""
 
 
 @dataclass(slots=True)
@@ -65,7 +75,7 @@ class Context:
     sources: Mapping[str, str]  # where each setting comes from
     urls: Urls
     routes: tuple[Route, ...]
-    templates: jinja2.Environment
+    templates: Templates
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # Unix ms

@@ -1,5 +1,6 @@
 """Makes pages: the jinja2 environment, the frame that all pages share, and the static files."""
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from phpmq_lite.admin import bodies, formats, views
 from phpmq_lite.admin import frame as frame_parts
 from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.pauses import gather_slowly
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.trends import polyline
 
@@ -53,6 +55,30 @@ def environment(folder: Path) -> jinja2.Environment:
     return made
 
 
+class Templates:
+    """The templates; each is made into code at its first use: up to 100 ms, beside the loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = environment(folder)
+        self._ready: set[str] = set()
+
+    async def get(self, name: str) -> jinja2.Template:
+        """Give a template; all that it may include is ready too."""
+        if name not in self._ready:
+            await asyncio.to_thread(self._make, name)
+            self._ready.add(name)
+        return self._environment.get_template(name)
+
+    def _make(self, name: str) -> None:
+        shared = () if self._ready else self._environment.list_templates(filter_func=_is_shared)
+        for each in (*shared, name):
+            self._environment.get_template(each)
+
+
+def _is_shared(name: str) -> bool:
+    return name == "base.html" or name.startswith("_partials/")
+
+
 class Static:
     """The files of ``templates/static/`` in memory; nothing else can be asked for."""
 
@@ -86,7 +112,7 @@ class Static:
         )
 
 
-def page(
+async def page(
     request: web.Request, template: str, /, *, status: int = 200, **values: Any
 ) -> web.Response:
     """Render a page in the frame; sets the session cookie where the page has a form.
@@ -95,7 +121,9 @@ def page(
     rail, search and menu (login).
     """
     context = context_of(request)
-    text = context.templates.get_template(template).render(frame(request, context) | values)
+    made = await context.templates.get(template)
+    parts = made.generate(frame(request, context) | values)
+    text = "".join(await gather_slowly(parts, context.engine.pause))
     response = web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
     context.sessions.keep(request, response)
     return response
@@ -143,9 +171,9 @@ def _own_path(request: web.Request) -> str:
     return base + request.path_qs.removeprefix(base)  # a proxy may have taken the base path off
 
 
-def problem_page(request: web.Request, problem: Problem) -> web.Response:
+async def problem_page(request: web.Request, problem: Problem) -> web.Response:
     """Show an error as a page, in the frame."""
-    response = page(
+    response = await page(
         request,
         "error.html",
         status=problem.status,

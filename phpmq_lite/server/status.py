@@ -164,6 +164,13 @@ class Front:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
         return await self.engine.call(command)
 
+    async def pause(self) -> None:
+        """Leave the loop to others; see ``Engine.pause``."""
+        if self.engine is None:
+            await asyncio.sleep(0)
+        else:
+            await self.engine.pause()
+
     def tap(self, look: Tap) -> Callable[[], None]:
         """Have ``look`` called with each batch that was stored; returns what ends it.
 

@@ -21,7 +21,7 @@ async def audit(request: web.Request) -> web.StreamResponse:
             query.format, AuditOut, [AuditOut.of(row) for row in listed.rows], listed.next
         )
     chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
-    return page(
+    return await page(
         request,
         "audit.html",
         query=query,

@@ -34,7 +34,7 @@ async def jobs(request: web.Request) -> web.StreamResponse:
     query, found = query_of(request, FormatQuery), jobs_of(request)
     if query.format != "html":
         return as_data(query.format, JobOut, [JobOut.of(job) for job in found])
-    return page(request, "bulk.html", jobs=found, job=None, row=None)
+    return await page(request, "bulk.html", jobs=found, job=None, row=None)
 
 
 async def job(request: web.Request) -> web.StreamResponse:
@@ -45,9 +45,9 @@ async def job(request: web.Request) -> web.StreamResponse:
     to = back(request.query.get("next", ""), context.urls.to("bulk"))
     if found is None:
         row = await stored(request, number)
-        return page(request, "bulk.html", jobs=[], job=None, row=row, number=number,
+        return await page(request, "bulk.html", jobs=[], job=None, row=row, number=number,
                     total=total_of(row), back=to)  # fmt: skip
-    return page(request, "bulk.html", jobs=[], job=found, row=None, back=to,
+    return await page(request, "bulk.html", jobs=[], job=found, row=None, back=to,
                 left_s=left_s(context, found), reason_of_many=words.reason_of_many)  # fmt: skip
 
 

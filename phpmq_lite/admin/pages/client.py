@@ -51,13 +51,13 @@ async def client(request: web.Request) -> web.StreamResponse:
     look = await peers.look_at(request, number, is_watching=query.confirm is None)
     status = status_of_client(request, number)
     if query.confirm:
-        return page(request, "client.html", view="confirm", row=row, look=look)
+        return await page(request, "client.html", view="confirm", row=row, look=look)
     process = None
     may_ask = identity_of(request).role.may(Role.OPERATOR) and peers.is_local(row.address, row.kind)
     if query.process and may_ask and look.is_open:
         process = await peers.process_of(row.address, look.pid)
     labels = await peers.labels_of(context)
-    return page(
+    return await page(
         request,
         "client.html",
         view="page",

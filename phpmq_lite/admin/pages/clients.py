@@ -61,7 +61,7 @@ async def clients(request: web.Request) -> web.StreamResponse:
             return as_data(query.format, ClosedOut, items, next_)
     open_ = consuming(request, query.queue)
     labels = await peers.labels_of(context)
-    return page(
+    return await page(
         request,
         "clients.html",
         query=query,

@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.api.dead_groups import GroupOut, find_groups
+from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data
+from phpmq_lite.admin.pauses import gather_slowly
 from phpmq_lite.admin.query import of_group
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
@@ -35,13 +37,15 @@ async def dead(request: web.Request) -> web.StreamResponse:
     found = await find_groups(request, is_deep=query.deep)
     if query.format != "html":
         return as_data(query.format, GroupOut, [GroupOut.of(group) for group in found.groups])
-    groups = found.groups[:GROUPS_SHOWN]
-    return page(
+    groups = (
+        (group, str(of_group(group)), arrivals(group)) for group in found.groups[:GROUPS_SHOWN]
+    )
+    return await page(
         request,
         "dead.html",
         found=found,
-        groups=[(group, str(of_group(group)), arrivals(group)) for group in groups],
-        more=len(found.groups) - len(groups),
+        groups=await gather_slowly(groups, context_of(request).engine.pause),
+        more=max(0, len(found.groups) - GROUPS_SHOWN),
         query=query,
         may_act=identity_of(request).role.may(Role.OPERATOR),
     )

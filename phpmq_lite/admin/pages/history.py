@@ -47,7 +47,7 @@ async def history(request: web.Request) -> web.StreamResponse:
         )
     chosen = brush.Chosen(since, until)
     span = query.span if query.span != "1h" else ""
-    return page(
+    return await page(
         request,
         "history.html",
         listed=listed,

@@ -19,17 +19,17 @@ async def show(request: web.Request) -> web.StreamResponse:
     goal = request.query.get("next", "")
     if identity_of(request).kind == "user":
         raise web.HTTPSeeOther(goal if is_own_path(goal) else _home(request))
-    return _page(request, goal)
+    return await _page(request, goal)
 
 
-def _page(
+async def _page(
     request: web.Request,
     goal: str,
     name: str = "",
     problem: Problem | None = None,
 ) -> web.Response:
     context = context_of(request)
-    response = page(
+    response = await page(
         request,
         "login.html",
         status=problem.status if problem else 200,
@@ -54,7 +54,7 @@ async def log_in(request: web.Request) -> web.StreamResponse:
         )
     except Problem as problem:
         await people.fold_refusal(request, problem)
-        return _page(request, await field_of(request, "next"), name, problem)
+        return await _page(request, await field_of(request, "next"), name, problem)
     response = see_other(await next_of(request, _home(request)))
     max_age_s = people.kept_s() if is_kept else None
     context_of(request).sessions.give(request, response, cookie, max_age_s)

@@ -64,7 +64,7 @@ async def message(request: web.Request) -> web.StreamResponse:
         shown = await asyncio.to_thread(bodies.show, body.content, body.size, query.view)
     newer, older = await _beside(request, context, query, row)
     others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
-    return page(
+    return await page(
         request,
         "message.html",
         row=row,

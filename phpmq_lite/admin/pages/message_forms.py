@@ -33,7 +33,7 @@ def _shower(action: Action) -> Callable[[web.Request], Awaitable[web.StreamRespo
     async def show(request: web.Request) -> web.StreamResponse:
         context = context_of(request)
         row = await message_of(request, context)
-        return page(
+        return await page(
             request, "confirm.html", kind="message", action=str(action), row=row,
             reason=ladder_reason(action), back=back_of(request, row),
         )  # fmt: skip
@@ -113,7 +113,7 @@ async def act(request: web.Request) -> web.StreamResponse:
     entry_of(request).action = f"message.{action}"
     frozen = await doing.ticked(request, ids)
     if action is Action.MOVE and not form.raw("target"):
-        return page(
+        return await page(
             request, "confirm.html", kind="ticked", action=str(action), ids=ids, back=to,
             count=len(frozen.seqs), reason=False,
         )  # fmt: skip

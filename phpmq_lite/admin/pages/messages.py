@@ -82,7 +82,7 @@ async def _page(
         for row in await Saved(context.readers).all("view")
         if isinstance(row.content, dict)
     ]
-    return page(
+    return await page(
         request,
         "messages.html",
         status=200 if problem is None else problem.status,

@@ -45,7 +45,10 @@ async def overview(request: web.Request) -> web.StreamResponse:
     if query.format != "html":
         return queues_as(query, listed, now_ms)
     found = await _notices(context, status, ages)
-    return page(
+    drawn = await _charts(request, query.span)
+    report = await restart_report(request)
+    await context.engine.pause()
+    return await page(
         request,
         "overview.html",
         query=query,
@@ -56,9 +59,9 @@ async def overview(request: web.Request) -> web.StreamResponse:
         sparks=histories.sparks(request),
         notices=found[:NOTICES_SHOWN],
         more_notices=found[NOTICES_SHOWN:],
-        restart=await restart_report(request),
+        restart=report,
         snippets=snippets_of(request, status),
-        **await _charts(request, query.span),
+        **drawn,
     )
 
 

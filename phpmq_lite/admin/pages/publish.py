@@ -90,7 +90,7 @@ async def _show(
 ) -> web.Response:
     context = context_of(request)
     known = find_queue(request, draft.queue) if draft.queue else None
-    return page(
+    return await page(
         request, "publish.html", status=status, draft=draft, source=row, known=known,
         queues=[queue.name for queue in status_of(request).queues][:500],
         templates=await Saved(context.readers).all("template"),

@@ -82,7 +82,7 @@ async def show(
     ages = await oldest(context, [status])
     figures = views.queue_figures(ListedQueue(status, ages.get(status.queue_id)), context.now_ms())
     shown = await _part(request, query, status)
-    return page(
+    return await page(
         request,
         "queue.html",
         status=http_status,

@@ -103,7 +103,7 @@ async def _ask(request: web.Request, action: str) -> web.Response:
     typed = ladder.to_type(context.settings, count, [queue.name])
     if action in ("purge", "remove"):
         typed = (queue.name,)
-    return page(
+    return await page(
         request, "confirm.html", kind="queue", action=action, queue=queue, count=count,
         typed=typed, query=str(of_queue((concerned or queue).name, ("ready",))),
         upto=await Work(context.readers).next_number() - 1,

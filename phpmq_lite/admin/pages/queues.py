@@ -27,7 +27,7 @@ async def queues(request: web.Request) -> web.StreamResponse:
     listed = page_of_queues(status.queues, ages, query)
     if query.format != "html":
         return queues_as(query, listed, now_ms)
-    return page(
+    return await page(
         request,
         "queues.html",
         query=query,

@@ -59,7 +59,7 @@ async def reference(request: web.Request) -> web.StreamResponse:
         for route in sorted(_described(context.routes), key=lambda r: _tag(r.path))
     ]
     groups = [(tag, list(some)) for tag, some in groupby(calls, key=lambda c: _tag(c.path))]
-    return page(request, "reference.html", groups=groups)
+    return await page(request, "reference.html", groups=groups)
 
 
 def _described(routes: Iterable[Route]) -> list[Route]:

@@ -46,7 +46,7 @@ async def selection(request: web.Request) -> web.StreamResponse:
     fitting = actions_of(found)
     asked = request.query.get("action", "")
     action = asked if asked in fitting else next(iter(fitting), "")
-    return page(
+    return await page(
         request, "selection.html", selection=found, action=action, actions=fitting,
         frozen=found.frozen, fits=_fits(found, action) if action else 0,
         typed=bulk.typed_for(request, found),

@@ -24,7 +24,7 @@ async def sessions(request: web.Request) -> web.StreamResponse:
     if query.format != "html":
         return as_data(query.format, SessionOut, sessions_out(request))
     accounts = context.entrance.accounts
-    return page(
+    return await page(
         request,
         "sessions.html",
         sessions=accounts.open_sessions(context.now_ms()),
@@ -44,13 +44,13 @@ async def end(request: web.Request) -> web.StreamResponse:
 
 async def account(request: web.Request) -> web.StreamResponse:
     """The own account: password and sessions."""
-    return _account(request)
+    return await _account(request)
 
 
-def _account(request: web.Request, problem: Problem | None = None) -> web.Response:
+async def _account(request: web.Request, problem: Problem | None = None) -> web.Response:
     context = context_of(request)
     user = people.user_of(request)
-    return page(
+    return await page(
         request,
         "account.html",
         status=problem.status if problem else 200,
@@ -71,7 +71,7 @@ async def change_password(request: web.Request) -> web.StreamResponse:
         user = await people.change_own_password(request, await field_of(request, "old"), new)
     except Problem as problem:
         people.refuse(request, problem)
-        return _account(request, problem)
+        return await _account(request, problem)
     cookie = await people.start_session(request, user)
     response = see_other(context.urls.to("account"))
     context.sessions.give(request, response, cookie)

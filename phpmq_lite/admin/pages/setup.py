@@ -18,7 +18,7 @@ from phpmq_lite.admin.route import Role, Route
 async def show(request: web.Request) -> web.StreamResponse:
     """Ask for the set-up token and the first admin; not there any more once there is a user."""
     _check_open(request)
-    return _page(request, "admin")
+    return await _page(request, "admin")
 
 
 def _check_open(request: web.Request) -> None:
@@ -26,8 +26,8 @@ def _check_open(request: web.Request) -> None:
         raise Problem(404, "unknown_page", "There is no page at this address.")
 
 
-def _page(request: web.Request, name: str, problem: Problem | None = None) -> web.Response:
-    response = page(
+async def _page(request: web.Request, name: str, problem: Problem | None = None) -> web.Response:
+    response = await page(
         request,
         "setup.html",
         status=problem.status if problem else 200,
@@ -55,7 +55,7 @@ async def set_up(request: web.Request) -> web.StreamResponse:
         if problem.code in ("wrong_token", "too_many_tries"):
             await people.fold_refusal(request, problem)
         people.refuse(request, problem)
-        return _page(request, name, problem)
+        return await _page(request, name, problem)
     cookie = await people.start_session(request, user)
     response = see_other(context.urls.to("overview"))
     context.sessions.give(request, response, cookie)

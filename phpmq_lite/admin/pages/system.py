@@ -45,7 +45,7 @@ async def system(request: web.Request) -> web.StreamResponse:
     query = query_of(request, SystemQuery)
     if query.confirm == "drain":
         _need_admin(request, "drain the broker")
-        return page(request, "system_drain.html", word=_word(context_of(request)))
+        return await page(request, "system_drain.html", word=_word(context_of(request)))
     if query.tab in _ADMIN_TABS:
         _need_admin(request, f"see the {query.tab}")
     is_admin = _is_admin(request)
@@ -55,7 +55,7 @@ async def system(request: web.Request) -> web.StreamResponse:
         "starts": _starts,
         "log": _log,
     }[query.tab]
-    return page(
+    return await page(
         request, "system.html", query=query, is_admin=is_admin, **await values(request, query)
     )
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from phpmq_lite.admin import tails, views
 from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.pauses import gather_slowly
 from phpmq_lite.admin.problems import not_found
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, queue_of
@@ -57,9 +58,9 @@ async def tail(request: web.Request) -> web.StreamResponse:
     request[FEED] = feed_key(request, f"tail:{queue.name}")
     if len(context_of(request).live.kept) < STREAMS:
         _tail_of(request, queue).listen()  # so that nothing is missed until the stream is there
-    rows = _rows(request, await _past(context_of(request), queue))
+    rows = await _rows(request, await _past(context_of(request), queue))
     kinds = frozenset(query.kind)
-    return page(
+    return await page(
         request,
         "tail.html",
         queue=queue,
@@ -77,7 +78,7 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
         raise not_found("queue", argument)
     happenings, missed = await _tail_of(request, queue).take()
     kinds = frozenset(query.kind)
-    rows = [row for row in _rows(request, happenings) if tails.is_wanted(row, kinds, query.q)]
+    rows = [row for row in await _rows(request, happenings) if tails.is_wanted(row, kinds, query.q)]
     shown = rows[-tails.ROWS_PER_S :]
     return {"rows": shown, "missed": missed + len(rows) - len(shown)}
 
@@ -101,16 +102,17 @@ def _tail_of(request: web.Request, queue: QueueStatus) -> Tail:
     return made
 
 
-def _rows(request: web.Request, happenings: Iterable[Happening]) -> list[dict[str, Any]]:
+async def _rows(request: web.Request, happenings: Iterable[Happening]) -> list[dict[str, Any]]:
     urls = context_of(request).urls
     names = {
         client.client: views.client_name(client.client, client.kind, client.address)
         for client in status_of(request).clients
     }
-    return [
+    rows = (
         tails.row_of(happening, names, lambda id_: urls.to("message", id=id_))
         for happening in happenings
-    ]
+    )
+    return await gather_slowly(rows, context_of(request).engine.pause)
 
 
 # -- the past, from the database

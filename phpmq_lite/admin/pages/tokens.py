@@ -25,17 +25,17 @@ async def tokens(request: web.Request) -> web.StreamResponse:
     query = query_of(request, FormatQuery)
     if query.format != "html":
         return as_data(query.format, TokenOut, tokens_out(request))
-    return _list(request, {})
+    return await _list(request, {})
 
 
-def _list(
+async def _list(
     request: web.Request,
     form: dict[str, str],
     problem: Problem | None = None,
     made: tuple[str, str] | None = None,
 ) -> web.Response:
     accounts = context_of(request).entrance.accounts
-    return page(
+    return await page(
         request,
         "tokens.html",
         status=problem.status if problem else 200,
@@ -58,8 +58,8 @@ async def add(request: web.Request) -> web.StreamResponse:
         )
     except Problem as problem:
         people.refuse(request, problem)
-        return _list(request, form, problem)
-    return _list(request, {}, made=(token.name, secret))
+        return await _list(request, form, problem)
+    return await _list(request, {}, made=(token.name, secret))
 
 
 def _expiry(days: str, now_ms: int) -> int | None:

@@ -30,7 +30,7 @@ async def trace(request: web.Request) -> web.StreamResponse:
     if query.format != "html":
         return found_as(query.format, found)
     rows = sorted(found.rows, key=lambda row: (row.published_at, row.seq))
-    return page(
+    return await page(
         request,
         "trace.html",
         trace_id=trace_id,

@@ -42,7 +42,7 @@ async def trash(request: web.Request) -> web.StreamResponse:
     goes_on = None if found.next is None else cursors.encode(scope, "before", found.next)
     if query.format != "html":
         return as_data(query.format, MessageOut, [MessageOut.of(m) for m in found.rows], goes_on)
-    return page(
+    return await page(
         request,
         "trash.html",
         rows=found.rows,

@@ -24,14 +24,14 @@ async def users(request: web.Request) -> web.StreamResponse:
     query = query_of(request, FormatQuery)
     if query.format != "html":
         return as_data(query.format, UserOut, users_out(request))
-    return _list(request, {})
+    return await _list(request, {})
 
 
-def _list(
+async def _list(
     request: web.Request, form: dict[str, str], problem: Problem | None = None
 ) -> web.Response:
     accounts = context_of(request).entrance.accounts
-    return page(
+    return await page(
         request,
         "users.html",
         status=problem.status if problem else 200,
@@ -58,7 +58,7 @@ async def add(request: web.Request) -> web.StreamResponse:
         )
     except Problem as problem:
         people.refuse(request, problem)
-        return _list(request, form, problem)
+        return await _list(request, form, problem)
     context.sessions.note(request, f"{user.name} can log in now.")
     raise web.HTTPSeeOther(context.urls.to("users"))
 
@@ -70,13 +70,13 @@ def _named(request: web.Request) -> User:
 
 async def user(request: web.Request) -> web.StreamResponse:
     """One user: rights, password, sessions, removal."""
-    return _one(request, _named(request))
+    return await _one(request, _named(request))
 
 
-def _one(request: web.Request, user: User, problem: Problem | None = None) -> web.Response:
+async def _one(request: web.Request, user: User, problem: Problem | None = None) -> web.Response:
     accounts = context_of(request).entrance.accounts
     sessions = accounts.sessions_of(user, context_of(request).now_ms())
-    return page(
+    return await page(
         request,
         "user.html",
         status=problem.status if problem else 200,
@@ -96,7 +96,7 @@ async def change_rights(request: web.Request) -> web.StreamResponse:
         await people.change_user(request, user, role=role, globs=globs)
     except Problem as problem:
         people.refuse(request, problem)
-        return _one(request, user, problem)
+        return await _one(request, user, problem)
     return _done(request, f"{user.name} is {user.role} now, and has to log in again.", user)
 
 
@@ -107,7 +107,7 @@ async def change_password(request: web.Request) -> web.StreamResponse:
         await people.change_user(request, user, password=password)
     except Problem as problem:
         people.refuse(request, problem)
-        return _one(request, user, problem)
+        return await _one(request, user, problem)
     return _done(
         request, f"The password of {user.name} is changed; they have to log in again.", user
     )
@@ -121,7 +121,7 @@ async def remove(request: web.Request) -> web.StreamResponse:
         await people.remove_user(request, user, (await field_of(request, "reason"))[:500])
     except Problem as problem:
         people.refuse(request, problem)
-        return _one(request, user, problem)
+        return await _one(request, user, problem)
     return _done(request, f"{user.name} is removed.", None)
 
 

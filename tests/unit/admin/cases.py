@@ -109,6 +109,9 @@ class FakeEngine:
         """Refuse: nothing is ever changed here."""
         raise NotImplementedError
 
+    async def pause(self) -> None:
+        """Wait for nothing: no batch is ever stored here."""
+
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
         """Nothing is ever stored here."""
         return lambda: None

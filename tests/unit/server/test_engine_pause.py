@@ -1,0 +1,93 @@
+"""Patient work goes on between two batches, one piece for each, and never waits for a hung disk."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.clock import Clock
+from phpmq_lite.model import Limits, QueueSettings, Stored
+from phpmq_lite.server import engine as engines
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage.writer import Writer
+
+
+class SlowWriter(Writer):
+    """Stores nothing; a batch lies with it until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("never-opened"))
+        self.under_way = asyncio.Event()
+        self.may_end = asyncio.Semaphore(0)
+
+    async def run(self, job: Callable[[Any], Any]) -> Any:
+        self.under_way.set()
+        await self.may_end.acquire()
+        self.under_way.clear()
+
+
+def submit(engine: Engine) -> None:
+    engine.submit(lambda core: core.lives.batch.counters.update(x=1))
+
+
+@pytest.fixture
+def writer() -> SlowWriter:
+    return SlowWriter()
+
+
+@pytest.fixture
+def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(engines, "_UPKEEP_S", 1e9)
+    core = Broker(Stored([], [], {}, None, 0), Limits(), QueueSettings())
+    made = Engine(core, writer, Clock())
+    made._upkeep_at = 1e12  # none here: it would take the writer's turn
+    return made
+
+
+async def test_without_a_batch_it_comes_back_at_once(engine: Engine) -> None:
+    await engine.pause()
+
+
+async def test_each_batch_is_followed_by_one_piece(
+    engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_PATIENCE_S", 60.0)
+    order: list[str] = []
+
+    async def page(name: str) -> None:
+        await engine.pause()
+        order.append(name)
+
+    running = asyncio.create_task(engine.run())
+    submit(engine)
+    await writer.under_way.wait()
+    pages = [asyncio.create_task(page(name)) for name in ("one", "two")]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == []
+    submit(engine)  # there is a next batch at once
+    writer.may_end.release()
+    await writer.under_way.wait()
+    await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
+    assert order == ["one"]
+    engine.stop()
+    writer.may_end.release()
+    await asyncio.gather(running, *pages)
+    assert order == ["one", "two"]
+
+
+async def test_a_hung_disk_holds_nobody(
+    engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_PATIENCE_S", 0.0)
+    running = asyncio.create_task(engine.run())
+    submit(engine)
+    await writer.under_way.wait()
+    await engine.pause()  # the batch is still with the writer
+    assert writer.under_way.is_set()
+    engine.stop()
+    writer.may_end.release()
+    await running
