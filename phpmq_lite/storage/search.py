@@ -7,7 +7,7 @@ between two slices: the broker's checkpoints and other searches go on.
 import json
 import time
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +30,9 @@ _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
 _SLICE_ROWS: Final = 5_000
 _FEW: Final = 2_000  # messages of small queues, looked up one by one
+_AMONG: Final = 500  # settled messages of a queue, among which the newest number is likely
+_MARKS: Final = 100  # remembered
+_MARK_S: Final = 0.004  # a leap that takes longer leaves one
 _ASKED: Final = 500  # numbers in one question
 _URNS: Final = 20  # told apart in a summary
 _URNS_COUNTED: Final = 10_000
@@ -83,6 +86,7 @@ class _Run:
     high: int
     total: int
     upto: int
+    leap: str = ""  # the statement that finds the next place of its queues; "": not needed
     place: int = 0  # how far was looked
     is_done: bool = False
 
@@ -108,6 +112,8 @@ class Search:
     ) -> None:
         self._readers = readers
         self._now_ms = now_ms
+        # (offset, seq): what settled up to it has numbers up to that one, which stays true.
+        self._marks: deque[tuple[int, int]] = deque(maxlen=_MARKS)
 
     async def page(
         self,
@@ -263,6 +269,7 @@ class Search:
     ) -> _Run | None:
         queues, others = await self._queues(query, allowed)
         plan = make(query, queues, others, self._now_ms())
+        seqs = None
         if plan is not None and plan.line == "seq":
             seqs = await self._traced(query)
             if seqs is None and queues is not None:
@@ -273,7 +280,10 @@ class Search:
             return None
         asked = json.dumps(list(queues or ()))
         line = (await self._readers.read("search", "line", queues=asked))[0]
-        return _bounds(plan, line, upto, has_queues=queues is not None)
+        run = _bounds(plan, line, upto, has_queues=queues is not None)
+        if run is not None and seqs is None and queues is not None and plan.has_settled:
+            run.leap = {"seq": "next_seq", "offset": "next_offset"}[plan.line]
+        return run
 
     async def _few(self, queues: Sequence[int]) -> list[int] | None:
         """Give all messages of small queues: the line of numbers has no index on queues."""
@@ -341,12 +351,39 @@ class Search:
                     run.place <= run.low + 1 if is_newest_first else run.place >= run.high - 1
                 )
                 yield rows
+                if run.leap and is_newest_first and not rows and not run.is_done:
+                    await self._leap(run)
                 if took_s < _FAST_S and not full:
                     width = min(width * 4, _LAST_WIDTH)
                 elif took_s > _SLOW_S:
                     width = max(1, width // 2)
             if time.monotonic() > ends_s:
                 return
+
+    async def _leap(self, run: _Run) -> None:
+        """Pass over what is of other queues only, however much it is; newest first.
+
+        Where the time does not suffice for that the slices go on as they were.
+        """
+        is_at_top = run.high - run.place <= _FIRST_WIDTH + 1
+        asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
+        asked |= {"among": _AMONG, "marks": json.dumps(list(self._marks))}
+        asked |= {"low": run.low, "place": run.place}
+        began_s = time.monotonic()
+        try:
+            [(place,)] = await self._readers.read("search", run.leap, **asked)
+            run.place = (run.low if place is None else int(place)) + 1
+            # A mark further down is of no use: what settled last is of greater numbers.
+            if run.leap == "next_seq" and is_at_top and time.monotonic() - began_s > _MARK_S:
+                await self._mark(run.place - 1)
+        except ReadTooLongError:
+            run.leap = ""
+
+    async def _mark(self, seq: int) -> None:
+        """Remember up to which offset the history has no number above this one."""
+        [(first,)] = await self._readers.read("search", "first_after", after=seq)
+        if first is not None and (first - 1, seq) not in self._marks:
+            self._marks.append((first - 1, seq))
 
     async def _slice(
         self, plan: Plan, text: str, low: int, high: int, limit: int

@@ -202,7 +202,7 @@ SELECT
   (SELECT sum(live_count) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues)));
 
 -- name: few
--- The messages of some queues, alive and settled, up to a limit of each.
+-- The messages of some queues, alive and settled, up to a limit.
 -- parameters: queues (a JSON array); limit
 -- columns: seq
 -- index: history_place USING PRIMARY KEY
@@ -220,6 +220,104 @@ UNION ALL
 SELECT seq FROM (
   SELECT seq FROM history NOT INDEXED
   WHERE "offset" > {placed} AND queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
+)
+LIMIT :limit;
+
+-- name: next_seq
+-- The newest number below a place that messages of some queues have, NULL: none.  Those settled
+-- last are looked at first, for most likely it is theirs.  What settled before them has a greater
+-- number only where it lived long: that is looked for among the numbers in between, along the
+-- index alone, so that the rows of other queues are not read.
+-- parameters: queues, outcomes (JSON arrays); low, place (seqs, exclusive); among (settled ones);
+--   marks (a JSON array of [offset, seq]: what settled up to it has numbers up to that one)
+-- columns: seq
+-- index: history_place USING PRIMARY KEY
+-- index: COVERING INDEX history_seq
+WITH
+  wanted AS MATERIALIZED (SELECT value AS queue_id FROM json_each(:queues)),
+  lately AS MATERIALIZED (
+    SELECT coalesce(max((
+      SELECT "offset" FROM history_place
+      WHERE queue_id = wanted.queue_id AND outcome = ending.value
+      ORDER BY "offset" DESC LIMIT 1 OFFSET :among
+    )), 0) AS "offset"
+    FROM wanted, json_each(:outcomes) AS ending
+  ),
+  likely AS MATERIALIZED (
+    SELECT max(seq) AS seq FROM (
+      SELECT :low AS seq
+      UNION ALL
+      SELECT max(m.seq)
+      FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset"
+      WHERE history_place.queue_id IN wanted
+        AND history_place.outcome IN (SELECT value FROM json_each(:outcomes))
+        AND history_place."offset" >= (SELECT "offset" FROM lately) AND m.seq < :place
+      UNION ALL
+      SELECT max(seq) FROM history NOT INDEXED
+      WHERE "offset" > {placed} AND queue_id IN wanted AND seq < :place
+      UNION ALL
+      SELECT (
+        SELECT seq FROM message INDEXED BY message_place
+        WHERE queue_id = wanted.queue_id AND position < :place AND seq < :place
+        ORDER BY position DESC LIMIT 1
+      ) FROM wanted
+    )
+  ),
+  settled AS MATERIALIZED (
+    SELECT coalesce((
+      SELECT numbered.seq
+      FROM history AS numbered INDEXED BY history_seq
+      CROSS JOIN history AS m ON m."offset" = numbered."offset"
+      WHERE numbered.seq > (SELECT seq FROM likely)
+        AND numbered.seq < min(:place, coalesce((
+          SELECT 1 + min(json_extract(value, '$[1]')) FROM json_each(:marks)
+          WHERE json_extract(value, '$[0]') >= (SELECT "offset" FROM lately) - 1
+        ), :place))
+        AND numbered."offset" < (SELECT "offset" FROM lately) AND m.queue_id IN wanted
+      ORDER BY numbered.seq DESC LIMIT 1
+    ), (SELECT seq FROM likely)) AS seq
+  )
+SELECT nullif(max(seq, coalesce(
+  CASE
+    WHEN (SELECT sum(live_count) FROM queue WHERE queue_id IN wanted) < :place - seq THEN (
+      SELECT max(m.seq) FROM message AS m INDEXED BY message_place
+      WHERE m.queue_id IN wanted AND m.seq < :place
+    )
+    ELSE (
+      SELECT m.seq FROM message AS m NOT INDEXED
+      WHERE m.seq > settled.seq AND m.seq < :place AND m.queue_id IN wanted
+      ORDER BY m.seq DESC LIMIT 1
+    )
+  END, :low)), :low)
+FROM settled;
+
+-- name: first_after
+-- Where the first of the messages settled that have greater numbers; NULL: none did.
+-- parameters: after (seq, exclusive)
+-- columns: offset
+-- index: COVERING INDEX history_seq
+SELECT min("offset") FROM history INDEXED BY history_seq WHERE seq > :after;
+
+-- name: next_offset
+-- The newest offset below a place that settled messages of some queues have, NULL: none.
+-- parameters: queues, outcomes (JSON arrays); low, place (offsets, exclusive)
+-- columns: offset
+-- index: history_place USING PRIMARY KEY
+SELECT max("offset") FROM (
+  SELECT (
+    SELECT "offset" FROM history_place
+    WHERE queue_id = wanted.value AND outcome = ending.value
+      AND "offset" > :low AND "offset" < :place
+    ORDER BY "offset" DESC LIMIT 1
+  ) AS "offset"
+  FROM json_each(:queues) AS wanted, json_each(:outcomes) AS ending
+  UNION ALL
+  SELECT * FROM (
+    SELECT "offset" FROM history NOT INDEXED
+    WHERE "offset" > max(:low, {placed}) AND "offset" < :place
+      AND queue_id IN (SELECT value FROM json_each(:queues))
+    ORDER BY "offset" DESC LIMIT 1
+  )
 );
 
 -- name: few_traced
