@@ -211,6 +211,54 @@ class RowsRequest:
     settled: bool = False  # of the history; ``state`` is the outcome then
 
 
+class Looked(NamedTuple):
+    """What a content says about itself, and what is wrong with it."""
+
+    urn: str | None
+    trace_id: str | None
+    meta_id: str | None
+    attempts: int | None
+    reason: str | None = None  # of the verdict: it must not reach a consumer
+    detail: str = ""  # the same for people
+
+
+class Source(NamedTuple):
+    """What a record that a client published says it is about."""
+
+    message_id: bytes
+    reason: str  # exact cause, as the history keeps it
+    error: str | None
+
+
+class Death(NamedTuple):
+    """What a record is to say about a message that died."""
+
+    queue: str
+    message_id: bytes
+    reason: str  # client, max_deliveries, expired, or that of a verdict
+    detail: str
+    at_ms: int  # Unix
+
+
+class Envelopes(Protocol):
+    """What the core asks about contents; pure functions, given to it at the start."""
+
+    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
+        """Read what is indexed, and judge where the queue asks for it; None: nothing to index."""
+
+    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+        """Make the content of a dead-letter record."""
+
+    def source(self, content: bytes) -> Source | None:
+        """Read what a record is about; None: it does not say."""
+
+    def revive(self, content: bytes) -> bytes:
+        """Give what is published again when a record is redriven."""
+
+    def origin(self, content: bytes) -> str | None:
+        """Name the queue that a record or an envelope came from, as it says itself."""
+
+
 class Peer(Protocol):
     """The outside of a connection of the core; the engine calls it, after a commit."""
 
