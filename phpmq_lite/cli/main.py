@@ -70,6 +70,15 @@ COMMANDS: Final = {
         "Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.",
         "import_",
     ),
+    "import-initphp": Entry(
+        "phpmq_lite.cli.import_initphp",
+        "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
+        "import_initphp",
+    ),
+    "worker": Entry("phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."),
+    "outbox": Entry("phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."),
+    "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
+    "schema": Entry("phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."),
     "check": Entry(
         "phpmq_lite.cli.check",
         "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
