@@ -69,6 +69,8 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.work",
         "storage.terms",
         "export.process",
+        "envelopes.record",
+        "envelopes.schema",
         "envelopes.verdict",
         "model",
         "clock",
@@ -80,6 +82,7 @@ OURS: Final[dict[str, set[str]]] = {
     "client": {"protocol", "errors"},
     "bench": {"protocol", "storage.mounts", "errors", "__init__"},  # what `bench` runs
     "envelopes": {"client", "errors"},
+    "envelopes.intake": {"model", "envelopes", "errors"},
     "envelopes.verdict": {"errors"},
     "envelopes.record": {"errors"},
     "spark": {"storage.ranges", "errors"},

@@ -1,1 +1,68 @@
-"""BabelQueue envelopes: what the broker asks of them, and producers and workers around them."""
+"""BabelQueue envelopes: what the broker asks of them, and producers and workers around them.
+
+The names below are loaded when they are first used: the broker needs none of the SDK.
+
+The way in for readers of the code: ``verdict.py`` and ``record.py``; then ``intake.py`` for the
+broker, ``producer.py`` and ``transport.py`` for programs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from phpmq_lite.envelopes.app import connect
+    from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make
+    from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, SqliteClaims
+    from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
+    from phpmq_lite.envelopes.producer import AsyncProducer, Producer
+    from phpmq_lite.envelopes.record import Block
+    from phpmq_lite.envelopes.trace import handling
+    from phpmq_lite.envelopes.verdict import Index, Problem, Verdict, index_of, judge, lint
+
+__all__ = [
+    "AsyncProducer",
+    "Block",
+    "Claim",
+    "ClaimStore",
+    "EnvelopeError",
+    "Index",
+    "Outbox",
+    "Problem",
+    "Producer",
+    "SqliteClaims",
+    "SqliteOutboxStore",
+    "Verdict",
+    "connect",
+    "create_tables",
+    "decode",
+    "encode",
+    "from_message",
+    "handling",
+    "index_of",
+    "judge",
+    "lint",
+    "make",
+]
+
+_PLACES: Final = {  # module -> names
+    "app": ("connect",),
+    "codec": ("EnvelopeError", "decode", "encode", "from_message", "make"),
+    "idempotency": ("Claim", "ClaimStore", "SqliteClaims"),
+    "outbox": ("Outbox", "SqliteOutboxStore", "create_tables"),
+    "producer": ("AsyncProducer", "Producer"),
+    "record": ("Block",),
+    "trace": ("handling",),
+    "verdict": ("Index", "Problem", "Verdict", "index_of", "judge", "lint"),
+}
+_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,8 +3,43 @@
 Three layers: A, may it be read at all; B, may a consumer handle it; C, all that a producer owes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from itertools import chain
+from typing import Any, Final, Literal
+from uuid import UUID
+
+from phpmq_lite.envelopes import strict
+from phpmq_lite.envelopes.index import (
+    BLANK,
+    INDEX_BYTES,
+    INDEX_CHARACTERS,
+    INT64_MAX,
+    INT64_MIN,
+    Index,
+    clamped,
+    index_of,
+    is_blank,
+    kept,
+)
+
+__all__ = [
+    "BLANK",
+    "DEPTH_LIMIT",
+    "INDEX_BYTES",
+    "INDEX_CHARACTERS",
+    "LANGUAGES",
+    "OUTDATED",
+    "REASONS",
+    "EmptyListData",
+    "Index",
+    "Problem",
+    "Verdict",
+    "index_of",
+    "is_blank",
+    "judge",
+    "lint",
+]
 
 EmptyListData = Literal["php", "never", "always"]  # where ``data: []`` counts as ``{}``
 
@@ -18,19 +53,43 @@ REASONS: Final = (  # of layers A and B, the first that applies
     "invalid_attempts",
     "schema_mismatch",
 )
-DEPTH_LIMIT: Final = 256  # levels
-INDEX_BYTES: Final = 1 << 20  # longer content is not indexed
-INDEX_CHARACTERS: Final = 512  # of an indexed text; the rest is cut
+DEPTH_LIMIT: Final = strict.DEPTH_LIMIT  # levels
+LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # those a producer may name
+OUTDATED: Final = (  # (container, name): consumers drop them, producers are refused
+    ("", "timestamp"),
+    ("meta", "max_retries"),
+    ("meta", "attempts"),
+    ("meta", "source"),
+    ("meta", "ts"),
+)
 
-
-@dataclass(slots=True, frozen=True)
-class Index:
-    """What is found by, each None where it is missing or of another type."""
-
-    urn: str | None
-    trace_id: str | None
-    meta_id: str | None
-    attempts: int | None  # clamped to 64 bits
+_TOP: Final = {
+    "trace_id": "text",
+    "attempts": "integer",
+    "data": "object",
+    "meta": "object",
+    "dead_letter": "object",
+}
+_NESTED: Final = {
+    "meta": {
+        "id": "text",
+        "queue": "text",
+        "lang": "text",
+        "schema_version": "integer",
+        "created_at": "integer",
+    },
+    "dead_letter": {
+        "reason": "text",
+        "error": "text",
+        "exception": "text",
+        "original_queue": "text",
+        "lang": "text",
+        "failed_at": "integer",
+        "attempts": "integer",
+    },
+}
+_WANTED: Final = {"text": "a text", "integer": "an integer", "object": "an object"}
+_Pairs = tuple[tuple[str, Any], ...]  # an object, repeated members included
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,16 +111,245 @@ class Verdict:
     warnings: tuple[str, ...] = ()  # outdated members, a job of another type
 
 
-def index_of(content: bytes) -> Index | None:
-    """Read what is indexed, without a full verdict; None where it is no JSON object."""
-    raise NotImplementedError
+class _Body:
+    """A body that is one strict JSON object; of repeated members the last counts."""
+
+    __slots__ = ("has_long_numbers", "last", "meta", "pairs", "tolerates_empty_list")
+
+    def __init__(self, pairs: _Pairs, has_long_numbers: bool, mode: EmptyListData) -> None:
+        self.pairs = pairs
+        self.has_long_numbers = has_long_numbers
+        self.last: dict[str, Any] = dict(pairs)
+        meta = self.last.get("meta")
+        self.meta: dict[str, Any] = dict(meta) if type(meta) is tuple else {}
+        self.tolerates_empty_list = mode == "always" or (
+            mode == "php" and self.meta.get("lang") == "php"
+        )
+
+    @property
+    def is_tolerated(self) -> bool:
+        return self.tolerates_empty_list and self.last.get("data") == []
+
+    def index(self) -> Index:
+        meta_id = self.meta.get("id")
+        attempts = self.last.get("attempts")
+        return Index(
+            self._text("job") or self._text("urn"),
+            self._text("trace_id"),
+            kept(meta_id) if type(meta_id) is str else None,
+            clamped(attempts) if type(attempts) is int else None,
+        )
+
+    def _text(self, name: str) -> str | None:
+        value = self.last.get(name)
+        return kept(value) if type(value) is str else None
+
+
+def _read(content: bytes, mode: EmptyListData) -> _Body | Problem:
+    """Read a body as far as types do not matter: reasons 1, 2 and the first part of 3."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        return Problem("poison", f"byte {error.start} is not UTF-8")
+    if strict.is_too_deep(content):
+        return Problem("too_deep", f"more than {DEPTH_LIMIT} levels")
+    is_wary = strict.has_long_numbers(content)
+    try:
+        root = strict.parse(text, is_wary=is_wary)
+    except ValueError as error:
+        return Problem("poison", f"not one JSON value: {error}")
+    if type(root) is not tuple:
+        return Problem("poison", f"the root is {_named(root)}, not an object")
+    if strict.has_lone_surrogate(content):
+        return Problem("poison", "an escape is half of a surrogate pair")
+    return _Body(root, is_wary, mode)
+
+
+def _named(value: Any) -> str:
+    """Name a value for people; long ones by their type."""
+    if value is None:
+        return "null"
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is int:
+        return "an integer beyond 64 bits" if clamped(value) != value else str(value)
+    if type(value) is float:
+        return "a number with a fraction or an exponent"
+    return "a text" if type(value) is str else "a list" if type(value) is list else "an object"
+
+
+def _type_problem(kind: str, value: Any, pointer: str) -> Problem | None:
+    if value is None:
+        return None
+    if kind == "integer":
+        is_right = type(value) is int and INT64_MIN <= value <= INT64_MAX
+    else:
+        is_right = type(value) is (str if kind == "text" else tuple)
+    if is_right:
+        return None
+    name = pointer[1:].replace("/", ".")
+    return Problem("poison", f"{name} is {_named(value)}, not {_WANTED[kind]}", pointer)
+
+
+def _type_problems(body: _Body) -> Iterator[Problem]:
+    """Yield wrong types: every occurrence of every known member counts."""
+    for name, value in body.pairs:
+        kind = _TOP.get(name)
+        if kind is None or (name == "data" and value == [] and body.tolerates_empty_list):
+            continue
+        problem = _type_problem(kind, value, f"/{name}")
+        if problem is not None:
+            yield problem
+        elif name == "data" and body.has_long_numbers and not strict.is_finite(value):
+            yield Problem("poison", "data holds a number that is no finite double", "/data")
+        elif name in _NESTED and value is not None:
+            nested = _NESTED[name]
+            for inner, item in value:
+                if inner in nested:
+                    problem = _type_problem(nested[inner], item, f"/{name}/{inner}")
+                    if problem is not None:
+                        yield problem
+
+
+def _has_identity(body: _Body) -> bool:
+    return any(
+        type(value) is str and not is_blank(value)
+        for value in (body.last.get("job"), body.last.get("urn"))
+    )
+
+
+def _layer_a(body: _Body) -> Iterator[Problem]:
+    yield from _type_problems(body)
+    if not _has_identity(body):
+        yield Problem("poison", "missing_urn")
+
+
+def _layer_b(body: _Body) -> Iterator[Problem]:
+    """Yield what a consumer cannot handle; wrong types are layer A's."""
+    last = body.last
+    version = body.meta.get("schema_version")
+    if last.get("meta") is None:
+        yield Problem("missing_meta", _absence(last, "meta"), "/meta")
+    elif version is None or (type(version) is int and version != 1):
+        said = _absence(body.meta, "schema_version")
+        if version is not None:
+            said = f"schema_version is {_named(version)}"
+        pointer = "/meta/schema_version"
+        yield Problem("unsupported_schema_version", f"meta.{said}; only 1 is known", pointer)
+    if last.get("data") is None:
+        yield Problem("invalid_data", _absence(last, "data"), "/data")
+    trace_id = last.get("trace_id")
+    if trace_id is None or (type(trace_id) is str and is_blank(trace_id)):
+        said = _absence(last, "trace_id") if trace_id is None else "trace_id is blank"
+        yield Problem("missing_trace_id", said, "/trace_id")
+    if last.get("attempts") is None:
+        yield Problem("invalid_attempts", _absence(last, "attempts"), "/attempts")
+
+
+def _absence(members: dict[str, Any], name: str) -> str:
+    return f"{name} is null" if name in members else f"{name} is missing"
+
+
+def _warnings(body: _Body) -> tuple[str, ...]:
+    last = body.last
+    found = []
+    job = last.get("job")
+    if "job" in last and type(job) is not str:
+        found.append(f"/job is {_named(job)}, not a text: ignored")
+    if "urn" in last and type(job) is str and not is_blank(job):
+        found.append("/urn is ignored: job counts")
+    found.extend(f"{pointer} is outdated: ignored" for pointer in _outdated(body))
+    return tuple(found)
+
+
+def _outdated(body: _Body) -> Iterator[str]:
+    for container, name in OUTDATED:
+        if name in (body.meta if container else body.last):
+            yield f"/{container}/{name}" if container else f"/{name}"
 
 
 def judge(content: bytes, empty_list_data: EmptyListData = "php") -> Verdict:
     """Give the verdict of layers A and B."""
-    raise NotImplementedError
+    body = _read(content, empty_list_data)
+    if isinstance(body, Problem):
+        return Verdict(body, index_of(content))
+    problem = next(chain(_layer_a(body), _layer_b(body)), None)
+    return Verdict(problem, body.index(), body.is_tolerated, _warnings(body))
 
 
 def lint(content: bytes, empty_list_data: EmptyListData = "php") -> tuple[Problem, ...]:
     """Give all problems, those of a producer (layer C) too; empty: nothing to say."""
-    raise NotImplementedError
+    body = _read(content, empty_list_data)
+    if isinstance(body, Problem):
+        return (body,)
+    return tuple(chain(_layer_a(body), _layer_b(body), _layer_c(body)))
+
+
+def _layer_c(body: _Body) -> Iterator[Problem]:
+    """Yield what a producer owes beyond layers A and B."""
+    last, meta = body.last, body.meta
+    job = last.get("job")
+    if type(job) is not str or is_blank(job):
+        yield Problem("missing_job", "a producer writes job; urn is only read", "/job")
+    elif job != job.strip(BLANK):
+        yield Problem("untrimmed", "job begins or ends with blank", "/job")
+    if "urn" in last:
+        yield Problem("alias", "urn is only read; a producer writes job", "/urn")
+    trace_id = last.get("trace_id")
+    if type(trace_id) is str and not is_blank(trace_id) and not _is_uuid(trace_id):
+        yield Problem("not_uuid", "trace_id is not a UUID", "/trace_id")
+    if body.is_tolerated:
+        yield Problem("empty_list_data", "data is [], which other languages refuse", "/data")
+    if last.get("meta") is not None:
+        yield from _layer_c_of_meta(meta)
+    attempts = last.get("attempts")
+    if type(attempts) is int and attempts < 0:
+        yield Problem("negative", "attempts is below 0", "/attempts")
+    if "dead_letter" in last:
+        yield Problem("dead_letter", "a producer writes no dead_letter", "/dead_letter")
+    for pointer in _outdated(body):
+        yield Problem("outdated", f"{pointer[1:].replace('/', '.')} is outdated", pointer)
+    yield from _repeated(body)
+
+
+def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[Problem]:
+    for name in ("id", "queue", "lang"):
+        value = meta.get(name)
+        if value is None or (type(value) is str and is_blank(value)):
+            said = _absence(meta, name) if value is None else f"{name} is blank"
+            yield Problem(f"missing_{name}", f"meta.{said}", f"/meta/{name}")
+    meta_id, lang, created_at = meta.get("id"), meta.get("lang"), meta.get("created_at")
+    if type(meta_id) is str and not is_blank(meta_id) and not _is_uuid(meta_id):
+        yield Problem("not_uuid", "meta.id is not a UUID", "/meta/id")
+    if type(lang) is str and not is_blank(lang) and lang not in LANGUAGES:
+        yield Problem("unknown_lang", f"meta.lang is none of {' '.join(LANGUAGES)}", "/meta/lang")
+    if created_at is None:
+        yield Problem(
+            "missing_created_at", f"meta.{_absence(meta, 'created_at')}", "/meta/created_at"
+        )
+    elif type(created_at) is int and created_at < 0:
+        yield Problem("negative", "meta.created_at is below 0", "/meta/created_at")
+
+
+def _repeated(body: _Body) -> Iterator[Problem]:
+    """Yield known members that are written twice; the last counts, but not all parsers agree."""
+    for prefix, pairs, known in (
+        ("", body.pairs, _TOP.keys() | {"job", "urn"}),
+        ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),
+    ):
+        if type(pairs) is not tuple:
+            continue
+        names = [name for name, _ in pairs if name in known]
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                yield Problem("repeated", f"{name} is written more than once", f"{prefix}/{name}")
+            seen.add(name)
+
+
+def _is_uuid(text: str) -> bool:
+    """Tell whether it is a UUID as RFC 9562 writes it; UUID() takes braces and more."""
+    try:
+        return str(UUID(text)) == text.lower()
+    except ValueError:
+        return False

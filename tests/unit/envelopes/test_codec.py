@@ -1,0 +1,213 @@
+"""What producers write and consumers read, and all that is refused before it is sent."""
+
+import datetime
+import json
+from collections import UserDict
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make
+from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, judge, lint
+from phpmq_lite.errors import PhpmqError
+from tests.envelope_cases import CASES, META, Case, body, written
+
+
+def whole(data: Any = None, **changes: Any) -> dict[str, Any]:
+    return make("urn:babel:orders:created", {} if data is None else data, queue="orders") | changes
+
+
+def test_made_envelope_owes_nothing() -> None:
+    content = encode(make("urn:babel:orders:created", {"a": [1, 0.5, None, True, "é"]}))
+    assert judge(content).problem is None
+    assert lint(content) == ()
+
+
+def test_make_trims_blank_and_keeps_the_trace() -> None:
+    made = make("\turn:a ", {}, trace_id=" t ", queue="q", meta={"ext": {"acme": 1}})
+    assert (made["job"], made["trace_id"], made["attempts"]) == ("urn:a", "t", 0)
+    assert made["meta"]["queue"] == "q"
+    assert made["meta"]["ext"] == {"acme": 1}
+
+
+def test_make_begins_a_new_trace_and_id_each_time() -> None:
+    one, two = make("urn:a", {}), make("urn:a", {}, trace_id="  ")
+    ids = {one["trace_id"], two["trace_id"], one["meta"]["id"], two["meta"]["id"]}
+    assert len({UUID(text) for text in ids}) == 4
+
+
+@pytest.mark.parametrize("urn", ["", " \t\n\v\f\r"])
+def test_make_refuses_blank_urn(urn: str) -> None:
+    with pytest.raises(EnvelopeError):
+        make(urn, {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["id", "queue", "lang", "schema_version", "created_at", "max_retries", "attempts", "ts"],
+)
+def test_make_refuses_reserved_meta(name: str) -> None:
+    with pytest.raises(EnvelopeError, match=f"/meta/{name}"):
+        make("urn:a", {}, meta={name: 1})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: make(5, {}),  # type: ignore[arg-type]
+        lambda: make("urn:a", []),  # type: ignore[arg-type]
+        lambda: make("urn:a", {}, trace_id=5),  # type: ignore[arg-type]
+        lambda: make("urn:a", {}, queue=None),  # type: ignore[arg-type]
+        lambda: make("urn:a", {}, meta=[]),  # type: ignore[arg-type]
+        lambda: encode([]),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_are_envelope_errors(call: Any) -> None:
+    with pytest.raises(EnvelopeError) as caught:
+        call()
+    assert isinstance(caught.value, PhpmqError)
+
+
+class Order:
+    def get_babel_urn(self) -> str:
+        return "urn:babel:orders:created"
+
+    def to_payload(self) -> dict[str, Any]:
+        return {"order_id": 1042}
+
+
+class TracedOrder(Order):
+    def __init__(self, trace_id: str | None) -> None:
+        self.trace_id = trace_id
+
+    def get_babel_trace_id(self) -> str | None:
+        return self.trace_id
+
+
+def test_message_becomes_an_envelope() -> None:
+    made = from_message(Order(), queue="orders")
+    assert (made["job"], made["data"]) == ("urn:babel:orders:created", {"order_id": 1042})
+    assert made["meta"]["queue"] == "orders"
+
+
+def test_message_goes_on_with_its_trace() -> None:
+    assert from_message(TracedOrder("t"))["trace_id"] == "t"
+    begun = from_message(TracedOrder(None))["trace_id"]
+    assert str(UUID(begun)) == begun
+
+
+def test_message_without_the_methods_is_refused() -> None:
+    with pytest.raises(EnvelopeError, match="get_babel_urn"):
+        from_message(object())
+
+
+def test_encoded_text_is_compact_and_unescaped() -> None:
+    content = encode(whole({"a": "é/☕\u2028"}))
+    assert '"data":{"a":"é/☕\u2028"}'.encode() in content
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+def test_subclasses_that_json_writes_are_taken() -> None:
+    content = encode(whole({"colour": Colour.RED, "pair": (1, 2)}))
+    assert json.loads(content)["data"] == {"colour": "red", "pair": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("data", "pointer"),
+    [
+        ({"a": [0, float("nan")]}, "/data/a/1"),
+        ({"a": float("inf")}, "/data/a"),
+        ({"a": "\ud800"}, "/data/a"),
+        ({"\udc00": 1}, "/data/"),
+        ({"a/b~c": datetime.datetime.now(datetime.UTC)}, "/data/a~1b~0c"),
+        ({"a": {1, 2}}, "/data/a"),
+        ({"a": b"x"}, "/data/a"),
+        ({"a": UserDict()}, "/data/a"),
+        ({"a": {1: 2}}, "/data/a"),
+        ({"a": 10**309}, "/data"),
+        ({"a": 10**5000}, "/data"),
+    ],
+)
+def test_encode_refuses_what_json_has_not(data: dict[str, Any], pointer: str) -> None:
+    with pytest.raises(EnvelopeError, match=pointer):
+        encode(whole(data))
+
+
+def test_encode_refuses_a_value_that_holds_itself() -> None:
+    data: dict[str, Any] = {}
+    data["a"] = data
+    with pytest.raises(EnvelopeError, match=f"more than {DEPTH_LIMIT} levels"):
+        encode(whole(data))
+
+
+def test_encode_takes_as_many_levels_as_the_verdict() -> None:
+    def nested(levels: int) -> list[Any]:
+        value: list[Any] = []
+        for _ in range(levels - 1):
+            value = [value]
+        return value
+
+    encode(whole({"a": nested(DEPTH_LIMIT - 2)}))
+    with pytest.raises(EnvelopeError, match="levels"):
+        encode(whole({"a": nested(DEPTH_LIMIT - 1)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"urn": "urn:b"}, "/urn"),
+        ({"timestamp": 1}, "/timestamp"),
+        ({"meta": {"schema_version": 1, "max_retries": 3}}, "/meta/max_retries"),
+        ({"meta": {"schema_version": 2}}, "/meta/schema_version"),
+        ({"meta": None}, "/meta"),
+        ({"data": []}, "/data"),
+        ({"trace_id": ""}, "/trace_id"),
+        ({"attempts": True}, "/attempts"),
+        ({"attempts": 1.0}, "/attempts"),
+        ({"attempts": 1 << 63}, "/attempts"),
+        ({"job": None}, "missing_urn"),
+    ],
+)
+def test_encode_refuses_what_no_consumer_would_handle(
+    changes: dict[str, Any], pointer: str
+) -> None:
+    with pytest.raises(EnvelopeError, match=pointer):
+        encode(whole(**changes))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_decode_takes_what_the_verdict_takes(case: Case) -> None:
+    if case.reason is not None:
+        with pytest.raises(EnvelopeError, match=case.reason):
+            decode(case.content)
+        return
+    envelope = decode(case.content)
+    assert "urn" not in envelope
+    assert isinstance(envelope["data"], dict)
+    index = judge(case.content).index
+    assert index is not None
+    assert envelope["job"] == index.urn
+
+
+def test_decode_folds_the_alias_and_keeps_the_rest() -> None:
+    envelope = decode(body(job="5", urn='"urn:b"', x='{"y":[1]}', timestamp="1"))
+    assert envelope["job"] == "urn:b"
+    assert envelope["x"] == {"y": [1]}
+    assert "timestamp" not in envelope
+
+
+def test_decode_reads_tolerated_list_as_object() -> None:
+    content = body(data="[]", meta=written({**META, "lang": '"go"'}))
+    assert decode(content, "always")["data"] == {}
+    with pytest.raises(EnvelopeError, match="/data"):
+        decode(content)
+
+
+def test_what_was_decoded_can_be_encoded() -> None:
+    envelope = decode(body(urn='"urn:b"', timestamp="1", x="[1]"))
+    assert decode(encode(envelope)) == envelope

@@ -1,0 +1,129 @@
+"""Where members lie, and what a splice leaves alone."""
+
+import json
+
+import pytest
+
+from phpmq_lite.envelopes.members import edited, members, with_member, without_member
+from tests.envelope_cases import CASES, Case, nested
+
+ODD = (
+    b' \n{ "a" : [1, {"a": 2}] ,\t"b\xc3\xa9" :"x\\"}," , "\\u0061":-1.5e3,"\xe2\x98\x95":{}} \r\n'
+)
+
+
+def test_offsets_are_bytes_and_lead_to_names_and_values() -> None:
+    pieces = [
+        (member.name, ODD[member.start : member.start + 1], ODD[member.value_start : member.end])
+        for member in members(ODD)
+    ]
+    assert pieces == [
+        ("a", b'"', b'[1, {"a": 2}]'),
+        ("bé", b'"', b'"x\\"},"'),
+        ("a", b'"', b"-1.5e3"),
+        ("☕", b'"', b"{}"),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"{}", b" { } ", b"{\n}"])
+def test_empty_object_has_no_members(content: bytes) -> None:
+    assert members(content) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_members_are_found_where_json_finds_an_object(case: Case) -> None:
+    is_object = case.record not in ("wrap", "base64") or "dead_letter" in str(case.content)
+    if not is_object:
+        try:
+            found = members(case.content)
+        except ValueError:
+            return
+        assert found  # a lone surrogate, or like a wrapper: an object all the same
+    assert [member.name for member in members(case.content)] == [
+        name for name, _ in json.loads(case.content, object_pairs_hook=tuple, parse_int=str)
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b'{"a"}',
+        b'{"a":}',
+        b'{"a":1,}',
+        b'{,"a":1}',
+        b'{"a":1 "b":2}',
+        b'{"a":1}}',
+        b'{"a":NaN}',
+        b'{"a":01}',
+        b"{'a':1}",
+        b"{1:1}",
+        b'{"a":"\xff"}',
+        b'\xef\xbb\xbf{"a":1}',
+        b'{"a":1}x',
+        b'{"a":"\x01"}',
+        nested(257),
+    ],
+)
+def test_members_refuses_what_is_not_one_object(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        members(content)
+
+
+def test_members_takes_256_levels() -> None:
+    assert len(members(nested(256))) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{}", b'{"n":7}'),
+        (b"{ }\n", b'{ "n":7}\n'),
+        (b'{"a":1}', b'{"a":1,"n":7}'),
+        (b'{"a":"}" } ', b'{"a":"}" ,"n":7} '),
+        (b'{"n":1}', b'{"n":7}'),
+        (b'{ "n" : 1 , "a":2}', b'{ "n" : 7 , "a":2}'),
+        (b'{"n":1,"a":2,"n":{"n":3},"b":4}', b'{"a":2,"n":7,"b":4}'),
+        (b'{"a":1, "n":1 ,"n":2}', b'{"a":1 ,"n":7}'),
+        (b'{"N":1}', b'{"N":1,"n":7}'),
+        (b'{"\\u006e":1}', b'{"\\u006e":7}'),
+        (b'{"a":{"n":1}}', b'{"a":{"n":1},"n":7}'),
+    ],
+)
+def test_member_is_replaced_or_added(content: bytes, expected: bytes) -> None:
+    assert with_member(content, "n", b"7") == expected
+    assert json.loads(expected)["n"] == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{}", b"{}"),
+        (b'{"a":1}', b'{"a":1}'),
+        (b'{"n":1}', b"{}"),
+        (b'{ "n":1 }', b"{  }"),
+        (b'{"n":1,"a":2}', b'{"a":2}'),
+        (b'{ "n":1 , "a":2 }', b'{ "a":2 }'),
+        (b'{"a":2,"n":1}', b'{"a":2}'),
+        (b'{"a":2 , "n":1 }', b'{"a":2  }'),
+        (b'{"n":1,"n":2,"a":3,"n":4}', b'{"a":3}'),
+        (b'{"n":1,"n":2}', b"{}"),
+        (b'{"a":1,"n":2,"n":3,"b":4}', b'{"a":1,"b":4}'),
+    ],
+)
+def test_member_is_taken_out(content: bytes, expected: bytes) -> None:
+    assert without_member(content, "n") == expected
+
+
+def test_several_changes_in_one_pass() -> None:
+    content = b'{"n":1,"a":2,"m":3}'
+    assert edited(content, members(content), {"n": None, "m": b"9", "z": b"0"}) == (
+        b'{"a":2,"m":9,"z":0}'
+    )
+    assert edited(content, members(content), {"n": None, "a": None, "m": None, "z": b"0"}) == (
+        b'{"z":0}'
+    )
+    assert edited(content, members(content), {}) is content

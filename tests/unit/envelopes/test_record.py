@@ -1,0 +1,185 @@
+"""Dead-letter records: their four forms, the block read back, and what is sent again."""
+
+import json
+
+import pytest
+
+from phpmq_lite.envelopes import record
+from phpmq_lite.envelopes.record import Block, build, read_block, revive, with_attempts
+from tests.envelope_cases import CASES, Case, body, record_of
+
+BLOCK = Block(
+    "poison",
+    "orders",
+    1749132727000,
+    3,
+    error='it said "no"\n☕',
+    exception="ValueError",
+    detail="missing_trace_id",
+    message_id="0123456789abcdef0123456789abcdef",
+)
+WRITTEN = (
+    '{"reason":"poison","error":"it said \\"no\\"\\n☕","exception":"ValueError",'
+    '"failed_at":1749132727000,"original_queue":"orders","attempts":3,"lang":"python",'
+    '"detail":"missing_trace_id","message_id":"0123456789abcdef0123456789abcdef"}'
+).encode()
+SHORT = (
+    b'{"reason":"failed","error":null,"exception":null,"failed_at":1,"original_queue":"q",'
+    b'"attempts":0,"lang":"python"}'
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_record_has_the_form_of_the_table(case: Case) -> None:
+    assert build(case.content, BLOCK) == record_of(case, WRITTEN)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_record_says_why(case: Case) -> None:
+    made = build(case.content, BLOCK)
+    if case.record != "keep":
+        assert read_block(made) == BLOCK
+        assert isinstance(json.loads(made, parse_int=str), dict)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_revived_record_is_what_died(case: Case) -> None:
+    """Byte for byte, but for attempts and for a block that was there before."""
+    revived = revive(build(case.content, BLOCK))
+    if case.record == "replace":
+        assert b"dead_letter" not in revived
+        assert json.loads(revived)["attempts"] == 0
+    elif case.name in SET_TO_0:
+        assert json.loads(revived) == json.loads(case.content) | {"attempts": 0}
+    else:
+        assert revived == case.content
+
+
+SET_TO_0 = ("attempts 7", "attempts negative", "attempts negative zero", "attempts smallest",
+            "white space everywhere")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kept_content_stays_as_it_is(case: Case) -> None:
+    assert build(case.content, BLOCK, is_kept=True) is case.content
+
+
+def test_content_is_kept_when_its_version_is_the_cause() -> None:
+    """A queue may take ``data: []`` from everybody, so the caller's cause counts too."""
+    content = body(data="[]", meta='{"lang":"go","schema_version":2}')
+    assert (
+        build(content, Block("poison", "q", 1, 0, detail="unsupported_schema_version")) == content
+    )
+    assert build(content, Block("poison", "q", 1, 0)) != content
+
+
+def test_block_leaves_out_our_members_when_they_are_empty() -> None:
+    assert build(b"{}", Block("failed", "q", 1, 0)) == b'{"dead_letter":' + SHORT + b"}"
+
+
+def test_block_with_half_a_surrogate_pair_can_be_written() -> None:
+    made = build(b"{}", Block("failed", "q", 1, 0, error="\ud800x"))
+    block = read_block(made)
+    assert block is not None
+    assert block.error == "?x"
+
+
+def test_wrapper_of_text_says_the_bytes_exactly() -> None:
+    content = '\ufeff"\\\u2028\x00\x1f\x7f\ufffd☕'.encode()
+    made = build(content, BLOCK)
+    assert json.loads(made)["raw"].encode() == content
+    assert revive(made) == content
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"{}", None),
+        (b"hello", None),
+        (b"\xff", None),
+        (b"[" * 5000, None),
+        (b'{"dead_letter":null}', None),
+        (b'{"dead_letter":[]}', None),
+        (b'{"dead_letter":{}}', None),
+        (b'{"dead_letter":{"reason":"failed"}}', None),
+        (b'{"dead_letter":{"reason":5,"original_queue":"q"}}', None),
+        (b'{"dead_letter":{"reason":"failed","original_queue":"q","attempts":"3"}}', None),
+        (b'{"dead_letter":{"reason":"failed","original_queue":"q","attempts":1.0}}', None),
+        (b'{"dead_letter":{"reason":"failed","original_queue":"q","message_id":5}}', None),
+        (
+            b'{"dead_letter":{"reason":"failed","original_queue":"q","x":1,"error":null}}',
+            Block("failed", "q", 0, 0, lang=""),
+        ),
+        (
+            b'{"dead_letter":1,"dead_letter":{"reason":"failed","original_queue":"q"}}',
+            None,
+        ),
+    ],
+)
+def test_block_of_other_types_is_none(text: bytes, expected: Block | None) -> None:
+    assert read_block(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"hello", b"hello"),
+        (b"\xff", b"\xff"),
+        (b'{"attempts":3}', b'{"attempts":3}'),  # no envelope, no block
+        (body(attempts="3"), body()),
+        (body(attempts='"3"'), body(attempts='"3"')),
+        (body(attempts='"3"', dead_letter="{}"), body(attempts='"3"')),
+        (body(attempts="1.0", dead_letter="{}"), body(attempts="1.0")),
+        (body(attempts=None, dead_letter="{}"), body(attempts=None)),
+        (body(meta='{"schema_version":2}', attempts="3"),) * 2,
+        (body(meta='{"schema_version":2}', dead_letter="{}"),) * 2,
+        (b'{"attempts":2,"dead_letter":{},"attempts":5}', b'{"attempts":0}'),
+        (b'{"raw":"x","dead_letter":{}}', b"x"),
+        (b'{"raw":"/w==","raw_encoding":"base64","dead_letter":{}}', b"\xff"),
+        (b'{"dead_letter":{},"raw":"x"}', b"x"),
+        (b'{"raw":5,"dead_letter":{}}', b'{"raw":5}'),
+        (b'{"raw":"x","raw_encoding":"hex","dead_letter":{}}', b'{"raw":"x","raw_encoding":"hex"}'),
+        (b'{"raw":"?","raw_encoding":"base64","dead_letter":{}}',
+         b'{"raw":"?","raw_encoding":"base64"}'),
+        (b'{"raw":"\\ud800","dead_letter":{}}', b'{"raw":"\\ud800"}'),
+        (b'{"raw":"x","job":"urn:a","dead_letter":{}}', b'{"raw":"x","job":"urn:a"}'),
+        (b'{"raw":"x","raw":"y","dead_letter":{}}', b'{"raw":"x","raw":"y"}'),
+    ],
+)  # fmt: skip
+def test_revive_changes_block_attempts_and_wrapper_only(content: bytes, expected: bytes) -> None:
+    assert revive(content) == expected
+
+
+def test_wrapper_in_a_wrapper_is_unwrapped_once() -> None:
+    wrapper = build(b"hello", BLOCK)
+    assert revive(build(wrapper, BLOCK)) == wrapper
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (body(), body(attempts="4")),
+        (body(attempts="4"), body(attempts="4")),
+        (body(attempts="-0"), body(attempts="4")),
+        (body(attempts="4.0"), body(attempts="4.0")),
+        (body(attempts=None), body(attempts=None)),
+        (b'{"attempts": 4, "a":1}', b'{"attempts": 4, "a":1}'),
+        (b'{ "attempts" :  9 , "a":1}', b'{ "attempts" :  4 , "a":1}'),
+        (b'{"attempts":9,"a":{"attempts":9},"attempts":9}', b'{"a":{"attempts":9},"attempts":4}'),
+    ],
+)
+def test_attempts_are_set_by_a_splice(content: bytes, expected: bytes) -> None:
+    assert with_attempts(content, 4) == expected
+
+
+def test_attempts_of_no_object_cannot_be_set() -> None:
+    with pytest.raises(ValueError, match="no object"):
+        with_attempts(b"[]", 1)
+
+
+def test_names_of_a_wrapper_are_the_sdks() -> None:
+    assert json.loads(record.build(b"\xff", BLOCK)).keys() == {
+        "raw",
+        "raw_encoding",
+        "dead_letter",
+    }

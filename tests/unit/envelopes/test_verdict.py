@@ -1,0 +1,231 @@
+"""Verdicts of the table of bodies, the order of the reasons, the index, warnings, layer C."""
+
+import json
+
+import pytest
+
+from phpmq_lite.envelopes.verdict import (
+    INDEX_BYTES,
+    INDEX_CHARACTERS,
+    REASONS,
+    EmptyListData,
+    Index,
+    index_of,
+    judge,
+    lint,
+)
+from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, with_meta, written
+
+URN = "urn:babel:orders:created"
+TRACE_ID = "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
+META_ID = "f1e2d3c4-b5a6-4789-90ab-cdef01234567"
+
+
+def reasons(content: bytes) -> list[str]:
+    return [problem.reason for problem in lint(content)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_judge_gives_reason_of_the_table(case: Case) -> None:
+    verdict = judge(case.content)
+    problem = verdict.problem
+    assert (problem.reason if problem else None) == case.reason
+    if problem is not None:
+        assert problem.pointer == case.pointer
+        assert case.detail in problem.detail
+    assert verdict.is_tolerated == case.is_tolerated
+    if case.reason is None:
+        assert len(verdict.warnings) == case.warnings
+
+
+def test_table_has_ninety_bodies_of_different_names_and_every_reason() -> None:
+    assert len(CASES) >= 90
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert {case.reason for case in CASES} == {None, *REASONS} - {"schema_mismatch"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_both_ways_to_the_index_agree(case: Case) -> None:
+    """Where msgspec reads the body at all; it does not where a text is half a surrogate pair."""
+    quick = index_of(case.content)
+    if quick is not None:
+        assert judge(case.content).index == quick
+    if case.reason is None:
+        assert quick is not None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_lint_begins_with_the_problem_of_the_verdict(case: Case) -> None:
+    problem = judge(case.content).problem
+    if problem is not None:
+        assert lint(case.content)[0] == problem
+
+
+def test_first_reason_wins_when_everything_is_wrong() -> None:
+    """One fault after the other is mended; the reasons come in the order of REASONS."""
+    members: dict[str, str | None] = {"job": "5", "x": "[" * 300 + "]" * 300}
+    steps: list[tuple[str, str | None]] = [
+        ("x", None),
+        ("job", '"urn:a"'),
+        ("meta", "{}"),
+        ("meta", '{"schema_version":1}'),
+        ("data", "{}"),
+        ("trace_id", '"t"'),
+        ("attempts", "0"),
+    ]
+    found = []
+    for name, text in [("job", "5"), *steps]:
+        members[name] = text
+        problem = judge(written(members).encode()).problem
+        found.append(problem.reason if problem else None)
+    assert found == [
+        "too_deep",
+        "poison",
+        "missing_meta",
+        "unsupported_schema_version",
+        "invalid_data",
+        "missing_trace_id",
+        "invalid_attempts",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lang", "mode", "reason"),
+    [
+        ("php", "php", None),
+        ("php", "always", None),
+        ("php", "never", "poison"),
+        ("go", "php", "poison"),
+        ("go", "always", None),
+        ("go", "never", "poison"),
+    ],
+)
+def test_empty_list_is_data_where_the_queue_says_so(
+    lang: str, mode: EmptyListData, reason: str | None
+) -> None:
+    content = body(data="[]", meta=written({**META, "lang": f'"{lang}"'}))
+    verdict = judge(content, mode)
+    assert (verdict.problem.reason if verdict.problem else None) == reason
+    assert verdict.is_tolerated == (reason is None)
+
+
+def test_index_of_a_whole_envelope() -> None:
+    assert index_of(body(attempts="7")) == Index(URN, TRACE_ID, META_ID, 7)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{}", Index(None, None, None, None)),
+        (body(job="5", urn='"urn:b"'), Index("urn:b", TRACE_ID, META_ID, 0)),
+        (body(job='" "', urn='"urn:b"'), Index("urn:b", TRACE_ID, META_ID, 0)),
+        (body(urn='"urn:b"'), Index(URN, TRACE_ID, META_ID, 0)),
+        (body(job="null", trace_id="[]", meta="3", attempts="{}"), Index(None, None, None, None)),
+        (body(trace_id='""'), Index(URN, None, META_ID, 0)),
+        (body(attempts="1.0"), Index(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="1e3"), Index(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="1e400"), Index(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="true"), Index(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="9" * 30), Index(URN, TRACE_ID, META_ID, (1 << 63) - 1)),
+        (body(attempts="-" + "9" * 30), Index(URN, TRACE_ID, META_ID, -(1 << 63))),
+        (body(attempts="18446744073709551615"), Index(URN, TRACE_ID, META_ID, (1 << 63) - 1)),
+        (with_meta(id="5"), Index(URN, TRACE_ID, None, 0)),
+        (ending(',"job":"urn:z","attempts":2'), Index("urn:z", TRACE_ID, META_ID, 2)),
+        (ending(',"job":5,"attempts":"2"'), Index(None, TRACE_ID, META_ID, None)),
+        (ending(',"meta":{}'), Index(URN, TRACE_ID, None, 0)),
+        (b'{"meta":5,' + body()[1:], Index(URN, TRACE_ID, META_ID, 0)),
+    ],
+)
+def test_index_takes_what_is_of_the_right_type(content: bytes, expected: Index) -> None:
+    assert index_of(content) == expected
+    assert judge(content).index == expected
+
+
+def test_integer_of_5000_digits_is_clamped_in_the_index() -> None:
+    index = index_of(body(attempts="9" * 5000))
+    assert index is not None
+    assert index.attempts == (1 << 63) - 1
+
+
+def test_index_cuts_long_texts() -> None:
+    text = "é" * (INDEX_CHARACTERS + 1)
+    content = body(job=f'"{text}"', trace_id=f'"{text}"', meta=f'{{"id":"{text}"}}')
+    cut = text[:-1]
+    assert index_of(content) == judge(content).index == Index(cut, cut, cut, 0)
+
+
+def test_index_leaves_out_content_above_its_limit() -> None:
+    exact = body(data='{"a":"%s"}' % ("x" * (INDEX_BYTES - len(body(data='{"a":""}')))))
+    assert len(exact) == INDEX_BYTES
+    assert index_of(exact) is not None
+    assert index_of(exact + b" ") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null", b"\xff", b'{"job":', b"5"])
+def test_what_is_no_object_has_no_index(content: bytes) -> None:
+    assert index_of(content) is None
+
+
+def test_poison_is_indexed_where_it_can_be_read() -> None:
+    assert judge(body(data="[1]")).index == Index(URN, TRACE_ID, META_ID, 0)
+
+
+def test_warnings_name_the_members() -> None:
+    content = body(job="5", urn='"urn:a"', timestamp="1", meta='{"schema_version":1,"ts":2}')
+    assert judge(content).warnings == (
+        "/job is 5, not a text: ignored",
+        "/timestamp is outdated: ignored",
+        "/meta/ts is outdated: ignored",
+    )
+
+
+def test_warning_never_repeats_a_long_value() -> None:
+    warnings = judge(body(job="9" * 4000, urn='"urn:a"')).warnings
+    assert warnings == ("/job is an integer beyond 64 bits, not a text: ignored",)
+
+
+def test_lint_has_nothing_to_say_about_a_good_envelope() -> None:
+    assert lint(body()) == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (body(job=None, urn='"urn:a"'), ["missing_job", "alias"]),
+        (body(urn='"urn:b"'), ["alias"]),
+        (body(job='" urn:a"'), ["untrimmed"]),
+        (body(trace_id='"t"'), ["not_uuid"]),
+        (body(trace_id='"{7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b}"'), ["not_uuid"]),
+        (body(trace_id='"7B3F9C2A-E41D-4F88-9B2A-1C0D5E6F7A8B"'), []),
+        (with_meta(id='"1"'), ["not_uuid"]),
+        (with_meta(id=None), ["missing_id"]),
+        (with_meta(queue='" "'), ["missing_queue"]),
+        (with_meta(lang="null"), ["missing_lang"]),
+        (with_meta(lang='"cobol"'), ["unknown_lang"]),
+        (with_meta(created_at=None), ["missing_created_at"]),
+        (with_meta(created_at="-1"), ["negative"]),
+        (body(attempts="-1"), ["negative"]),
+        (body(timestamp="1"), ["outdated"]),
+        (body(dead_letter="null"), ["dead_letter"]),
+        (ending(',"attempts":0'), ["repeated"]),
+        (with_meta(id='"x","id":' + META["id"]), ["repeated"]),
+        (body(data="[]", meta=written({**META, "lang": '"php"'})), ["empty_list_data"]),
+        (body(attempts='"3"', data="5", trace_id="null"), ["poison", "poison", "missing_trace_id"]),
+        (body(job=None, meta=None), ["poison", "missing_meta", "missing_job"]),
+    ],
+)
+def test_lint_finds_what_a_producer_owes(content: bytes, expected: list[str]) -> None:
+    assert reasons(content) == expected
+
+
+def test_lint_gives_one_problem_of_what_cannot_be_read() -> None:
+    assert reasons(b"\xff") == ["poison"]
+
+
+def test_pointers_of_lint_lead_to_members_of_the_contract() -> None:
+    content = written(dict.fromkeys(MEMBERS, "null") | {"meta": "{}", "urn": "1"}).encode()
+    for problem in lint(content):
+        assert problem.pointer.count("/") <= 2
+        assert problem.detail
+    assert json.loads(content)["job"] is None
