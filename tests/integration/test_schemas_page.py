@@ -1,0 +1,197 @@
+"""The page of the schemas and its API, on a broker with a folder of schemas."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from phpmq_lite.envelopes.codec import encode, make
+from phpmq_lite.envelopes.schema import RegistryError
+from tests.integration.site import Site, running_site
+from tests.integration.test_schema_registry import ORDER, URN, write, write_folder
+from tests.integration.visitors import Visitor, house, shown
+
+HOSTILE = "urn:<b>a/b</b>?&\u202e"
+MILD: dict[str, Any] = ORDER | {"properties": ORDER["properties"] | {"note": {}}}  # type: ignore[operator]
+HARD: dict[str, Any] = ORDER | {"required": [], "properties": {}}
+
+
+def path_of(urn: str, action: str = "") -> str:
+    return f"/schemas/{quote(urn, safe='')}{action}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    order = ORDER | {"properties": ORDER["properties"] | {"mail": {"x-gdpr-sensitive": "email"}}}  # type: ignore[operator]
+    return write_folder(
+        tmp_path / "schemas", {URN: "order.json", f"{URN}.v2": "two.json", HOSTILE: "two.json"},
+        order=order, two={"type": "object", "maxProperties": 3},
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def site(tmp_path: Path, folder: Path) -> AsyncIterator[Site]:
+    async with running_site(tmp_path / "data", envelopes={"schemas": folder}) as made:
+        yield made
+
+
+def read_again(site: Site) -> None:
+    """Have the folder read now, and not when the watch comes round."""
+    with suppress(RegistryError):
+        site.broker.service.schemas.refresh()
+
+
+async def test_page_lists_urns_with_version_and_fields(site: Site) -> None:
+    page = await site.get("/schemas")
+    assert page.status == 200
+    text = shown(page.text)
+    for words in (URN, "order.json", "order_id", "an integer", "required", "sensitive: email"):
+        assert words in text
+    assert "/maxProperties" in text
+    assert "<b>a/b</b>" not in page.text
+    assert 'href="/schemas"' in (await site.get("/")).text  # the rail
+
+
+async def test_page_without_a_folder_says_how_to_begin(tmp_path: Path) -> None:
+    async with running_site(tmp_path / "data") as site:
+        text = shown((await site.get("/schemas")).text)
+        assert "No schemas are known" in text
+        assert "phpmq-lite schema check" in text
+        assert "envelopes.schemas" in text
+        assert (await site.ok("GET", "/schemas"))["items"] == []
+
+
+async def test_empty_folder_is_said_to_be_empty(site: Site, folder: Path) -> None:
+    write(folder / "registry.json", {"schemas": []})
+    read_again(site)
+    assert "No URN has a schema yet" in shown((await site.get("/schemas")).text)
+
+
+async def test_wrong_change_is_told_and_what_was_stays(site: Site, folder: Path) -> None:
+    write(folder / "order.json", {"properties": {"n": {"type": 1}}})
+    read_again(site)
+    text = shown((await site.get("/schemas")).text)
+    assert "its last change is not in force" in text
+    assert "order.json#/properties/n/type" in text
+    listed = await site.ok("GET", "/schemas")
+    assert [item["urn"] for item in listed["items"]] == sorted([URN, f"{URN}.v2", HOSTILE])
+    assert len(listed["faults"]) == 1
+
+
+async def test_page_compares_a_new_version(site: Site) -> None:
+    mild = await site.post("/schemas/check", urn=URN, document=json.dumps(MILD))
+    assert mild.status == 200
+    assert "Compatible" not in shown(mild.text)  # mail has gone
+    assert "/data/mail" in shown(mild.text)
+    same = (await site.ok("GET", path_of(URN)))["document"]
+    fine = await site.post("/schemas/check", urn=URN, document=json.dumps(same, indent=2))
+    assert "Compatible" in shown(fine.text)
+    hard = shown((await site.post("/schemas/check", urn=URN, document=json.dumps(HARD))).text)
+    assert "2 changes break" in hard
+    [row, *_] = await site.audit("schema.check")
+    assert (row["target"], row["result"]) == (URN, "checked")
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # by the test's client
+@pytest.mark.parametrize(
+    ("document", "status", "words"),
+    [
+        ("{", 422, "not JSON"),
+        ("", 422, "not JSON"),
+        ('{"type": "strnig"}', 422, "at /type"),
+        ("1", 422, "a schema is an object"),
+        ('"' + "x" * (1 << 20) + '"', 413, "bytes"),
+    ],
+)
+async def test_page_keeps_what_is_no_schema_and_says_why(
+    site: Site, document: str, status: int, words: str
+) -> None:
+    page = await site.post("/schemas/check", urn=URN, document=document)
+    assert page.status == status
+    assert words in shown(page.text)
+    assert 'aria-invalid="true"' in page.text
+
+
+async def test_page_knows_when_the_urn_has_gone(site: Site) -> None:
+    page = await site.post("/schemas/check", urn="urn:gone", document="{}")
+    assert page.status == 404
+    assert "No schema is registered for 'urn:gone'" in shown(page.text)
+
+
+async def test_list_comes_in_every_format(site: Site) -> None:
+    listed = await site.ok("GET", "/schemas")
+    found = {item["urn"]: item for item in listed["items"]}
+    assert found[f"{URN}.v2"]["version"] == 2
+    assert found[f"{URN}.v2"]["unchecked"] == ["/maxProperties"]
+    assert [(f["path"], f["required"], f["sensitive"]) for f in found[URN]["fields"]] == [
+        ("order_id", True, None),
+        ("mail", False, "email"),
+    ]
+    for path in ("/api/v1/schemas", "/schemas"):
+        for style in ("jsonl", "csv"):
+            assert URN in (await site.get(f"{path}?format={style}")).text
+
+
+async def test_api_gives_one_schema_and_compares_another(site: Site) -> None:
+    for urn in (URN, HOSTILE):
+        assert (await site.ok("GET", path_of(urn)))["urn"] == urn
+    assert (await site.api("GET", path_of("urn:none")))[0] == 404
+    answer = await site.ok("POST", path_of(URN, "/check"), {"document": HARD})
+    assert answer["compatible"] is False
+    assert ["breaking", "/data/order_id"] in [
+        [one["level"], one["pointer"]] for one in answer["changes"]
+    ]
+    true = await site.ok("POST", path_of(f"{URN}.v2", "/check"), {"document": True})
+    assert true["compatible"] is False
+    for body, status in (({}, 422), ({"document": 1}, 422), ({"document": {}, "more": 1}, 422)):
+        assert (await site.api("POST", path_of(URN, "/check"), body))[0] == status
+    assert (await site.api("POST", path_of("urn:none", "/check"), {"document": {}}))[0] == 404
+
+
+async def test_queue_counts_or_quarantines_what_does_not_fit(site: Site) -> None:
+    wrong = encode(make(URN, {"order_id": "1"}, queue="orders")).decode()
+    right = encode(make(URN, {"order_id": 1}, queue="orders")).decode()
+    unknown = encode(make("urn:unknown", {"order_id": "1"}, queue="orders")).decode()
+    for mode, ready in (("off", 3), ("warn", 3), ("quarantine", 2)):
+        queue = f"orders.{mode}"
+        settings = {"payload_policy": "envelope", "schema_mode": mode}
+        await site.ok("PUT", f"/queues/{queue}")
+        await site.ok("PATCH", f"/queues/{queue}", settings)
+        await site.publish(queue, wrong, right, unknown)
+        assert await site.ready(queue) == ready, mode
+    [dead] = (await site.ok("GET", "/history?outcome=dead"))["items"]
+    assert dead["reason"] == "schema_mismatch"
+    assert await site.ready("orders.quarantine.dlq") == 1
+    found = await site.ok("GET", path_of(URN))
+    assert (found["passed"], found["failed"]) == (2, 2)
+    assert found["last_failure"] == "/data/order_id is a string, not an integer"
+    assert "is a string, not an integer" in shown((await site.get("/schemas")).text)
+
+
+async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path) -> None:
+    async with house(tmp_path / "data", envelopes={"schemas": folder}) as home:
+        await home.add("anna")
+        await home.add("olga", "operator", "orders")
+        async with Visitor(home.url) as visitor:
+            assert (await visitor.log_in("olga")).status == 303
+            item = json.loads((await visitor.get(f"/api/v1{path_of(URN)}")).text)
+            assert (item["passed"], item["failed"], item["last_failure"]) == (None, None, None)
+            answer = await visitor.post("/schemas/check", urn=URN, document="{}")
+            assert answer.status == 200
+
+
+async def test_viewer_looks_and_is_shown_no_form(tmp_path: Path, folder: Path) -> None:
+    async with house(tmp_path / "data", envelopes={"schemas": folder}) as home:
+        await home.add("anna")
+        await home.add("vera", "viewer")
+        async with Visitor(home.url) as visitor:
+            assert (await visitor.log_in("vera")).status == 303
+            page = await visitor.get("/schemas")
+            assert page.status == 200
+            assert URN in shown(page.text)
+            assert str(folder) not in page.text
+            assert "/schemas/check" not in page.text

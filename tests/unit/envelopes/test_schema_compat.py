@@ -1,0 +1,141 @@
+"""Two versions of a schema: what breaks, and what only is different."""
+
+from typing import Any
+
+import pytest
+
+from phpmq_lite.envelopes.schema import compare, read_schema
+
+OLD: dict[str, Any] = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {
+        "id": {"type": "integer", "minimum": 1},
+        "note": {"type": "string", "minLength": 2},
+        "kind": {"enum": ["a", "b"]},
+        "lines": {"type": "array", "items": {"type": "object", "required": ["sku"]}},
+    },
+}
+
+
+def changed(old: Any, new: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Give what breaks and what is noted, each as pointer and words."""
+    found = compare(read_schema(old), read_schema(new))
+    return (
+        [(c.pointer, c.detail) for c in found if c.is_breaking],
+        [(c.pointer, c.detail) for c in found if not c.is_breaking],
+    )
+
+
+def with_property(name: str, schema: Any) -> dict[str, Any]:
+    return OLD | {"properties": OLD["properties"] | {name: schema}}
+
+
+def without_property(name: str) -> dict[str, Any]:
+    kept = {key: value for key, value in OLD["properties"].items() if key != name}
+    return OLD | {"properties": kept}
+
+
+@pytest.mark.parametrize(
+    ("new", "pointer", "words"),
+    [
+        (OLD | {"required": ["id", "note"]}, "/data/note", "was optional and is required"),
+        (OLD | {"required": ["id", "new"]}, "/data/new", "was not known and is required"),
+        (without_property("note"), "/data/note", "gone"),
+        (with_property("id", {"type": "string"}), "/data/id", "was an integer and is a string"),
+        (with_property("id", {"minimum": 1}), "/data/id", "is anything now"),
+        (with_property("id", {"type": ["integer", "null"], "minimum": 1}), "/data/id", "or null"),
+        (with_property("kind", {"enum": ["a"]}), "/data/kind", '"b" is not allowed'),
+        (with_property("kind", {"enum": ["a", "b"], "const": "a"}), "/data/kind", '"b" is not'),
+        (with_property("kind", {"type": "integer"}), "/data/kind", '"a", "b" is not allowed'),
+        (with_property("id", {"type": "integer", "minimum": 2}), "/data/id", "minimum was 1"),
+        (
+            with_property("note", {"type": "string", "minLength": 3}),
+            "/data/note",
+            "minLength was 2",
+        ),
+        (
+            with_property("note", {"type": "string", "minLength": 2, "enum": ["xx"]}),
+            "/data/note",
+            'only "xx"',
+        ),
+        (OLD | {"additionalProperties": False}, "/data", "other members are refused"),
+        (OLD | {"additionalProperties": {"type": "string"}}, "/data/*", "was anything"),
+        (
+            with_property("lines", {"type": "array", "items": {"type": "object"}}),
+            "",
+            "",
+        ),
+        (
+            with_property("lines", {"type": "array", "items": {"type": "string"}}),
+            "/data/lines/*",
+            "is a string now",
+        ),
+        (with_property("note", False), "/data/note", "nothing is allowed here"),
+        (with_property("new", False), "/data/new", "may not be here any more"),
+        (False, "/data", "nothing is allowed"),
+    ],
+)
+def test_what_breaks_is_named(new: Any, pointer: str, words: str) -> None:
+    breaking, _ = changed(OLD, new)
+    if not words:
+        assert breaking == []
+        return
+    assert [(at, words in detail) for at, detail in breaking] == [(pointer, True)], breaking
+
+
+@pytest.mark.parametrize(
+    ("new", "pointer", "words"),
+    [
+        (with_property("new", {"type": "string"}), "/data/new", "new and optional"),
+        (OLD | {"required": []}, "/data/id", "optional now"),
+        (with_property("kind", {"enum": ["a", "b", "c"]}), "/data/kind", '"c"'),
+        (with_property("kind", {"type": "string"}), "/data/kind", "may be others now"),
+        (with_property("id", {"type": "integer"}), "/data/id", "minimum was 1 and is none"),
+        (with_property("note", {"type": "string"}), "/data/note", "minLength was 2 and is 0"),
+        (
+            with_property("id", {"type": "integer", "minimum": 1, "x-gdpr-sensitive": True}),
+            "/data/id",
+            "sensitive now",
+        ),
+    ],
+)
+def test_what_is_only_different_is_noted(new: Any, pointer: str, words: str) -> None:
+    breaking, notes = changed(OLD, new)
+    assert breaking == []
+    assert [(at, words in detail) for at, detail in notes] == [(pointer, True)], notes
+
+
+@pytest.mark.parametrize("schema", [OLD, True, False, {}, {"items": {}}, {"properties": {"a": {}}}])
+def test_nothing_differs_from_itself(schema: Any) -> None:
+    assert changed(schema, schema) == ([], [])
+
+
+def test_words_that_are_not_looked_at_do_not_count() -> None:
+    assert changed(OLD, OLD | {"title": "Order", "maxProperties": 3}) == ([], [])
+
+
+def test_values_that_python_takes_for_equal_are_not() -> None:
+    assert changed({"enum": [1]}, {"enum": [True]})[0]
+    assert changed({"const": 1}, {"const": 1.0})[0]
+
+
+def test_closed_schema_may_describe_more() -> None:
+    closed = OLD | {"additionalProperties": False}
+    opened = with_property("new", {"type": "string"}) | {"additionalProperties": False}
+    breaking, notes = changed(closed, opened)
+    assert breaking == []
+    assert notes == [("/data/new", "it is new and optional")]
+    assert changed(closed, OLD)[0] == []
+
+
+def test_member_of_the_rest_may_not_become_another() -> None:
+    old = {"type": "object", "additionalProperties": {"type": "string"}}
+    new = old | {"properties": {"a": {"type": "integer"}}}
+    assert [at for at, _ in changed(old, new)[0]] == ["/data/a"]
+
+
+def test_what_breaks_comes_first() -> None:
+    new = OLD | {"required": ["note"]}
+    levels = [change.level for change in compare(read_schema(OLD), read_schema(new))]
+    assert levels == ["breaking", "note"]
