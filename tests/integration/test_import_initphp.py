@@ -1,0 +1,230 @@
+"""``import-initphp`` from an SQLite file into a real broker."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.client import connect_blocking
+from phpmq_lite.envelopes import producer
+from phpmq_lite.envelopes.record import read_block
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.unit.envelopes.test_initphp import JOBS, JOBS_FAILED
+
+URN = "urn:babel:orders:created"
+BLOCK = (
+    b',"dead_letter":{"reason":"failed","error":"Payment gateway timeout","exception":"Gateway",'
+    b'"failed_at":1749132730000,"original_queue":"orders","attempts":3,"lang":"php"}}'
+)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("import") / "data", "--admin", "none") as it:
+        yield it
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue of this test alone."""
+    return f"import.{request.node.name}"[:200]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "queue.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(JOBS)
+        connection.execute(JOBS_FAILED)
+    return path
+
+
+def at(seconds: float = 0) -> str:
+    """Give a moment as PHP writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def payload(number: int, attempts: int = 0) -> bytes:
+    envelope = producer.make(URN, {"n": number}, queue="orders") | {"attempts": attempts}
+    return producer.prepare(envelope).content
+
+
+def insert(database: Path, table: str, **columns: Any) -> None:
+    given = {"urn": URN, "created_at": at(-600)} | columns
+    names, marks = ", ".join(given), ", ".join("?" * len(given))
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(given.values()))
+
+
+def fill(database: Path, queue: str) -> list[bytes]:
+    """Make two jobs, one to be retried, one that a worker has, and two failed ones."""
+    bodies = [payload(number, attempts=number % 3) for number in range(6)]
+    ready = at(-600)
+    for body in bodies[:2]:
+        insert(
+            database, "jobs", queue=queue, payload=body.decode(), available_at=ready,
+            created_at=ready,
+        )  # fmt: skip
+    insert(database, "jobs", queue=queue, payload=bodies[2].decode(), available_at=at(3_600))
+    insert(
+        database, "jobs", queue=queue, payload=bodies[3].decode(), available_at=ready,
+        reserved_at=at(),
+    )  # fmt: skip
+    failed = bodies[4][:-1] + BLOCK
+    for body, reason in ((failed, "failed"), (bodies[5], "invalid_data")):
+        insert(
+            database, "jobs_failed", queue=queue, payload=body.decode(), attempts=3,
+            reason=reason, failed_at=at(-60),
+        )  # fmt: skip
+    bodies[4] = failed
+    return bodies
+
+
+def run(broker: BrokerProcess, database: Path, *flags: str) -> Result:
+    where = ["import-initphp", str(database), "--connect", broker.phpmq[0], "-o", "jsonl"]
+    return CliRunner().invoke(commands, [*where, *flags], catch_exceptions=False)
+
+
+def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
+    """Take what a queue has: bodies and seconds left."""
+    with connect_blocking(broker.phpmq[0]) as client:
+        found = []
+        for delivery in client.consume(queue, timeout_s=1.0):
+            found.append((delivery.body, delivery.ttl_s or 0))
+            delivery.ack()
+        return found
+
+
+def test_jobs_keep_bytes_attempts_and_delay_and_failed_ones_their_error(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    bodies = fill(database, queue)
+    before = database.read_bytes()
+    done = run(broker, database)
+    assert done.exit_code == 0
+    assert done.stderr == (
+        "1 left out: a worker has reserved them; run this again later\n5 stored\n"
+    )
+    assert take(broker, queue) == [(bodies[0], 0), (bodies[1], 0)]
+    ((retried, left_s),) = take(broker, f"{queue}.retry")
+    assert retried == bodies[2]
+    assert 3_500 < left_s <= 3_600
+    (first, _), (second, _) = take(broker, f"{queue}.dlq")
+    assert first == bodies[4]
+    block = read_block(second)
+    assert block is not None
+    assert (block.reason, block.detail, block.attempts) == ("poison", "invalid_data", 3)
+    assert second.startswith(bodies[5][:-1])
+    assert database.read_bytes() == before
+
+
+def test_second_run_stores_nothing_twice(broker: BrokerProcess, database: Path, queue: str) -> None:
+    bodies = fill(database, queue)
+    for _ in range(3):
+        assert run(broker, database, "--retry-after", "0s").exit_code == 0
+    assert [body for body, _ in take(broker, queue)] == [bodies[0], bodies[1], bodies[3]]
+    assert [body for body, _ in take(broker, f"{queue}.retry")] == [bodies[2]]
+    assert len(take(broker, f"{queue}.dlq")) == 2
+
+
+def test_released_job_whose_delay_is_over_comes_back_to_its_queue(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    body = payload(1, attempts=1)
+    insert(database, "jobs", queue=queue, payload=body.decode(), available_at=at(-60))
+    with (
+        connect_blocking(broker.phpmq[0]) as client,
+        client.consume(queue, timeout_s=30.0) as deliveries,
+    ):
+        assert run(broker, database).exit_code == 0
+        delivery = next(deliveries)
+        delivery.ack()
+    assert delivery.body == body
+
+
+def test_dry_run_shows_everything_and_connects_to_nobody(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    fill(database, queue)
+    insert(database, "jobs", queue=queue, payload="{}", available_at=at(-600))
+    done = run(broker, database, "--dry-run", "--connect", "127.0.0.1:1")
+    assert done.exit_code == 0
+    assert done.stderr.endswith("6 would be published\n")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    shown = [(row["table"], row["target"].removeprefix(queue), row["rows"]) for row in rows]
+    assert shown == [("jobs", "", 4), ("jobs", ".retry", 1), ("jobs_failed", ".dlq", 2)]
+    assert [row["held"] for row in rows] == [1, 0, 0]
+    assert rows[0]["reasons"] == {"poison": 1}
+    assert take(broker, queue) == []
+
+
+def test_journal_leaves_out_what_an_earlier_run_stored(
+    broker: BrokerProcess, database: Path, queue: str, tmp_path: Path
+) -> None:
+    fill(database, queue)
+    journal = str(tmp_path / "journal")
+    assert run(broker, database, "--journal", journal).exit_code == 0
+    insert(database, "jobs", queue=queue, payload=payload(9).decode(), available_at=at(-600))
+    done = run(broker, database, "--journal", journal, "--dry-run")
+    assert done.stderr.endswith("1 would be published\n")
+    done = run(broker, database, "--journal", journal)
+    assert done.stderr.endswith("1 stored\n")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(row["before"] for row in rows) == 5
+
+
+def test_import_of_many_jobs_keeps_their_order(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO jobs (queue, urn, payload, available_at, created_at)"
+            " VALUES (?, '', ?, '2026-01-01', '2026-01-01')",
+            [(queue, payload(number).decode()) for number in range(1_700)],
+        )
+    assert run(broker, database, "--no-failed").stderr == "1,700 stored\n"
+    assert [json.loads(body)["data"]["n"] for body, _ in take(broker, queue)] == list(range(1_700))
+
+
+def test_row_that_cannot_be_stored_is_named_and_the_rest_goes_on(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    for name in (queue, "a" * 300, queue):
+        insert(database, "jobs", queue=name, payload=payload(1).decode(), available_at=at(-600))
+    done = run(broker, database)
+    assert done.exit_code == 1
+    assert "jobs row 2 for aaa" in done.stderr
+    assert done.stderr.endswith("2 stored\nError: 1 could not be stored\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--table", "queue"], "there is no table 'queue'"),
+        (["--column", "payload=body"], "table 'jobs' has no column 'body' for payload"),
+        (["--failed-table", "dead"], "there is no table 'dead'"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    broker: BrokerProcess, database: Path, flags: list[str], message: str
+) -> None:
+    done = run(broker, database, *flags)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags", [["--column", "nonsense=body"], ["--column", "payload"], ["--timezone", "Mars/North"]]
+)
+def test_wrong_flags_are_usage_errors(
+    broker: BrokerProcess, database: Path, flags: list[str]
+) -> None:
+    assert run(broker, database, *flags).exit_code == 2

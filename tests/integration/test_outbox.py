@@ -1,0 +1,250 @@
+"""The outbox on disk and a relay in a process of its own, against a real broker."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.client import connect_blocking
+from phpmq_lite.envelopes.outbox import Outbox, create_tables
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.integration.killed_relay import PLACES
+
+URN = "urn:babel:orders:created"
+ROWS = 60
+BATCH = 10
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("outbox") / "data", "--admin", "127.0.0.1:0") as it:
+        yield it
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue of this test alone."""
+    return f"outbox.{request.node.name}"[:200]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE sale (n INTEGER)")
+        create_tables(connection)
+    return path
+
+
+def sell(database: Path, queue: str, *numbers: int) -> None:
+    """Do business: each sale and its envelope in one transaction."""
+    with closing(sqlite3.connect(database)) as connection:
+        outbox = Outbox(connection, queue=queue)
+        for number in numbers:
+            with connection:
+                connection.execute("INSERT INTO sale VALUES (?)", (number,))
+                outbox.publish(URN, {"n": number})
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(commands, ["outbox", *arguments], catch_exceptions=False)
+
+
+def relay(broker: BrokerProcess, database: Path, *flags: str) -> Result:
+    where = ["--connect", broker.phpmq[0], "--database", str(database)]
+    return run("relay", "--once", *flags, *where)
+
+
+def stored(broker: BrokerProcess, queue: str) -> list[int]:
+    """Take what the broker has; give ``data.n`` of each, in order."""
+    with connect_blocking(broker.phpmq[0]) as client:
+        found = []
+        for delivery in client.consume(queue, timeout_s=1.0):
+            found.append(json.loads(delivery.body)["data"]["n"])
+            delivery.ack()
+        return found
+
+
+def bodies(database: Path) -> list[bytes]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [row[0] for row in connection.execute("SELECT body FROM phpmq_outbox ORDER BY seq")]
+
+
+def test_relay_sends_what_was_committed_byte_for_byte(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    sell(database, queue, 1, 2)
+    with closing(sqlite3.connect(database)) as connection:
+        Outbox(connection, queue=queue).publish(URN, {"n": 3})  # never committed
+    done = relay(broker, database)
+    assert (done.exit_code, done.stderr) == (0, "2 sent\n")
+    with connect_blocking(broker.phpmq[0]) as client, client.consume(queue) as deliveries:
+        assert [next(deliveries).body, next(deliveries).body] == bodies(database)
+    assert relay(broker, database).stderr == "0 sent\n"
+
+
+def test_row_that_is_not_allowed_stays_and_status_shows_it(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    sell(database, queue, 1, 2, 3)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE phpmq_outbox SET body = zeroblob(9000000) WHERE seq = 2")
+    done = relay(broker, database)
+    assert done.exit_code == 1
+    assert "content is 9000000 bytes, the limit is 8388608" in done.stderr
+    assert done.stderr.endswith("Error: 1 stay; `phpmq-lite outbox status` shows them\n")
+    assert stored(broker, queue) == [1, 3]
+    (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
+    assert (row["queue"], row["waiting"], row["failing"]) == (queue, 1, 1)
+    assert row["error"] == "content is 9000000 bytes, the limit is 8388608"
+
+
+def test_paused_queue_keeps_its_rows_and_its_order(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    other = f"{queue}.other"
+    sell(database, queue, 1)
+    assert relay(broker, database).exit_code == 0  # makes the queue
+    pause = ["queue", "pause", queue, "--side", "publishing", "--data", str(broker.data)]
+    assert CliRunner().invoke(commands, pause).exit_code == 0
+    sell(database, queue, 2, 3)
+    sell(database, other, 4)
+    done = relay(broker, database)
+    assert done.exit_code == 1
+    assert "1 sent\n" in done.stderr
+    assert "paused" in done.stderr
+    resume = ["queue", "resume", queue, "--side", "publishing", "--data", str(broker.data)]
+    assert CliRunner().invoke(commands, resume).exit_code == 0
+    assert relay(broker, database).exit_code == 0
+    assert (stored(broker, queue), stored(broker, other)) == ([1, 2, 3], [4])
+
+
+def killed(
+    broker: BrokerProcess, database: Path, place: str, times: int, *, is_mutant: bool = False
+) -> int:
+    """Run a relay that is killed at a place; give its exit code."""
+    command = [
+        sys.executable, "-m", "tests.integration.killed_relay", place, str(times),
+        *(["mutant"] if is_mutant else []), "--", "outbox", "relay", "--once",
+        "--lease", "0s", "--batch", str(BATCH), "--connect", broker.phpmq[0],
+        "--database", str(database),
+    ]  # fmt: skip
+    return subprocess.run(command, check=False, capture_output=True).returncode
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_relay_killed_anywhere_sends_each_row_once_and_in_order(
+    broker: BrokerProcess, database: Path, queue: str, place: str
+) -> None:
+    sell(database, queue, *range(ROWS))
+    for times in (1, 2, 3):
+        assert killed(broker, database, place, times) == -signal.SIGKILL
+    assert relay(broker, database).exit_code == 0
+    assert stored(broker, queue) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("place", ["half sent", "sent", "answered"])
+def test_kill_finds_a_relay_with_other_keys_each_time(
+    broker: BrokerProcess, database: Path, queue: str, place: str
+) -> None:
+    """A test that cannot fail is worth nothing."""
+    sell(database, queue, *range(ROWS))
+    assert killed(broker, database, place, 1, is_mutant=True) == -signal.SIGKILL
+    assert relay(broker, database, "--lease", "0s").exit_code == 0
+    assert len(stored(broker, queue)) > ROWS
+
+
+def test_two_relays_at_once_send_each_row_once_and_in_order(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    queues = [f"{queue}.{number}" for number in range(3)]
+    for name in queues:
+        sell(database, name, *range(40))
+    command = [
+        sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--batch", "3", "--interval", "0.01",
+        "--connect", broker.phpmq[0], "--database", str(database),
+    ]  # fmt: skip
+    relays = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        assert [stored_when_complete(broker, name, 40) for name in queues] == [list(range(40))] * 3
+    finally:
+        for process in relays:
+            process.terminate()
+        said = [process.communicate(timeout=30)[1] for process in relays]
+    assert [process.returncode for process in relays] == [0, 0]
+    assert sum(int(text.split()[0]) for text in said) == 120
+
+
+def stored_when_complete(broker: BrokerProcess, queue: str, count: int) -> list[int]:
+    """Wait for so many messages, and a moment for one too many."""
+    with connect_blocking(broker.phpmq[0]) as client:
+        found: list[int] = []
+        with client.consume(queue, timeout_s=30.0) as deliveries:
+            while len(found) < count:
+                delivery = next(deliveries)
+                found.append(json.loads(delivery.body)["data"]["n"])
+                delivery.ack()
+    return found + stored(broker, queue)
+
+
+def test_relay_goes_on_when_the_broker_comes_back(tmp_path: Path, database: Path) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        command = [
+            sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--interval", "0.01",
+            "--connect", broker.phpmq[0], "--database", str(database),
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            sell(database, "orders", 1)
+            first = stored_when_complete(broker, "orders", 1)
+            broker.kill()
+            sell(database, "orders", 2, 3)
+            broker.start()
+            second = stored_when_complete(broker, "orders", 2)
+        finally:
+            process.terminate()
+            _, said = process.communicate(timeout=60)
+    assert (first, second) == ([1], [2, 3])
+    assert (process.returncode, said) == (0, "3 sent\n")
+
+
+def test_missing_table_is_named_and_can_be_made(broker: BrokerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    sqlite3.connect(path).close()
+    path.touch()
+    done = relay(broker, path)
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "Error: empty.sqlite has no table phpmq_outbox; `phpmq-lite outbox init` creates it\n",
+    )
+    assert run("init", "--database", str(path)).exit_code == 0
+    assert relay(broker, path).stderr == "0 sent\n"
+    assert run("status", "--database", str(path), "-o", "table").stderr == "nothing waits\n"
+
+
+def test_file_that_is_no_database_is_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear broker, " * 100)
+    done = relay(broker, path)
+    assert (done.exit_code, done.stderr) == (1, "Error: letter.txt: file is not a database\n")
+
+
+@pytest.mark.parametrize("table", ["a b", "a;b"])
+def test_strange_name_of_a_table_is_a_usage_error(
+    broker: BrokerProcess, database: Path, table: str
+) -> None:
+    assert relay(broker, database, "--table", table).exit_code == 2
+
+
+def test_relay_without_a_broker_ends_with_an_error(database: Path) -> None:
+    done = run("relay", "--once", "--connect", "127.0.0.1:1", "--database", str(database))
+    assert done.exit_code == 1
+    assert "cannot connect" in done.stderr

@@ -1,0 +1,189 @@
+"""Producers against a real broker, and against one that hangs up."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.client import Client, connect, connect_blocking
+from phpmq_lite.client.backoff import Backoff
+from phpmq_lite.envelopes import codec, producer, trace
+from phpmq_lite.envelopes.codec import EnvelopeError
+from phpmq_lite.envelopes.keyed import NoAnswerError, Outgoing, publish_each
+from phpmq_lite.envelopes.producer import AsyncProducer, Producer
+from phpmq_lite.errors import LocalProtocolError, PublishRefusedError
+from phpmq_lite.protocol.frames import ClientFrame, Publish
+from phpmq_lite.testing import Running, running_service
+from tests.integration.scripted_broker import Peer, ScriptedBroker
+
+URN = "urn:babel:orders:created"
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running_service(tmp_path / "data") as running:
+        yield running
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[ScriptedBroker]:
+    async with ScriptedBroker() as broker:
+        yield broker
+
+
+async def take(client: Client, queue: str) -> list[bytes]:
+    """Take what is there: all that comes before a message which is published now."""
+    await client.publish_confirmed(queue, b"last")
+    found: list[bytes] = []
+    async with asyncio.timeout(30), client.consume(queue) as deliveries:
+        async for delivery in deliveries:
+            delivery.ack()
+            if delivery.body == b"last":
+                break
+            found.append(delivery.body)
+    return found
+
+
+async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: Running) -> None:
+    def publish() -> list[str]:
+        with Producer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
+            return [orders.publish(URN, {"name": "Zoë", "n": n}) for n in range(3)]
+
+    ids = await asyncio.to_thread(publish)
+    async with connect("127.0.0.1", broker.port) as client:
+        envelopes = [codec.decode(body) for body in await take(client, "orders")]
+    assert [envelope["meta"]["id"] for envelope in envelopes] == ids
+    assert [envelope["data"] for envelope in envelopes] == [
+        {"name": "Zoë", "n": n} for n in range(3)
+    ]
+
+
+async def test_envelope_published_twice_is_stored_once(broker: Running) -> None:
+    envelope = producer.make(URN, {"n": 1}, queue="orders")
+    for _ in range(2):  # the second as after a restart, on another connection
+        async with AsyncProducer(f"127.0.0.1:{broker.port}") as orders:
+            await orders.publish_envelope(envelope)
+    async with connect("127.0.0.1", broker.port) as client:
+        assert await take(client, "orders") == [codec.encode(envelope)]
+
+
+async def test_trace_goes_on_over_two_hops(broker: Running) -> None:
+    async with (
+        connect("127.0.0.1", broker.port) as client,
+        AsyncProducer(client, queue="first") as hop,
+    ):
+        await hop.publish(URN, {"hop": 0}, trace_id="t-0")
+        for number, (here, there) in enumerate([("first", "second"), ("second", "third")], 1):
+            (body,) = await take(client, here)
+            with trace.handling(codec.decode(body)):
+                await hop.publish(URN, {"hop": number}, queue=there)
+        (body,) = await take(client, "third")
+        assert client.is_connected  # it is not the producer's to close
+    envelope = json.loads(body)
+    assert (envelope["trace_id"], envelope["data"]) == ("t-0", {"hop": 2})
+
+
+async def test_many_tasks_publish_at_once(broker: Running) -> None:
+    async with AsyncProducer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
+        ids = await asyncio.gather(*(orders.publish(URN, {"n": n}) for n in range(500)))
+        bodies = await take(orders.client, "orders")
+    assert {json.loads(body)["meta"]["id"] for body in bodies} == set(ids)
+
+
+async def test_nothing_is_sent_of_what_cannot_be_written(broker: Running) -> None:
+    async with AsyncProducer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
+        bad: list[Any] = [float("nan"), "\ud800", object(), b"x", {1: 2}]
+        for value in bad:
+            with pytest.raises(EnvelopeError, match="/data/v"):
+                await orders.publish(URN, {"v": value})
+        with pytest.raises(LocalProtocolError, match="limit"):
+            await orders.publish(URN, {"v": "x" * (9 << 20)})
+        assert await take(orders.client, "orders") == []
+
+
+async def test_cut_before_the_receipt_stores_once(peer: ScriptedBroker) -> None:
+    seen: list[bytes] = []
+
+    def store_and_cut(connection: Peer, frame: ClientFrame) -> None:
+        assert isinstance(frame, Publish)
+        assert frame.key is not None
+        seen.append(frame.key)
+        if len(seen) == 1:
+            peer.stored[frame.key] = frame.content
+            connection.cut()
+        else:
+            peer.store(connection, frame)
+
+    peer.script = store_and_cut
+    address = f"127.0.0.1:{peer.port}"
+    async with AsyncProducer(address, queue="orders", backoff=Backoff(0.001, 0.001)) as orders:
+        meta_id = await orders.publish(URN, {})
+    assert seen == [meta_id.encode()] * 2
+    assert len(peer.stored) == 1
+
+
+# -- many, each under its own key
+
+
+def sends(peer: ScriptedBroker, *messages: Outgoing, timeout_s: float = 30) -> list[str]:
+    """Send from a thread; give the outcomes by the names of their classes."""
+    with connect_blocking("127.0.0.1", peer.port, backoff=Backoff(0.001, 0.001)) as client:
+        outcomes = publish_each(client, messages, timeout_s)
+        assert len(client.session.pending) == 0
+    return ["stored" if outcome is None else type(outcome).__name__ for outcome in outcomes]
+
+
+async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:
+    def answer(connection: Peer, frame: ClientFrame) -> None:
+        assert isinstance(frame, Publish)
+        if frame.queue == "paused":
+            connection.answer(frame, "paused")
+        elif frame.queue != "silent":
+            peer.store(connection, frame)
+
+    peer.script = answer
+    messages = [
+        Outgoing("orders", b"1", 0, b"k1"),
+        Outgoing("paused", b"2", 0, b"k2"),
+        Outgoing("a" * 300, b"3", 0, b"k3"),
+        Outgoing("silent", b"4", 0, b"k4"),
+        Outgoing("orders", b"5", 0, b"k5"),
+    ]
+    assert await asyncio.to_thread(sends, peer, *messages, timeout_s=0.5) == [
+        "stored",
+        PublishRefusedError.__name__,
+        LocalProtocolError.__name__,
+        NoAnswerError.__name__,
+        "stored",
+    ]
+    assert peer.stored == {b"k1": b"1", b"k5": b"5"}
+
+
+async def test_message_that_is_hung_up_on_again_and_again_is_given_up(peer: ScriptedBroker) -> None:
+    def hang_up(connection: Peer, frame: ClientFrame) -> None:
+        assert isinstance(frame, Publish)
+        if frame.content == b"bad":
+            connection.cut()
+        else:
+            peer.store(connection, frame)
+
+    peer.script = hang_up
+    messages = [Outgoing("q", body, 0, body) for body in (b"one", b"bad", b"two")]
+    found = await asyncio.to_thread(sends, peer, *messages)
+    assert found[1:] == ["ConnectionLostError"] * 2
+    assert b"two" not in peer.stored
+
+
+async def test_broker_that_is_gone_leaves_everything_open(peer: ScriptedBroker) -> None:
+    peer.script = lambda connection, _: connection.cut()
+
+    def send() -> list[str]:
+        with connect_blocking("127.0.0.1", peer.port, reconnect=False) as client:
+            outcomes = publish_each(client, [Outgoing("q", b"1", 0, b"k")], 30)
+            again = publish_each(client, [Outgoing("q", b"1", 0, b"k")], 30)
+        return [type(outcome).__name__ for outcome in (*outcomes, *again)]
+
+    assert await asyncio.to_thread(send) == ["NoAnswerError"] * 2

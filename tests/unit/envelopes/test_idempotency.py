@@ -1,0 +1,144 @@
+"""Claims of envelopes, in memory, with a clock that is turned."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from babelqueue.idempotency import IdempotencyStore, wrap
+
+from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, SqliteClaims, key_of
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def claims(clock: Clock) -> Iterator[SqliteClaims]:
+    made = SqliteClaims(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
+    yield made
+    made.close()
+
+
+def other_of(claims: SqliteClaims, clock: Clock) -> SqliteClaims:
+    """Return the store of another process that uses the same file."""
+    other = SqliteClaims(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
+    claims.seen("")  # opens the file
+    other._connection, other._process = claims._connection, claims._process
+    return other
+
+
+def test_first_one_runs_and_the_next_one_hears_that_it_is_in_flight(claims: SqliteClaims) -> None:
+    assert [claims.claim("a"), claims.claim("a"), claims.claim("b")] == [
+        Claim.RUN,
+        Claim.IN_FLIGHT,
+        Claim.RUN,
+    ]
+
+
+def test_what_was_remembered_is_done_until_it_is_forgotten_by_age(
+    claims: SqliteClaims, clock: Clock
+) -> None:
+    claims.claim("a")
+    claims.remember("a")
+    clock.ms += 3_600_000 - 1
+    assert claims.claim("a") is Claim.DONE
+    clock.ms += 1
+    assert claims.claim("a") is Claim.RUN
+
+
+def test_failure_lets_the_next_delivery_run(claims: SqliteClaims) -> None:
+    claims.claim("a")
+    claims.forget("a")
+    assert claims.claim("a") is Claim.RUN
+
+
+@pytest.mark.parametrize(("later_ms", "answer"), [(299_999, Claim.IN_FLIGHT), (300_000, Claim.RUN)])
+def test_claim_of_a_dead_process_ends_with_its_lease(
+    claims: SqliteClaims, clock: Clock, later_ms: int, answer: Claim
+) -> None:
+    claims.claim("a")
+    clock.ms += later_ms
+    assert other_of(claims, clock).claim("a") is answer
+
+
+def test_late_failure_leaves_the_claim_of_another_alone(claims: SqliteClaims, clock: Clock) -> None:
+    claims.claim("a")
+    clock.ms += 300_000
+    other = other_of(claims, clock)
+    assert other.claim("a") is Claim.RUN
+    claims.forget("a")
+    assert claims.claim("a") is Claim.IN_FLIGHT
+
+
+def test_late_success_counts_and_the_failure_of_another_does_not_undo_it(
+    claims: SqliteClaims, clock: Clock
+) -> None:
+    claims.claim("a")
+    clock.ms += 300_000
+    other = other_of(claims, clock)
+    other.claim("a")
+    claims.remember("a")
+    other.forget("a")
+    assert claims.claim("a") is Claim.DONE
+
+
+def test_forgetting_what_is_done_changes_nothing(claims: SqliteClaims) -> None:
+    claims.claim("a")
+    claims.remember("a")
+    claims.forget("a")
+    assert claims.claim("a") is Claim.DONE
+
+
+def test_purge_removes_what_counts_as_absent(claims: SqliteClaims, clock: Clock) -> None:
+    for number in range(2_500):
+        claims.claim(str(number))
+    clock.ms += 300_000
+    claims.claim("kept")
+    assert (claims.purge(), claims.purge()) == (2_500, 0)
+    assert claims.claim("kept") is Claim.IN_FLIGHT
+
+
+def test_store_purges_itself_now_and_then(claims: SqliteClaims, clock: Clock) -> None:
+    for number in range(999):
+        claims.claim(str(number))
+    clock.ms += 300_000
+    claims.claim("the thousandth")
+    assert claims.purge() == 0
+
+
+def test_store_is_the_sdks_and_ours(claims: SqliteClaims) -> None:
+    assert isinstance(claims, IdempotencyStore)
+    assert isinstance(claims, ClaimStore)
+    runs: list[Any] = []
+    handler = wrap(claims, lambda data, meta: runs.append(data))
+    for _ in range(3):
+        handler({"n": 1}, {"id": "a"})
+    assert runs == [{"n": 1}]
+    assert (claims.seen("a"), claims.seen("b")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "by_id", "by_trace"),
+    [
+        ({"meta": {"id": "m"}, "trace_id": "t"}, "m", "t"),
+        ({"meta": {}}, None, None),
+        ({"meta": {"id": ""}, "trace_id": ""}, None, None),
+        ({"meta": None, "trace_id": 1}, None, None),
+        ({"meta": {"id": 7}}, None, None),
+    ],
+)
+def test_key_is_the_meta_id_or_the_trace(
+    envelope: dict[str, Any], by_id: str | None, by_trace: str | None
+) -> None:
+    assert key_of(envelope) == by_id
+    assert key_of(envelope, "trace_id") == by_trace

@@ -1,0 +1,250 @@
+"""Rows of InitPHP Queue: where each goes, under which key, and what the tables may be called."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from phpmq_lite.envelopes import codec
+from phpmq_lite.envelopes.initphp import Layout, Row, SourceError, plan, read_rows
+from phpmq_lite.envelopes.record import read_block
+
+NOW_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
+PAYLOAD = codec.encode(
+    codec.make("urn:babel:orders:created", {"n": 1}, queue="orders", trace_id="t-1")
+    | {"attempts": 2}
+)
+FAILED = (
+    PAYLOAD[:-1] + b',"dead_letter":{"reason":"failed","error":"no \\u00e9","exception":'
+    b'"App\\\\Down","failed_at":1749132730000,"original_queue":"orders","attempts":3,"lang":"php"}}'
+)
+
+# what PdoTransport::createSchema of InitPHP Queue 2 makes in SQLite: names and types of columns
+JOBS = """CREATE TABLE jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, queue VARCHAR(255) NOT NULL,
+urn VARCHAR(255) NOT NULL, trace_id VARCHAR(64) NULL, attempts INT NOT NULL DEFAULT 0,
+payload TEXT NOT NULL, available_at DATETIME NOT NULL, reserved_at DATETIME NULL,
+created_at DATETIME NOT NULL)"""
+JOBS_FAILED = """CREATE TABLE jobs_failed (id INTEGER PRIMARY KEY AUTOINCREMENT,
+queue VARCHAR(255) NOT NULL, urn VARCHAR(255) NOT NULL, trace_id VARCHAR(64) NULL,
+attempts INT NOT NULL DEFAULT 0, payload TEXT NOT NULL, reason VARCHAR(64) NOT NULL,
+failed_at DATETIME NOT NULL, created_at DATETIME NOT NULL)"""
+
+
+@pytest.fixture
+def database() -> Iterator[sqlite3.Connection]:
+    made = sqlite3.connect(":memory:")
+    made.execute(JOBS)
+    made.execute(JOBS_FAILED)
+    yield made
+    made.close()
+
+
+def add_job(database: sqlite3.Connection, **columns: Any) -> None:
+    given = {
+        "queue": "orders", "urn": "urn:babel:orders:created", "payload": PAYLOAD.decode(),
+        "available_at": "2025-12-31 23:00:00", "created_at": "2025-12-31 23:00:00",
+    } | columns  # fmt: skip
+    database.execute(
+        f"INSERT INTO jobs ({', '.join(given)}) VALUES ({', '.join('?' * len(given))})",
+        list(given.values()),
+    )
+
+
+def job(**members: Any) -> Row:
+    given: dict[str, Any] = {
+        "kind": "jobs", "row_id": 1, "queue": "orders", "payload": PAYLOAD,
+        "available_ms": NOW_MS - 60_000, "created_ms": NOW_MS - 60_000,
+    }  # fmt: skip
+    return Row(**(given | members))
+
+
+def failed(**members: Any) -> Row:
+    given: dict[str, Any] = {
+        "kind": "failed", "row_id": 1, "queue": "orders", "payload": FAILED,
+        "reason": "failed", "failed_ms": NOW_MS - 60_000, "attempts": 3,
+    }  # fmt: skip
+    return Row(**(given | members))
+
+
+def place(row: Row, now_ms: int = NOW_MS) -> tuple[str, int] | None:
+    """Give queue and ttl of what is sent."""
+    message = plan(row, now_ms, source="a").message
+    return None if message is None else (message.queue, message.ttl_s)
+
+
+# -- where a row goes
+
+
+def test_job_goes_to_its_queue_byte_for_byte_with_its_attempts() -> None:
+    message = plan(job(), NOW_MS, source="a").message
+    assert message is not None
+    assert (message.queue, message.content, message.ttl_s) == ("orders", PAYLOAD, 0)
+    assert json.loads(message.content)["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "ttl_s"), [(60_000, 60), (59_001, 60), (1, 1), (0, 1), (-600_000, 1)]
+)
+def test_released_job_waits_the_rest_of_its_delay(left_ms: int, ttl_s: int) -> None:
+    row = job(available_ms=NOW_MS + left_ms, created_ms=NOW_MS - 3_600_000)
+    assert place(row) == ("orders.retry", ttl_s)
+
+
+def test_later_run_sends_a_released_job_to_the_same_queue_under_the_same_key() -> None:
+    row = job(available_ms=NOW_MS + 60_000)
+    runs = [plan(row, now_ms, source="a").message for now_ms in (NOW_MS, NOW_MS + 3_600_000)]
+    assert len({(m.queue, m.key, m.content) for m in runs if m is not None}) == 1
+
+
+@pytest.mark.parametrize(("age_ms", "is_left_out"), [(0, True), (89_999, True), (90_000, False)])
+def test_job_that_a_worker_has_is_left_out(age_ms: int, is_left_out: bool) -> None:
+    row = job(reserved_ms=NOW_MS - age_ms)
+    assert (place(row) is None) == is_left_out
+
+
+def test_table_without_times_has_no_delays() -> None:
+    assert place(job(available_ms=None, created_ms=None)) == ("orders", 0)
+    assert place(job(created_ms=None)) == ("orders", 0)
+    assert place(job(available_ms=NOW_MS + 500, created_ms=None)) == ("orders.retry", 1)
+
+
+def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
+    message = plan(failed(), NOW_MS, source="a").message
+    assert message is not None
+    assert (message.queue, message.content, message.ttl_s) == ("orders.dlq", FAILED, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "detail"),
+    [
+        ("failed", "failed", "failed"),
+        ("unknown_urn", "unknown_urn", "unknown_urn"),
+        ("missing_trace_id", "poison", "missing_trace_id"),
+        (None, "failed", "failed"),
+    ],
+)
+def test_failed_job_without_a_block_gets_one_of_its_columns(
+    given: str | None, reason: str, detail: str
+) -> None:
+    message = plan(failed(payload=PAYLOAD, reason=given), NOW_MS, source="a").message
+    assert message is not None
+    assert message.content.startswith(PAYLOAD[:-1])
+    block = read_block(message.content)
+    assert block is not None
+    assert (block.reason, block.detail, block.original_queue) == (reason, detail, "orders")
+    assert (block.failed_at, block.attempts, block.lang) == (NOW_MS - 60_000, 3, "php")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"not json", b"[]", b'{"a":1'])
+def test_failed_job_that_is_no_envelope_keeps_its_bytes_in_a_wrapper(payload: bytes) -> None:
+    message = plan(failed(payload=payload), NOW_MS, source="a").message
+    assert message is not None
+    block = read_block(message.content)
+    assert block is not None
+    assert (block.reason, block.original_queue) == ("failed", "orders")
+
+
+def test_plan_tells_what_is_wrong_with_a_payload() -> None:
+    assert plan(job(), NOW_MS, source="a").problem is None
+    assert plan(job(payload=b"no"), NOW_MS, source="a").problem == "poison"
+    wrong = PAYLOAD.replace(b'"trace_id":"t-1"', b'"trace_id":""')
+    assert plan(job(payload=wrong), NOW_MS, source="a").problem == "missing_trace_id"
+
+
+# -- keys
+
+
+def key_of(row: Row, source: str = "a") -> bytes:
+    message = plan(row, NOW_MS, source=source).message
+    assert message is not None
+    return message.key
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        job(row_id=2),
+        job(queue="mail"),
+        job(payload=PAYLOAD.replace(b'"attempts":2', b'"attempts":3')),
+        failed(payload=PAYLOAD),
+    ],
+)
+def test_each_row_has_a_key_of_its_own(other: Row) -> None:
+    assert key_of(other) != key_of(job())
+    assert len(key_of(other)) == 64
+
+
+def test_database_counts_for_the_key_only_where_there_is_no_meta_id() -> None:
+    """A copied database is the same one; rows of two are not, though their numbers are."""
+    assert key_of(job(), "a") == key_of(job(), "b")
+    assert key_of(job(payload=b"{}"), "a") != key_of(job(payload=b"{}"), "b")
+
+
+# -- reading
+
+
+def test_rows_are_read_in_order_and_in_pages(database: sqlite3.Connection) -> None:
+    for _ in range(1_203):
+        add_job(database)
+    database.execute("DELETE FROM jobs WHERE id % 3 = 0")
+    found = [row.row_id for row in read_rows(database, "jobs", Layout(), UTC)]
+    assert found == [number for number in range(1, 1_204) if number % 3]
+
+
+def test_times_are_those_of_the_php_processes(database: sqlite3.Connection) -> None:
+    add_job(database, available_at="2026-01-01 01:00:00", reserved_at="2026-01-01 00:59:59")
+    (row,) = read_rows(database, "jobs", Layout(), ZoneInfo("Europe/Berlin"))
+    assert (row.available_ms, row.reserved_ms) == (NOW_MS, NOW_MS - 1_000)
+
+
+def test_unix_seconds_are_times_too(database: sqlite3.Connection) -> None:
+    add_job(database, available_at=NOW_MS // 1_000, created_at=NOW_MS / 1_000)
+    (row,) = read_rows(database, "jobs", Layout(), UTC)
+    assert (row.available_ms, row.created_ms) == (NOW_MS, NOW_MS)
+
+
+def test_payload_that_is_no_text_is_read_as_its_bytes(database: sqlite3.Connection) -> None:
+    for payload in (b"\xff\x00", "é"):
+        add_job(database, payload=payload)
+    found = [row.payload for row in read_rows(database, "jobs", Layout(), UTC)]
+    assert found == [b"\xff\x00", "é".encode()]
+
+
+def test_names_may_be_mapped() -> None:
+    database = sqlite3.connect(":memory:")
+    database.execute('CREATE TABLE "my jobs" (nr INTEGER PRIMARY KEY, "to" TEXT, "bo""dy" TEXT)')
+    database.execute("""INSERT INTO "my jobs" VALUES (7, 'orders', '{}')""")
+    columns = {"id": "nr", "queue": "to", "payload": 'bo"dy'}
+    (row,) = read_rows(database, "jobs", Layout("my jobs", columns=columns), UTC)
+    assert row == Row("jobs", 7, "orders", b"{}")
+    layout = Layout(failed="my jobs", columns={"id": "x", "queue": "to"}, failed_columns=columns)
+    assert next(read_rows(database, "failed", layout, UTC)).row_id == 7
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout("queue"), "there is no table 'queue'"),
+        (Layout(columns={"payload": "body"}), "no column 'body' for payload; it has id, queue"),
+        (Layout(columns={"reserved_at": "taken"}), "no column 'taken' for reserved_at"),
+    ],
+)
+def test_missing_table_or_column_is_named(
+    database: sqlite3.Connection, layout: Layout, message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        list(read_rows(database, "jobs", layout, UTC))
+
+
+@pytest.mark.parametrize("value", ["soon", b"x", "2026-13-01 00:00:00"])
+def test_time_that_is_none_is_named_with_its_row(
+    database: sqlite3.Connection, value: object
+) -> None:
+    add_job(database, available_at=value)
+    with pytest.raises(SourceError, match="row 1: available_at is"):
+        list(read_rows(database, "jobs", Layout(), UTC))

@@ -1,0 +1,225 @@
+"""Producers: what they send, under which key, and what they refuse before anything is sent."""
+
+import asyncio
+import contextvars
+import json
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from phpmq_lite.client.aio import Client
+from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.envelopes import producer, trace
+from phpmq_lite.envelopes.codec import EnvelopeError
+from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare, receipt_key
+
+URN = "urn:babel:orders:created"
+
+
+@dataclass
+class Sent:
+    """Remembers what a client was told to publish."""
+
+    calls: list[tuple[str, bytes, int, bytes]] = field(default_factory=list)
+
+    def publish_confirmed(self, queue: str, body: bytes, ttl_s: int, key: bytes) -> None:
+        self.calls.append((queue, body, ttl_s, key))
+
+
+class AsyncSent(Sent):
+    async def publish_confirmed(  # type: ignore[override]
+        self, queue: str, body: bytes, ttl_s: int, key: bytes
+    ) -> None:
+        self.calls.append((queue, body, ttl_s, key))
+
+
+@dataclass
+class OrderCreated:
+    """A message as an application has it."""
+
+    trace_id: str | None = None
+
+    def get_babel_urn(self) -> str:
+        return URN
+
+    def to_payload(self) -> dict[str, Any]:
+        return {"order_id": 1042}
+
+    def get_babel_trace_id(self) -> str | None:
+        return self.trace_id
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def orders(sent: Sent) -> Producer:
+    return Producer(cast("BlockingClient", sent), queue="orders")
+
+
+def test_producer_sends_an_envelope_under_its_meta_id(orders: Producer, sent: Sent) -> None:
+    meta_id = orders.publish(URN, {"order_id": 1042}, ttl_s=60, meta={"ext": {"a": 1}})
+    ((queue, body, ttl_s, key),) = sent.calls
+    envelope = json.loads(body)
+    assert (queue, ttl_s, key) == ("orders", 60, meta_id.encode())
+    assert (envelope["job"], envelope["data"], envelope["attempts"]) == (
+        URN,
+        {"order_id": 1042},
+        0,
+    )
+    assert envelope["meta"]["id"] == meta_id
+    assert (envelope["meta"]["queue"], envelope["meta"]["ext"]) == ("orders", {"a": 1})
+
+
+def test_producer_takes_another_queue_and_key(orders: Producer, sent: Sent) -> None:
+    orders.publish(URN, {}, queue="invoices", key="order-1042")
+    ((queue, body, _, key),) = sent.calls
+    assert (queue, key) == ("invoices", b"order-1042")
+    assert json.loads(body)["meta"]["queue"] == "invoices"
+
+
+def test_each_publish_is_an_envelope_of_its_own(orders: Producer, sent: Sent) -> None:
+    assert orders.publish(URN, {}) != orders.publish(URN, {})
+    assert len({key for _, _, _, key in sent.calls}) == 2
+
+
+def test_made_envelope_is_sent_again_with_the_same_bytes_and_key(
+    orders: Producer, sent: Sent
+) -> None:
+    envelope = producer.make(URN, {"n": 1}, queue="invoices")
+    assert orders.publish_envelope(envelope) == orders.publish_envelope(envelope)
+    first, second = sent.calls
+    assert first == second
+    assert first[0] == "invoices"
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "expected"), [(None, None, "t-0"), ("t-1", None, "t-1"), (None, "t-2", "t-2")]
+)
+def test_trace_is_the_given_one_else_that_of_what_is_handled(
+    orders: Producer, sent: Sent, given: str | None, own: str | None, expected: str
+) -> None:
+    with trace.handling({"trace_id": "t-0"}):
+        if own is None:
+            orders.publish(URN, {}, trace_id=given)
+        orders.publish_message(OrderCreated(own or given))
+    assert {json.loads(body)["trace_id"] for _, body, _, _ in sent.calls} == {expected}
+
+
+def test_trace_ends_with_what_is_handled(orders: Producer, sent: Sent) -> None:
+    with trace.handling({"trace_id": "t-0"}):
+        with trace.handling({"trace_id": "t-1"}):
+            orders.publish(URN, {})
+        orders.publish(URN, {})
+    orders.publish(URN, {})
+    first, second, third = (json.loads(body)["trace_id"] for _, body, _, _ in sent.calls)
+    assert (first, second) == ("t-1", "t-0")
+    assert third not in ("t-0", "t-1")
+    assert len(third) == 36
+
+
+def test_trace_is_inherited_by_a_coroutine_on_another_loop() -> None:
+    """A worker runs ``async def`` handlers on a loop of its own thread."""
+    seen: list[str | None] = []
+
+    async def handler() -> None:
+        seen.append(trace.current())
+
+    with trace.handling({"trace_id": "t-0"}):
+        context = contextvars.copy_context()
+    context.run(asyncio.run, handler())
+    assert seen == ["t-0"]
+
+
+async def test_async_producer_sends_the_same() -> None:
+    sent = AsyncSent()
+    orders = AsyncProducer(cast("Client", sent), queue="orders")
+    first = await orders.publish(URN, {"n": 1}, trace_id="t-1", ttl_s=5)
+    second = await orders.publish_message(OrderCreated("t-2"), queue="invoices")
+    assert [(queue, ttl_s, key.decode()) for queue, _, ttl_s, key in sent.calls] == [
+        ("orders", 5, first),
+        ("invoices", 0, second),
+    ]
+    assert [json.loads(body)["trace_id"] for _, body, _, _ in sent.calls] == ["t-1", "t-2"]
+
+
+@pytest.mark.parametrize(
+    ("data", "pointer"),
+    [
+        ({"price": float("nan")}, "/data/price"),
+        ({"list": [1, float("inf")]}, "/data/list/1"),
+        ({"name": "\ud800"}, "/data/name"),
+        ({"at": object()}, "/data/at"),
+        ({"a/b": {"~": b"bytes"}}, "/data/a~1b/~0"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_with_its_pointer(
+    orders: Producer, sent: Sent, data: dict[str, Any], pointer: str
+) -> None:
+    with pytest.raises(EnvelopeError, match=pointer):
+        orders.publish(URN, data)
+    assert sent.calls == []
+
+
+@pytest.mark.parametrize("urn", ["", " \t", "\v\f"])
+def test_blank_urn_is_refused(orders: Producer, sent: Sent, urn: str) -> None:
+    with pytest.raises(EnvelopeError):
+        orders.publish(urn, {})
+    assert sent.calls == []
+
+
+@pytest.mark.parametrize("name", ["id", "queue", "schema_version", "ts", "max_retries"])
+def test_reserved_member_of_meta_is_refused(orders: Producer, sent: Sent, name: str) -> None:
+    with pytest.raises(EnvelopeError, match=f"/meta/{name}"):
+        orders.publish(URN, {}, meta={name: 1})
+    assert sent.calls == []
+
+
+def test_object_without_the_methods_is_refused(orders: Producer, sent: Sent) -> None:
+    with pytest.raises(EnvelopeError, match="get_babel_urn"):
+        orders.publish_message(object())
+    assert sent.calls == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"trace_id": " "}, {"attempts": "0"}, {"data": []}, {"meta": {"schema_version": 2}}],
+)
+def test_envelope_that_no_consumer_may_handle_is_refused(
+    orders: Producer, sent: Sent, change: dict[str, Any]
+) -> None:
+    with pytest.raises(EnvelopeError):
+        orders.publish_envelope(producer.make(URN, {}, queue="orders") | change)
+    assert sent.calls == []
+
+
+def test_envelope_without_a_queue_needs_one() -> None:
+    envelope = producer.make(URN, {}, queue="orders")
+    del envelope["meta"]["queue"]
+    with pytest.raises(EnvelopeError, match="/meta/queue"):
+        prepare(envelope)
+    assert prepare(envelope, "orders").queue == "orders"
+
+
+def test_later_attempt_of_an_envelope_is_another_message() -> None:
+    envelope = producer.make(URN, {}, queue="orders")
+    meta_id = envelope["meta"]["id"].encode()
+    keys = [prepare(envelope | {"attempts": n}).key for n in (0, 1, 2)]
+    assert keys == [meta_id, meta_id + b":1", meta_id + b":2"]
+
+
+def test_receipt_key_fits_the_protocol_whatever_the_meta_id_is() -> None:
+    assert receipt_key(b"{}", "a" * 64) == b"a" * 64
+    assert len(receipt_key(b"{}", "a" * 65)) == 64
+    assert receipt_key(b"{}", "a" * 65) != receipt_key(b"{}", "a" * 66)
+    assert receipt_key(b"{}", "") == receipt_key(b"{}", "") != receipt_key(b"[]", "")
+
+
+@pytest.mark.parametrize("key", ["", b"", "a" * 65, "ä" * 33])
+def test_key_of_a_wrong_length_is_refused(orders: Producer, sent: Sent, key: bytes | str) -> None:
+    with pytest.raises(ValueError, match="1 to 64"):
+        orders.publish(URN, {}, key=key)
+    assert sent.calls == []
