@@ -17,8 +17,11 @@ from phpmq_lite.settings import Settings
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 
 
-def client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--connect``, TLS, ``--config`` and ``--set``; the command gets a closed ``client``."""
+def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
+    """Add ``--connect``, TLS, ``--config`` and ``--set``; the command gets a closed ``client``.
+
+    ``reconnect`` is for those that leave it to the client to come back.
+    """
 
     @wraps(command)
     def open_first(
@@ -34,7 +37,7 @@ def client_options(command: Callable[..., None]) -> Callable[..., None]:
         settings = load_settings(config, assignments).settings
         address = connect or address_of(settings)
         context = _tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
-        command(client=_client(address, settings, context), **others)
+        command(client=_client(address, settings, context, reconnect=reconnect), **others)
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
@@ -52,13 +55,15 @@ def client_options(command: Callable[..., None]) -> Callable[..., None]:
     return settings_options(open_first)
 
 
-def _client(address: str, settings: Settings, tls: ssl.SSLContext | None) -> BlockingClient:
+def _client(
+    address: str, settings: Settings, tls: ssl.SSLContext | None, *, reconnect: bool
+) -> BlockingClient:
     try:
         parse_target(address)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     max_content = settings.limits.max_content
-    return connect_blocking(address, ssl=tls, reconnect=True, max_content=max_content)
+    return connect_blocking(address, ssl=tls, reconnect=reconnect, max_content=max_content)
 
 
 def address_of(settings: Settings) -> str:

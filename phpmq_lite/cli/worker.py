@@ -1,0 +1,295 @@
+"""``worker``: an app's handlers on a queue, in this process or in several."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.options import duration, talk
+from phpmq_lite.client.blocking import BlockingClient
+
+if TYPE_CHECKING:
+    from babelqueue import BabelQueue
+
+    from phpmq_lite.envelopes.delays import Delays
+    from phpmq_lite.envelopes.events import Hook
+
+_RESTART_S: Final = 1.0  # after a process of ours was killed
+_STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what is about the run; handlers and back-off have options of their own."""
+    seconds = click.FloatRange(min=0)
+    for option in (
+        click.option("--log-format", type=click.Choice(["auto", "json", "console"]),
+                     default="auto", help="auto: console on a terminal, else JSON."),
+        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
+                     default="info", show_default=True, help="The least that is written."),
+        click.option("--parent", type=int, default=0, hidden=True),
+        click.option("--processes", type=click.IntRange(min=1, max=256), default=1,
+                     show_default=True, help="So many workers, each in a process of its own."),
+        click.option("--credit", type=click.IntRange(min=1), default=1, show_default=True,
+                     help="Messages held at a time, the one being handled included."),
+        click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
+                     help="A handler has so long after SIGTERM.  [default: the app's, 30]"),
+        click.option("--reserve-timeout", type=click.FloatRange(min=0.05), default=1.0,
+                     show_default=True, metavar="SECONDS", help="One wait for a message."),
+        click.option("--stop-when-empty", is_flag=True, help="End after one wait in vain."),
+        click.option("--memory-limit", type=str, metavar="SIZE",
+                     help="End when the process has so much memory: 256MiB."),
+        click.option("--max-runtime", type=duration, default="0", metavar="DURATION",
+                     help="End after so long: 90s, 15m, 1h."),
+        click.option("--max-jobs", type=click.IntRange(min=0), default=0, metavar="N",
+                     help="End after so many messages."),
+        click.option("--once", is_flag=True, help="End after one message."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _app_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what overrides the app; without them its own values count."""
+    seconds = click.FloatRange(min=0)
+    for option in (
+        click.option("--idempotency", type=click.Path(dir_okay=False, path_type=Path),
+                     metavar="FILE", help="Handle each meta.id once: an SQLite file remembers."),
+        click.option("--drop-exhausted", is_flag=True,
+                     help="Run an app without dead letters: what fails for good is dropped."),
+        click.option("--dead-letter-queue", metavar="NAME",
+                     help="Where dead letters go.  [default: the app's, QUEUE.dlq]"),
+        click.option("--release-delay", type=seconds, metavar="SECONDS",
+                     help="Of --on-unknown release.  [default: the app's, 5]"),
+        click.option("--on-unknown", type=click.Choice(_STRATEGIES),
+                     help="What becomes of a URN without a handler.  [default: the app's, fail]"),
+        click.option("--backoff-max", type=seconds, metavar="SECONDS", help="Not above this."),
+        click.option("--backoff-multiplier", type=click.FloatRange(min=1), default=2.0,
+                     show_default=True, help="Grows by this."),
+        click.option("--backoff-base", type=seconds, metavar="SECONDS",
+                     help="Instead of a list: grows from here, with full jitter."),
+        click.option("--backoff", metavar="SECONDS,…",
+                     help="Before each further run, the last repeats.  [default: 1,5,15]"),
+        click.option("--max-attempts", type=click.IntRange(min=1),
+                     help="Runs of one message.  [default: the app's, 3]"),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--app", "app_name", required=True, metavar="MODULE:ATTR",
+              help="The app: made by phpmq_lite.envelopes.connect, or of the SDK.")  # fmt: skip
+@click.option("--queue", metavar="NAME", help="Instead of the app's.")
+@_options
+@_app_options
+@partial(client_options, reconnect=False)
+def worker(client: BlockingClient, app_name: str, queue: str | None, **options: Any) -> None:
+    """Work on the envelopes of QUEUE with handlers by URN.
+
+    SIGTERM lets the handler finish; a second one gives its message back and ends at once. Events
+    go to standard error, a JSON line each. Ends with 0, or with the code a handler exits with.
+    """
+    if options["processes"] > 1:
+        sys.exit(_supervise(options["processes"]))
+    from phpmq_lite import logs
+    from phpmq_lite.envelopes import worker as running
+
+    logs.configure(options["log_level"], options["log_format"])
+    app = load_app(app_name)
+    _connect(app, client, options)
+    _override(app, options)
+    outcome = running.run(
+        app,
+        queue,
+        limits=_limits(options),
+        reserve_timeout_s=options["reserve_timeout"],
+        drop_exhausted=options["drop_exhausted"],
+    )
+    talk(f"{outcome.jobs:,} {'message' if outcome.jobs == 1 else 'messages'}: {outcome.reason}")
+
+
+def load_app(name: str) -> "BabelQueue":
+    """Import ``module:attr``, also from the folder we are in; a factory is called."""
+    from babelqueue import BabelQueue
+
+    module_name, sign, attribute = name.partition(":")
+    if not sign or not module_name or not attribute:
+        raise click.BadParameter(f"{name!r} is no MODULE:ATTR", param_hint="--app")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that it imports is missing
+        raise click.BadParameter(f"no module {module_name!r}", param_hint="--app") from None
+    try:
+        app = found
+        for part in attribute.split("."):
+            app = getattr(app, part)
+    except AttributeError as error:
+        raise click.BadParameter(str(error), param_hint="--app") from None
+    made: Any = app
+    if callable(made) and not isinstance(made, BabelQueue):
+        made = made()
+    if not isinstance(made, BabelQueue):
+        raise click.BadParameter(f"{name} is a {type(made).__name__}, no app", param_hint="--app")
+    return made
+
+
+def _connect(app: "BabelQueue", client: BlockingClient, options: Mapping[str, Any]) -> None:
+    """Put the app on our transport; one of ``connect`` keeps its address unless told otherwise."""
+    from phpmq_lite.envelopes.delays import DEFAULT_STEPS, Delays
+    from phpmq_lite.envelopes.events import Events, log
+    from phpmq_lite.envelopes.link import Link
+    from phpmq_lite.envelopes.transport import PhpmqTransport
+
+    transport = app.transport
+    if not isinstance(transport, PhpmqTransport):
+        delays = None if app.retry_backoff > 0 else Delays(DEFAULT_STEPS)
+        link = Link(client, options["credit"])
+        app.transport = PhpmqTransport(link, Events(_write), delays=delays)
+        return
+    if _is_given("connect", "tls", "tls_ca", "tls_cert", "config"):
+        transport.link = Link(client, transport.link.credit)
+    if _is_given("credit"):
+        transport.link.credit = options["credit"]
+    own = transport.events.hook
+    transport.events.hook = _write if own is log else partial(_tell_both, own)
+
+
+def _is_given(*names: str) -> bool:
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in names)
+
+
+def _write(level: str, event: str, context: Mapping[str, Any]) -> None:
+    from phpmq_lite import logs
+
+    getattr(logs.get_logger("worker"), level)(event, **context)
+
+
+def _tell_both(own: "Hook", level: Any, event: str, context: Mapping[str, Any]) -> None:
+    _write(level, event, context)
+    own(level, event, context)
+
+
+def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
+    from phpmq_lite.envelopes.idempotency import SqliteClaims
+    from phpmq_lite.envelopes.transport import PhpmqTransport
+
+    transport = app.transport
+    assert isinstance(transport, PhpmqTransport)  # noqa: S101 - _connect has seen to it
+    for option, attribute in (
+        ("max_attempts", "max_attempts"),
+        ("on_unknown", "on_unknown_urn"),
+        ("release_delay", "unknown_urn_release_delay"),
+        ("shutdown_timeout", "shutdown_timeout"),
+    ):
+        if options[option] is not None:
+            setattr(app, attribute, options[option])
+    delays = _delays(options)
+    if delays is not None:
+        transport.delays = delays
+    if options["dead_letter_queue"] is not None:
+        app.dead_letter_enabled = True
+        app.dead_letter_queue = transport.dead_letter_queue = options["dead_letter_queue"]
+    if options["idempotency"] is not None:
+        transport.claims = SqliteClaims(options["idempotency"])
+
+
+def _delays(options: Mapping[str, Any]) -> "Delays | None":
+    from phpmq_lite.envelopes.delays import Delays, parse_steps
+
+    text, base_s = options["backoff"], options["backoff_base"]
+    if text is not None and base_s is not None:
+        raise click.UsageError("--backoff and --backoff-base do not go together")
+    if text is not None:
+        try:
+            return parse_steps(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--backoff") from None
+    if base_s is None:
+        return None
+    longest_s = options["backoff_max"] or 0.0
+    return Delays(base_s=base_s, multiplier=options["backoff_multiplier"], longest_s=longest_s)
+
+
+def _limits(options: Mapping[str, Any]) -> Any:
+    from phpmq_lite.envelopes.limits import Limits
+
+    return Limits(
+        max_jobs=1 if options["once"] else options["max_jobs"],
+        max_runtime_s=options["max_runtime"],
+        memory_bytes=_bytes(options["memory_limit"]),
+        stop_when_empty=options["stop_when_empty"],
+        parent=options["parent"],
+    )
+
+
+def _bytes(text: str | None) -> int:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return 0 if text is None else int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise click.BadParameter(
+            f"{text!r} is no size; write 256MiB", param_hint="--memory-limit"
+        ) from None
+
+
+# -- several processes
+
+
+class _Children:
+    """Workers in processes of their own, with the arguments of this one."""
+
+    def __init__(self, number: int) -> None:
+        self._command = [
+            sys.executable, "-m", "phpmq_lite", *sys.argv[1:],
+            "--processes", "1", "--parent", str(os.getpid()),
+        ]  # fmt: skip
+        self.is_stopping = False
+        self.running = [self._start() for _ in range(number)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # a session of its own: Ctrl-C at the terminal reaches it through us, and once
+        return subprocess.Popen(self._command, start_new_session=True)
+
+    def forward(self, number: int, _frame: object) -> None:
+        """Pass a signal on."""
+        self.is_stopping = True
+        for child in self.running:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    def wait(self) -> int:
+        """Return when all have ended; one that was killed is replaced."""
+        code = 0
+        while self.running:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            for child in [child for child in self.running if child.poll() is not None]:
+                self.running.remove(child)
+                if child.returncode < 0 and not self.is_stopping:
+                    talk(f"a worker was ended by signal {-child.returncode}, starting another")
+                    time.sleep(_RESTART_S)
+                    self.running.append(self._start())
+                else:
+                    code = max(code, abs(child.returncode))
+        return code
+
+
+def _supervise(number: int) -> int:
+    children = _Children(number)
+    for wanted in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(wanted, children.forward)
+    return children.wait()

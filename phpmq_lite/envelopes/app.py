@@ -1,0 +1,166 @@
+"""``connect(url)``: the SDK's app on our transport, with defaults under which nothing is lost."""
+
+import ssl as tls
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from babelqueue import BabelQueue
+
+from phpmq_lite.envelopes import codec, producer
+from phpmq_lite.envelopes.delays import DEFAULT_STEPS, Delays
+from phpmq_lite.envelopes.events import Events, Hook, log
+from phpmq_lite.envelopes.handling import Handler, Middleware, check_middleware, equipped
+from phpmq_lite.envelopes.idempotency import ClaimStore
+from phpmq_lite.envelopes.link import Link, client_of
+from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
+from phpmq_lite.envelopes.verdict import EmptyListData
+
+DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
+
+Unknown = Literal["fail", "delete", "release", "dead_letter"]
+STRATEGIES: Final[tuple[Unknown, ...]] = (
+    "fail",  # tried as often as a failing one, then a dead letter
+    "delete",  # dropped
+    "release",  # comes again as it is, after a delay
+    "dead_letter",  # put aside at once
+)
+
+
+class App(BabelQueue):
+    """The SDK's app: ``handler``, ``register``, ``publish``, ``consume``, ``stop``; and ``use``.
+
+    What it publishes is checked first, and confirmed by the broker.  Made by :func:`connect`.
+    """
+
+    transport: PhpmqTransport
+
+    def __init__(self, transport: PhpmqTransport, **options: Any) -> None:
+        super().__init__(transport=transport, **options)
+        if self.on_unknown_urn not in STRATEGIES:
+            raise ValueError(f"on_unknown_urn is {self.on_unknown_urn!r}, not one of {STRATEGIES}")
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}, and must be at least 1")
+        self.middleware: list[Middleware] = []  # the first one is the outermost
+
+    def use(self, middleware: Middleware) -> Middleware:
+        """Put ``fn(context, next)`` round all handlers, inside what is there; a decorator too.
+
+        Raises:
+            TypeError: it is ``async def``.
+        """
+        self.middleware.append(check_middleware(middleware))
+        return middleware
+
+    def register(self, urn: str, fn: Handler) -> None:
+        """Have ``fn(data, meta)`` or ``fn(data, meta, envelope)``, plain or async, handle a URN."""
+        super().register(urn, fn)
+
+    def handler(self, urn: str) -> Callable[[Handler], Handler]:
+        """Register the function that follows; a decorator."""
+        return super().handler(urn)
+
+    def publish(
+        self,
+        urn: str,
+        data: Mapping[str, Any],
+        *,
+        queue: str | None = None,
+        trace_id: str | None = None,
+    ) -> str:
+        """Publish an envelope; return its ``meta.id`` when the broker has stored it.
+
+        Inside a handler it continues the trace of what is being handled, unless ``trace_id``
+        names another.
+
+        Raises:
+            EnvelopeError: it cannot be written, and nothing was sent; the message says where.
+            PublishRefusedError: the broker did not take it.
+            ConnectionLostError, TimeoutError: no receipt in 30 s; it may be stored.
+        """
+        target = queue or self.queue
+        envelope = producer.make(urn, data, queue=target, trace_id=trace_id)
+        meta_id: str = envelope["meta"]["id"]
+        self.transport.publish_content(target, codec.encode(envelope), meta_id.encode())
+        return meta_id
+
+    def consume(
+        self,
+        queue: str | None = None,
+        *,
+        max_messages: int | None = None,
+        timeout: float = 1.0,
+        handle_signals: bool = True,
+    ) -> int:
+        """Handle messages until stopped, as the SDK says; ``worker.run`` knows more limits."""
+        with equipped(self, self.transport, self.middleware):
+            return super().consume(
+                queue, max_messages=max_messages, timeout=timeout, handle_signals=handle_signals
+            )
+
+    run = consume
+
+    def close(self) -> None:
+        """Close the connection; what was not ended goes back to its queue."""
+        self.transport.close()
+
+
+def connect(
+    url: str = DEFAULT_URL,
+    *,
+    queue: str = "default",
+    max_attempts: int = 3,
+    backoff: Sequence[float] | Delays = DEFAULT_STEPS,
+    on_unknown_urn: Unknown = "fail",
+    release_delay_s: float = RELEASE_S,
+    dead_letter: bool = True,
+    dead_letter_queue: str | None = None,
+    shutdown_timeout_s: float = 30.0,
+    claims: ClaimStore | None = None,
+    claim_by: Literal["meta.id", "trace_id"] = "meta.id",
+    empty_list_data: EmptyListData = "php",
+    credit: int = 1,
+    hook: Hook = log,
+    ssl: tls.SSLContext | None = None,
+) -> App:
+    """Make an app; it connects when it first publishes or consumes.
+
+    Args:
+        url: ``phpmq://HOST:PORT``, ``phpmqs://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
+        queue: for both sides, unless a call names another.
+        max_attempts: runs of one message, the first included; then it is a dead letter.
+        backoff: seconds before each further run, the last repeats; or :class:`Delays`.
+        on_unknown_urn: what becomes of a URN without a handler, one of ``STRATEGIES``.
+        release_delay_s: of ``release``, and of what another worker has claimed.
+        dead_letter: False drops what failed ``max_attempts`` times; malformed is kept anyway.
+        dead_letter_queue: instead of ``<queue>.dlq``.
+        shutdown_timeout_s: for a handler, after SIGTERM; then its message goes back.
+        claims: handles each envelope once, as long as the store remembers.
+        claim_by: what makes two envelopes the same.
+        empty_list_data: where ``data: []`` counts as ``{}``.
+        credit: messages held at a time, the one being handled included.
+        hook: is told what happens, see ``events``.
+        ssl: for TLS with an authority of your own.
+
+    Raises:
+        ValueError: the URL, a strategy or a number cannot be.
+    """
+    transport = PhpmqTransport(
+        Link(client_of(url, ssl=ssl), credit),
+        Events(hook),
+        delays=backoff if isinstance(backoff, Delays) else Delays(tuple(backoff)),
+        claims=claims,
+        claim_by=claim_by,
+        empty_list_data=empty_list_data,
+        dead_letter_queue=dead_letter_queue,
+        release_s=release_delay_s,
+    )
+    return App(
+        transport,
+        queue=queue,
+        on_unknown_urn=on_unknown_urn,
+        max_attempts=max_attempts,
+        dead_letter=dead_letter,
+        dead_letter_queue=dead_letter_queue,
+        unknown_urn_release_delay=release_delay_s,
+        shutdown_timeout=shutdown_timeout_s,
+    )

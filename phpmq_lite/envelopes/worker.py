@@ -1,0 +1,150 @@
+"""A worker: runs an app on a queue until a limit, a signal or its own end.  ``phpmq-lite worker``.
+
+It is the SDK's ``consume``, synchronous and with its signal handlers on the main thread: SIGTERM
+and SIGINT let the handler finish and its message end; when the app's ``shutdown_timeout`` is
+over, the message goes back as it is; a second signal does that at once.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from babelqueue import BabelQueue
+
+from phpmq_lite.envelopes.app import App
+from phpmq_lite.envelopes.handling import Middleware, equipped
+from phpmq_lite.envelopes.limits import Limits, resident_bytes
+from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
+from phpmq_lite.errors import SettingsError
+
+RESERVE_S = 1.0  # one wait for a message; limits and signals are looked at in between
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """What a run did."""
+
+    jobs: int  # taken, malformed ones too
+    reason: str  # why it ended: stopped, exit, jobs, runtime, memory, orphaned, empty
+
+
+def run(
+    app: BabelQueue,
+    queue: str | None = None,
+    *,
+    transport: PhpmqTransport | None = None,
+    limits: Limits | None = None,
+    reserve_timeout_s: float = RESERVE_S,
+    drop_exhausted: bool = False,
+    middleware: Sequence[Middleware] = (),
+    handle_signals: bool = True,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Handle messages of a queue until a limit or a signal; the connection is closed afterwards.
+
+    Args:
+        app: made by ``connect``, or any app of the SDK: that one needs a ``transport``.
+        queue: instead of the app's.
+        transport: instead of the app's.
+        limits: when to end; they are looked at between two jobs.
+        reserve_timeout_s: one wait for a message; ``stop_when_empty`` ends after one in vain.
+        drop_exhausted: run although the app has dead letters off, and drop what fails for good.
+        middleware: outside that of the app.
+        handle_signals: SIGTERM and SIGINT, where this is the main thread.
+        monotonic: seconds, for ``limits.max_runtime_s``.
+
+    Raises:
+        SettingsError: dead letters are off, or there is no transport.
+        SystemExit: a handler raised it; its message went back to the queue.
+    """
+    if transport is not None:
+        app.transport = transport
+    target = queue or app.queue
+    ours = _prepared(app, target, drop_exhausted=drop_exhausted)
+    around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
+    stops = _Stops(app, limits or Limits(), monotonic)
+    with _watched(ours, stops), equipped(app, ours, around), _silenced():
+        ours.events.emit("info", "worker.started", queue=target)
+        try:
+            # the SDK's own: App.consume would put its equipment on once more
+            BabelQueue.consume(
+                app, target, timeout=reserve_timeout_s, handle_signals=handle_signals
+            )
+        except SystemExit:
+            stops.reason = "exit"
+            raise
+        finally:
+            ours.events.emit("info", "worker.stopping", queue=target, reason=stops.reason)
+            ours.close()
+    return Outcome(ours.jobs - stops.jobs_before, stops.reason)
+
+
+def _prepared(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:
+    """Refuse what would lose messages; give the app's transport."""
+    transport = app.transport
+    if not isinstance(transport, PhpmqTransport):
+        raise SettingsError("the app is not on PHPMQ: make it with connect(), or give a transport")
+    if not app.dead_letter_enabled and not drop_exhausted:
+        raise SettingsError(
+            "dead letters are off, so what fails for good would be lost: "
+            "make the app with dead_letter=True, or say --drop-exhausted"
+        )
+    if app.unknown_urn_release_delay <= 0:
+        app.unknown_urn_release_delay = RELEASE_S  # without a delay `release` spins
+    if transport.dead_letter_queue is None:
+        suffix = app.dead_letter_suffix
+        transport.dead_letter_queue = app.dead_letter_queue or (queue + suffix if suffix else None)
+    return transport
+
+
+class _Stops:
+    """Asks the limits, and ends the SDK's loop."""
+
+    def __init__(self, app: BabelQueue, limits: Limits, monotonic: Callable[[], float]) -> None:
+        self.reason = "stopped"  # by a signal, or by app.stop(): the SDK tells nobody
+        self.jobs_before = 0
+        self._app = app
+        self._limits = limits
+        self._monotonic = monotonic
+        self._started_s = monotonic()
+
+    def why(self, jobs: int) -> str | None:
+        """Name the limit that is reached, before a job is taken."""
+        runtime_s = self._monotonic() - self._started_s
+        return self._limits.reached(jobs - self.jobs_before, runtime_s, resident_bytes)
+
+    def when_empty(self) -> str | None:
+        """Tell whether a wait in vain ends the run."""
+        return "empty" if self._limits.stop_when_empty else None
+
+    def stop(self, reason: str) -> None:
+        """End the loop."""
+        self.reason = reason
+        self._app.stop()
+
+
+@contextmanager
+def _watched(transport: PhpmqTransport, stops: _Stops) -> Iterator[None]:
+    """Have the transport ask ``stops``, for the time of a run."""
+    before = transport.why_stop, transport.when_empty, transport.stop
+    stops.jobs_before = transport.jobs
+    transport.why_stop, transport.when_empty = stops.why, stops.when_empty
+    transport.stop = stops.stop
+    try:
+        yield
+    finally:
+        transport.why_stop, transport.when_empty, transport.stop = before
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep the SDK's codec from warning at each decode: the transport warns, once."""
+    codec = logging.getLogger("babelqueue.codec")
+    before = codec.level
+    codec.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        codec.setLevel(before)

@@ -1,0 +1,502 @@
+"""``phpmq-lite worker`` on a running broker: all ways a job can end, workers that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.envelopes import record
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance.cutting_proxy import CuttingProxy, Moment
+from tests.acceptance.peers import Admin, Peer
+from tests.envelope_cases import CASES, Case, record_of
+
+pytestmark = pytest.mark.acceptance
+
+ROOT = Path(__file__).parent.parent.parent
+WAIT_S = 30.0
+
+
+def envelope(what: str | None = None, urn: str = "urn:test:do", **data: Any) -> dict[str, Any]:
+    """Make an envelope as another service would, without the code under test."""
+    return {
+        "job": urn,
+        "trace_id": str(uuid.uuid4()),
+        "data": {"what": what} | data,
+        "meta": {"id": str(uuid.uuid4()), "queue": "q", "lang": "go", "schema_version": 1,
+                 "created_at": 1},
+        "attempts": 0,
+    }  # fmt: skip
+
+
+def written(made: dict[str, Any]) -> bytes:
+    """Write it with spaces and an escape, so that a re-encoding would show."""
+    return json.dumps(made, separators=(", ", ": ")).encode().replace(b"go", b"g\\u006f")
+
+
+@dataclass
+class Crew:
+    """Workers on one queue, what their handlers wrote down, and what they logged."""
+
+    folder: Path
+    port: int
+    queue: str
+    environment: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *flags: str, port: int | None = None) -> subprocess.Popen[str]:
+        """Start one; it waits 0.2 s for a message at a time."""
+        environment = os.environ | {
+            "TEST_PORT": str(port or self.port),
+            "TEST_QUEUE": self.queue,
+            "TEST_RUNS": str(self.folder / "runs"),
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [
+            sys.executable, "-m", "phpmq_lite", "worker", "--reserve-timeout", "0.2",
+            "--app", "tests.acceptance.worker_app:app", *flags,
+        ]  # fmt: skip
+        log = (self.folder / f"log-{len(self.started)}").open("w", encoding="utf-8")
+        with log:
+            worker = subprocess.Popen(
+                command, stderr=log, env=environment | self.environment, text=True, cwd=self.folder
+            )
+        self.started.append(worker)
+        return worker
+
+    def run(self, *flags: str, port: int | None = None) -> int:
+        """Run one until the queue is empty; give its exit code."""
+        return self.start("--stop-when-empty", *flags, port=port).wait(WAIT_S)
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """What handlers wrote down, in order."""
+        file = self.folder / "runs"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """Give the events that were logged, of one name or all."""
+        logs = [self.folder / f"log-{number}" for number in range(len(self.started))]
+        lines = [line for log in logs for line in log.read_text().splitlines(keepends=True)]
+        found = [json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"]
+        return [event for event in found if name in ("", event["event"])]
+
+    def stop(self) -> None:
+        for worker in self.started:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait()
+
+
+@pytest.fixture
+def crew(broker: BrokerProcess, tmp_path: Path, queue: str) -> Iterator[Crew]:
+    crew = Crew(tmp_path, broker.port, queue)
+    yield crew
+    crew.stop()
+
+
+def wait_until(what: Callable[[], Any]) -> Any:
+    """Wait for something that another process does."""
+    until = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+def alive(admin: Admin, name: str) -> list[dict[str, Any]]:
+    """Give the live messages of a queue, in order."""
+    if not admin.queue(name):
+        return []
+    found: list[dict[str, Any]] = admin.get(f"/api/v1/queues/{name}/messages")["items"]
+    return found
+
+
+def settled(admin: Admin, name: str) -> list[dict[str, Any]]:
+    """Give the history of a queue."""
+    items = admin.get(f"/api/v1/history?queue={name}&limit=100")["items"]
+    return [item for item in items if item["queue"] == name]
+
+
+def taken(peer: Peer, name: str, number: int) -> list[bytes]:
+    """Take messages off a queue for good."""
+    peer.consume(name, number)
+    got = peer.dispatches(number)
+    peer.ack(*got)
+    peer.consume(name, 0)
+    peer.barrier()
+    return [dispatch.content for dispatch in got]
+
+
+# -- the common life
+
+
+def test_worker_handles_and_acknowledges(crew: Crew, peer: Peer, admin: Admin) -> None:
+    made = [envelope("done") for _ in range(5)]
+    peer.store(crew.queue, *map(written, made))
+    assert crew.run() == 0
+    assert [run["id"] for run in crew.runs] == [one["meta"]["id"] for one in made]
+    acks = crew.events("job.ack")
+    assert [ack["trace_id"] for ack in acks] == [one["trace_id"] for one in made]
+    assert {ack["urn"] for ack in acks} == {"urn:test:do"}
+    assert alive(admin, crew.queue) == []
+    assert crew.events()[-1]["reason"] == "empty"
+
+
+def test_trace_goes_on_over_two_hops(crew: Crew, peer: Peer) -> None:
+    made = envelope("forward")
+    peer.store(crew.queue, written(made))
+    assert crew.run() == 0
+    first, second = crew.runs
+    assert (first["what"], second["what"]) == ("forward", "hop")
+    assert first["trace"] == second["trace"] == made["trace_id"]
+    assert second["cause"] == made["meta"]["id"]
+
+
+def test_failing_job_is_tried_with_growing_gaps_then_dead(
+    crew: Crew, peer: Peer, admin: Admin
+) -> None:
+    made = envelope("fail", big=12345678901234567890, e="1E2")
+    peer.store(crew.queue, written(made))
+    worker = crew.start()
+    wait_until(lambda: crew.events("job.dead_letter"))
+    worker.terminate()
+    assert worker.wait(WAIT_S) == 0
+    runs = crew.runs
+    assert [run["attempts"] for run in runs] == [0, 1, 2, 3]
+    gaps = [after["at"] - before["at"] for before, after in pairwise(runs)]
+    assert gaps[0] >= 0.9
+    assert gaps[1] >= gaps[0] + 0.5
+    assert gaps[2] >= gaps[1] + 0.5
+    (content,) = taken(peer, f"{crew.queue}.dlq", 1)
+    original = written(made | {"attempts": 4})
+    assert content.startswith(original[:-1] + b',"dead_letter":{')
+    block = record.read_block(content)
+    assert block is not None
+    assert (block.reason, block.attempts, block.original_queue) == ("failed", 4, crew.queue)
+    assert (block.error, block.exception) == ("failed at 3", "ValueError")
+    assert [event["delay_s"] for event in crew.events("job.retry")] == [1, 2, 3]
+    assert [row["state"] for row in settled(admin, crew.queue)].count("dead") == 1
+
+
+# -- URNs without a handler
+
+
+@pytest.mark.parametrize("strategy", ["fail", "delete", "release", "dead_letter"])
+def test_unknown_urn(strategy: str, crew: Crew, peer: Peer, admin: Admin) -> None:
+    content = written(envelope(urn="urn:test:nobody"))
+    peer.store(crew.queue, content)
+    flags = ("--on-unknown", strategy, "--backoff", "0", "--release-delay", "60")
+    assert crew.run(*flags) == 0
+    assert crew.runs == []
+    records = alive(admin, f"{crew.queue}.dlq")
+    waiting = alive(admin, f"{crew.queue}.retry")
+    assert alive(admin, crew.queue) == []
+    assert len(records) == (strategy in ("fail", "dead_letter"))
+    assert len(waiting) == (strategy == "release")
+    if records:
+        (found,) = taken(peer, f"{crew.queue}.dlq", 1)
+        block = record.read_block(found)
+        assert block is not None
+        assert (block.reason, block.attempts) == ("unknown_urn", 4 if strategy == "fail" else 0)
+    if waiting:
+        assert taken(peer, f"{crew.queue}.retry", 1) == [content]
+    if strategy == "delete":
+        assert [event["reason"] for event in crew.events("job.dropped")] == ["unknown_urn"]
+
+
+# -- malformed
+
+
+MALFORMED = [case for case in CASES if case.reason is not None]
+
+
+def test_malformed_of_every_reason_is_put_aside_with_its_bytes(
+    crew: Crew, peer: Peer, admin: Admin
+) -> None:
+    """All of the table at once: first delivery, one record each, never in a handler."""
+    good = written(envelope("done"))
+    peer.store(crew.queue, *(case.content for case in MALFORMED), good)
+    assert crew.run() == 0
+    assert len(crew.runs) == 1
+    assert alive(admin, crew.queue) == []
+    events = crew.events("job.dead_letter")
+    assert [event["reason"] for event in events] == [case.reason for case in MALFORMED]
+    records = taken(peer, f"{crew.queue}.dlq", len(MALFORMED))
+    for case, found in zip(MALFORMED, records, strict=True):
+        _assert_record(case, found, crew.queue)
+    assert alive(admin, f"{crew.queue}.dlq") == []
+
+
+def _assert_record(case: Case, found: bytes, queue: str) -> None:
+    if case.record == "keep":
+        assert found == case.content, case.name
+        return
+    told = found[found.rindex(b'"dead_letter":') + 14 : -1]
+    assert found == record_of(case, told), case.name
+    block = record.read_block(found)
+    assert block is not None
+    assert (block.reason, block.detail, block.original_queue) == ("poison", case.reason, queue)
+
+
+def test_version_2_is_kept_byte_for_byte(crew: Crew, peer: Peer, admin: Admin) -> None:
+    made = envelope("done")
+    made["meta"]["schema_version"] = 2
+    peer.store(crew.queue, written(made))
+    assert crew.run() == 0
+    assert crew.runs == []
+    (row,) = settled(admin, crew.queue)
+    assert (row["state"], row["reason"]) == ("dead", "unsupported_schema_version")
+    assert taken(peer, f"{crew.queue}.dlq", 1) == [written(made)]
+
+
+# -- the end of a worker
+
+
+def test_sigterm_lets_the_handler_finish(crew: Crew, peer: Peer, admin: Admin) -> None:
+    peer.store(crew.queue, written(envelope("sleep", seconds=1)), written(envelope("done")))
+    worker = crew.start()
+    wait_until(lambda: crew.runs)
+    worker.terminate()
+    assert worker.wait(WAIT_S) == 0
+    assert len(crew.events("job.ack")) == 1
+    assert [row["state"] for row in alive(admin, crew.queue)] == ["ready"]
+
+
+def test_sigterm_gives_the_message_back_when_the_time_is_over(
+    crew: Crew, peer: Peer, admin: Admin
+) -> None:
+    content = written(envelope("sleep", seconds=60))
+    peer.store(crew.queue, content, ttl_s=100)
+    worker = crew.start("--shutdown-timeout", "0.5")
+    wait_until(lambda: crew.runs)
+    worker.terminate()
+    assert worker.wait(WAIT_S) == 0
+    assert [event["reason"] for event in crew.events("job.released")] == ["interrupted"]
+    peer.consume(crew.queue, 1)
+    (back,) = peer.dispatches(1)
+    assert back.content == content
+    assert back.ttl_s is not None
+    assert 60 < back.ttl_s <= 100
+    peer.ack(back)
+
+
+def test_second_signal_ends_at_once(crew: Crew, peer: Peer) -> None:
+    content = written(envelope("sleep", seconds=60))
+    peer.store(crew.queue, content)
+    worker = crew.start()
+    wait_until(lambda: crew.runs)
+    worker.terminate()
+    wait_until(lambda: worker.poll() is None)
+    time.sleep(0.2)  # two signals at once may be one
+    worker.terminate()
+    assert worker.wait(10) == 0
+    assert taken(peer, crew.queue, 1) == [content]
+
+
+def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: Peer) -> None:
+    content = written(envelope("exit"))
+    peer.store(crew.queue, content)
+    assert crew.run() == 3
+    assert taken(peer, crew.queue, 1) == [content]
+    assert "SystemExit" in crew.events("process.failed")[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "runs"), [(["--once"], 1), (["--max-jobs", "2"], 2), (["--stop-when-empty"], 3)]
+)
+def test_worker_ends_at_its_limit(crew: Crew, peer: Peer, flags: list[str], runs: int) -> None:
+    peer.store(crew.queue, *(written(envelope("done")) for _ in range(3)))
+    assert crew.start(*flags).wait(WAIT_S) == 0
+    assert len(crew.runs) == runs
+
+
+def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> None:
+    data = tmp_path / "own" / "data"
+    data.parent.mkdir()
+    broker = BrokerProcess(data, ["--admin", "none"])
+    broker.start()
+    crew = Crew(tmp_path, broker.port, queue)
+    try:
+        with Peer(broker.port) as peer:
+            peer.store(queue, written(envelope("done")))
+        broker.terminate()
+        worker = crew.start()
+        wait_until(lambda: crew.events("reserve.failed"))
+        broker.start()
+        wait_until(lambda: len(crew.events("job.ack")) == 1)
+        broker.kill()
+        broker.start()
+        with Peer(broker.port) as peer:
+            peer.store(queue, written(envelope("done")))
+        wait_until(lambda: len(crew.events("job.ack")) == 2)
+        worker.terminate()
+        assert worker.wait(WAIT_S) == 0
+        assert len(crew.events("reserve.failed")) == 2  # once per outage
+        assert len(crew.runs) == 2
+    finally:
+        crew.stop()
+        broker.kill()
+
+
+def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(crew: Crew, peer: Peer) -> None:
+    supervisor = crew.start("--processes", "2")
+    peer.store(crew.queue, *(written(envelope("sleep", seconds=0.2)) for _ in range(6)))
+    pids = wait_until(lambda: len(found := {run["pid"] for run in crew.runs}) == 2 and found)
+    os.kill(pids.pop(), signal.SIGKILL)
+    wait_until(lambda: len({run["id"] for run in crew.runs}) == 6)
+
+    def has_third() -> bool:
+        peer.store(crew.queue, written(envelope("done")))
+        return len({run["pid"] for run in crew.runs}) == 3
+
+    wait_until(has_third)
+    supervisor.terminate()
+    assert supervisor.wait(WAIT_S) == 0
+
+
+def test_envelope_is_handled_once_with_a_store(crew: Crew, peer: Peer) -> None:
+    once = written(envelope("done"))
+    peer.store(crew.queue, once, once, written(envelope("done")))
+    assert crew.run("--idempotency", str(crew.folder / "claims.db")) == 0
+    assert len(crew.runs) == 2
+    assert len(crew.events("job.duplicate")) == 1
+
+
+# -- killed at each step
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the worker dies: before a frame passes, or right after it."""
+
+    moment: Moment
+    frame: str
+
+    def __str__(self) -> str:
+        return f"{self.moment} {self.frame}"
+
+
+# The frames of a retry: dispatch, 001 of the copy, its 007, 004.  Of a dead letter: dispatch, 001
+# of the record, its 007, 006.  After the third step the end of the first message is lost, so its
+# handler runs twice; the key stores its copy or record once.
+RETRY_STEPS = [
+    (Step("before", "Dispatch"), 1),  # runs of the first attempt, altogether
+    (Step("after", "Dispatch"), None),  # killed perhaps before, perhaps within the handler
+    (Step("before", "Publish"), 2),
+    (Step("after", "Publish"), 2),
+    (Step("before", "ReceiptFrame"), 2),
+    (Step("after", "ReceiptFrame"), 2),
+    (Step("before", "Acknowledge"), 2),
+    (Step("after", "Acknowledge"), 1),
+]
+DEAD_STEPS = [
+    (Step(step.moment, "DeadLetter" if step.frame == "Acknowledge" else step.frame), runs)
+    for step, runs in RETRY_STEPS
+]
+
+
+def kill_at(crew: Crew, admin: Admin, step: Step, *flags: str) -> None:
+    """Run a worker behind a proxy that kills it at a step; wait until the broker has seen it."""
+    is_killed = threading.Event()
+
+    def kill() -> None:
+        worker.kill()
+        worker.wait(WAIT_S)
+        is_killed.set()
+
+    proxy = CuttingProxy(crew.port, step.frame, step.moment, kill)
+    worker = crew.start(*flags, port=proxy.port)
+    try:
+        assert is_killed.wait(WAIT_S), f"no {step.frame} among {proxy.seen}"
+    finally:
+        proxy.close()
+    assert worker.returncode == -signal.SIGKILL
+    wait_until(lambda: {row["state"] for row in alive(admin, crew.queue)} <= {"ready"})
+
+
+@pytest.mark.parametrize(("step", "first_runs"), RETRY_STEPS, ids=str)
+def test_worker_killed_in_a_retry_loses_nothing(
+    step: Step, first_runs: int | None, crew: Crew, peer: Peer, admin: Admin
+) -> None:
+    made = envelope("fail")
+    peer.store(crew.queue, written(made))
+    kill_at(crew, admin, step, "--backoff", "60")
+    assert crew.run("--backoff", "60") == 0
+    assert alive(admin, crew.queue) == []
+    assert alive(admin, f"{crew.queue}.dlq") == []
+    copies = taken(peer, f"{crew.queue}.retry", len(alive(admin, f"{crew.queue}.retry")))
+    assert copies == [written(made | {"attempts": 1})]  # none lost, none twice
+    runs = [run for run in crew.runs if run["attempts"] == 0]
+    assert len(runs) == len(crew.runs)
+    if first_runs is None:
+        assert len(runs) in (1, 2)
+    else:
+        assert len(runs) == first_runs
+
+
+@pytest.mark.parametrize(("step", "runs"), DEAD_STEPS, ids=str)
+def test_worker_killed_in_a_dead_letter_loses_nothing(
+    step: Step, runs: int | None, crew: Crew, peer: Peer, admin: Admin
+) -> None:
+    made = envelope("fail")
+    peer.store(crew.queue, written(made))
+    kill_at(crew, admin, step, "--max-attempts", "1")
+    assert crew.run("--max-attempts", "1") == 0
+    assert alive(admin, crew.queue) == []
+    assert alive(admin, f"{crew.queue}.retry") == []
+    records = taken(peer, f"{crew.queue}.dlq", len(alive(admin, f"{crew.queue}.dlq")))
+    assert len(records) == 1
+    block = record.read_block(records[0])
+    assert block is not None
+    assert (block.reason, block.attempts) == ("failed", 1)
+    assert record.revive(records[0]) == written(made)
+    assert [row["state"] for row in settled(admin, crew.queue)] == ["dead"]
+    assert len(crew.runs) in ((1, 2) if runs is None else (runs,))
+
+
+@pytest.mark.parametrize("step", [step for step, _ in DEAD_STEPS], ids=str)
+def test_worker_killed_in_a_quarantine_loses_nothing(
+    step: Step, crew: Crew, peer: Peer, admin: Admin
+) -> None:
+    peer.store(crew.queue, b"no envelope \xff")
+    kill_at(crew, admin, step)
+    assert crew.run() == 0
+    assert alive(admin, crew.queue) == []
+    (found,) = taken(peer, f"{crew.queue}.dlq", len(alive(admin, f"{crew.queue}.dlq")))
+    assert record.revive(found) == b"no envelope \xff"
+
+
+# -- the example
+
+
+def test_example_for_python_runs(broker: BrokerProcess, peer: Peer, admin: Admin) -> None:
+    folder = ROOT / "examples" / "python"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    address = f"127.0.0.1:{broker.port}"
+    for arguments in (["42", "9.9"], ["43", "-1"]):
+        subprocess.run(
+            [sys.executable, "produce.py", *arguments, address],
+            cwd=folder, env=environment, check=True, timeout=WAIT_S,
+        )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "phpmq_lite", "worker", "--app", "handlers:app", "--connect",
+         address, "--backoff", "0", "--stop-when-empty", "--reserve-timeout", "0.3"],
+        cwd=folder, env=environment, check=True, timeout=WAIT_S, text=True, capture_output=True,
+    )  # fmt: skip
+    assert "mail to anna@example.org, trace " in done.stdout
+    (content,) = taken(peer, "orders.dlq", 1)
+    block = record.read_block(content)
+    assert block is not None
+    assert block.error == "order 43 costs -1.0"

@@ -1,0 +1,46 @@
+"""The app of the tests: handlers that write down each run, and do what the data says."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from phpmq_lite.envelopes.app import connect
+
+app = connect(
+    f"phpmq://127.0.0.1:{os.environ['TEST_PORT']}", queue=os.environ["TEST_QUEUE"],
+    backoff=json.loads(os.environ.get("TEST_BACKOFF", "[1, 2, 3]")), max_attempts=4,
+)  # fmt: skip
+_RUNS = Path(os.environ["TEST_RUNS"])
+
+
+def note(**run: Any) -> None:
+    """Append a line, in one write."""
+    with _RUNS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"at": time.time(), "pid": os.getpid()} | run) + "\n")
+
+
+@app.handler("urn:test:do")
+def do(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> None:
+    """Fail, exit, sleep, publish on, or just be done."""
+    note(
+        what=data.get("what"), attempts=envelope["attempts"], trace=envelope["trace_id"],
+        id=meta["id"],
+    )  # fmt: skip
+    match data.get("what"):
+        case "fail":
+            raise ValueError(f"failed at {envelope['attempts']}")
+        case "exit":
+            sys.exit(3)
+        case "sleep":
+            time.sleep(data["seconds"])
+        case "forward":
+            app.publish("urn:test:hop", {"from": meta["id"]})
+
+
+@app.handler("urn:test:hop")
+async def hop(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> None:
+    """Note the trace, which goes on."""
+    note(what="hop", trace=envelope["trace_id"], cause=data["from"])

@@ -1,0 +1,91 @@
+"""A worker's connection on a real broker that goes away and comes back."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.client.session import Delivery
+from phpmq_lite.envelopes.link import End, Link, client_of
+from phpmq_lite.errors import ConnectionLostError
+from phpmq_lite.testing import BrokerProcess, broker_process
+
+pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path / "data", "--admin", "none") as running:
+        yield running
+
+
+@pytest.fixture
+def link(broker: BrokerProcess) -> Iterator[Link]:
+    link = Link(client_of(f"phpmq://127.0.0.1:{broker.port}"))
+    yield link
+    link.close()
+
+
+def taken(link: Link, timeout_s: float = 10.0) -> Delivery:
+    """Take the next message, over lost connections as a worker does."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        try:
+            found = link.take("q", 0.5)
+        except ConnectionLostError:
+            continue
+        if found is not None:
+            return found
+    raise AssertionError("nothing came")
+
+
+def test_end_that_could_not_leave_goes_first_on_the_next_connection(
+    broker: BrokerProcess, link: Link
+) -> None:
+    link.confirm("q", b"1")
+    link.confirm("q", b"2")
+    held = taken(link)
+    broker.kill()
+    with pytest.raises(ConnectionLostError):
+        link.take("other", 0.2)  # notices it
+    link.end(held, End.ACK)
+    broker.start()
+    assert taken(link).body == b"2"
+
+
+def test_publish_goes_on_when_the_broker_comes_back(broker: BrokerProcess, link: Link) -> None:
+    link.confirm("q", b"1", key=b"a")
+    broker.kill()
+    restart = threading.Timer(0.5, broker.start)
+    restart.start()
+    link.confirm("q", b"1", key=b"a")
+    link.confirm("q", b"2", key=b"b")
+    restart.join()
+    for expected in (b"1", b"2"):
+        delivery = taken(link)
+        assert delivery.body == expected
+        link.end(delivery, End.ACK)
+    assert link.take("q", 0.2) is None
+
+
+def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> None:
+    slept: list[float] = []
+    link = Link(client_of(f"127.0.0.1:{broker.port}"), sleep=slept.append)
+    broker.kill()
+    for _ in range(20):
+        with pytest.raises(ConnectionLostError):
+            link.take("q", 0.3)
+    assert max(slept) <= 0.3
+
+
+def test_what_is_given_back_keeps_its_place(link: Link) -> None:
+    link.confirm("q", b"1")
+    link.confirm("q", b"2")
+    assert taken(link).body == b"1"
+    link.give_back("q")
+    first = taken(link)
+    assert first.body == b"1"
+    link.end(first, End.REQUEUE)
+    assert taken(link).body == b"2"

@@ -1,0 +1,100 @@
+"""``worker``: which app it finds, and what its flags come to."""
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from babelqueue import BabelQueue
+from click.testing import CliRunner
+
+from phpmq_lite import logs
+from phpmq_lite.cli import worker
+from phpmq_lite.cli.main import commands
+from phpmq_lite.envelopes.app import connect
+from phpmq_lite.envelopes.delays import Delays
+from phpmq_lite.envelopes.limits import Limits
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module that can be imported; the log stays as it is."""
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    module: Any = types.ModuleType("shop_of_the_tests")
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize("made", [connect(), BabelQueue("memory://")], ids=["ours", "sdk"])
+def test_app_is_found_and_a_factory_called(shop: Any, made: BabelQueue) -> None:
+    shop.app = made
+    shop.make = lambda: made
+    assert worker.load_app("shop_of_the_tests:app") is made
+    assert worker.load_app("shop_of_the_tests:make") is made
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("shop_of_the_tests", "is no MODULE:ATTR"),
+        (":app", "is no MODULE:ATTR"),
+        ("no_such_module:app", "no module 'no_such_module'"),
+        ("shop_of_the_tests:app", "has no attribute 'app'"),
+        ("shop_of_the_tests:number", "is a int, no app"),
+    ],
+)
+def test_app_that_is_none_is_refused(shop: Any, name: str, text: str) -> None:
+    shop.number = 5
+    with pytest.raises(click.BadParameter, match=text):
+        worker.load_app(name)
+
+
+FLAGS: dict[str, Any] = {
+    "once": False, "max_jobs": 0, "max_runtime": 0, "memory_limit": None,
+    "stop_when_empty": False, "parent": 0,
+    "backoff": None, "backoff_base": None, "backoff_multiplier": 2.0, "backoff_max": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({}, Limits()),
+        ({"once": True, "max_jobs": 9}, Limits(max_jobs=1)),
+        ({"memory_limit": "256MiB", "max_runtime": 90}, Limits(0, 90, 256 << 20)),
+    ],
+)
+def test_limits_of_flags(given: dict[str, Any], limits: Limits) -> None:
+    assert worker._limits(FLAGS | given) == limits
+
+
+@pytest.mark.parametrize(
+    ("given", "delays"),
+    [
+        ({}, None),
+        ({"backoff": "1,5"}, Delays((1, 5))),
+        ({"backoff_base": 2.0, "backoff_max": 60.0}, Delays((), 2, 2, 60)),
+    ],
+)
+def test_back_off_of_flags(given: dict[str, Any], delays: Delays | None) -> None:
+    assert worker._delays(FLAGS | given) == delays
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--backoff", "x"], ["--backoff", "1", "--backoff-base", "1"], ["--memory-limit", "much"]],
+)
+def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
+    shop.app = connect()
+    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    assert result.exit_code == 2, result.output
+
+
+def test_app_without_dead_letters_exits_with_78(shop: Any) -> None:
+    shop.app = connect(dead_letter=False)
+    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app"])
+    assert result.exit_code == 78
+    assert "--drop-exhausted" in result.stderr

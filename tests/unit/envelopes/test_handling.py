@@ -1,0 +1,352 @@
+"""Apps on a link without a socket: how often handlers run, with what, and when a run ends."""
+
+import asyncio
+import contextvars
+import json
+import math
+from typing import Any
+
+import pytest
+from babelqueue import BabelQueue
+
+from phpmq_lite.envelopes import record, trace, worker
+from phpmq_lite.envelopes.app import App, connect
+from phpmq_lite.envelopes.delays import Delays, parse_steps
+from phpmq_lite.envelopes.events import Events
+from phpmq_lite.envelopes.handling import Context, Next, takes_envelope
+from phpmq_lite.envelopes.limits import Limits
+from phpmq_lite.errors import SettingsError
+from tests.envelope_cases import RIGHT, Case, body, with_meta
+from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
+
+URN = "urn:babel:orders:created"
+UNTIL_EMPTY = Limits(stop_when_empty=True)
+
+
+def app_on(link: FakeLink, told: Told | None = None, **options: Any) -> App:
+    transport = transport_on(link, told, delays=Delays((1, 5, 15)))
+    settings: dict[str, Any] = {"queue": "orders", "dead_letter": True} | options
+    return App(transport, **settings)
+
+
+def run(app: BabelQueue, limits: Limits = UNTIL_EMPTY, **options: Any) -> worker.Outcome:
+    return worker.run(app, limits=limits, handle_signals=False, **options)
+
+
+def fail(*_: Any) -> None:
+    raise ValueError("no stock")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "runs"),
+    [("0", 3), ("1", 2), ("2", 1), ("3", 1), ("-50", 3), ("9223372036854775807", 1)],
+)
+def test_failing_job_runs_as_often_as_meant(attempts: str, runs: int) -> None:
+    """The SDK alone runs it 53 times where ``attempts`` is -50."""
+    link, told = FakeLink(body(attempts=attempts), is_looped=True), Told()
+    app = app_on(link, told)
+    app.register(URN, fail)
+    run(app)
+    assert told.names.count("job.retry") == runs - 1
+    (dead,) = link.published("orders.dlq")
+    block = record.read_block(dead)
+    assert block is not None
+    assert (block.reason, block.error, block.exception) == ("failed", "no stock", "ValueError")
+
+
+def test_retries_wait_longer_each_time() -> None:
+    link = FakeLink(body(), is_looped=True)
+    app = app_on(link, max_attempts=4)
+    app.register(URN, fail)
+    run(app)
+    assert [act[3] for act in link.acts if act[1:2] == ("orders.retry",)] == [1, 5, 15]
+
+
+@pytest.mark.parametrize("spoil", [math.nan, {1, 2}, "\ud800", object()])
+def test_what_a_handler_changes_is_in_no_retry_and_no_record(spoil: object) -> None:
+    def spoiling(data: Any, meta: Any, envelope: Any) -> None:
+        data["order_id"] = meta["queue"] = envelope["x"] = spoil
+        fail()
+
+    link = FakeLink(body(), is_looped=True)
+    app = app_on(link, max_attempts=2)
+    app.register(URN, spoiling)
+    run(app)
+    assert link.published("orders.retry") == [body(attempts="1")]
+    (dead,) = link.published("orders.dlq")
+    assert dead.startswith(body(attempts="2")[:-1] + b',"dead_letter":{')
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)
+def test_every_right_envelope_is_retried_with_its_bytes(case: Case) -> None:
+    link, told = FakeLink(case.content), Told()
+    run(app_on(link, told, max_attempts=100))  # no handler: it is tried as often as a failing one
+    attempts = max(json.loads(case.content)["attempts"], 0) + 1
+    assert link.published("orders.retry") == [record.with_attempts(case.content, attempts)]
+    assert "process.failed" not in told.names
+
+
+@pytest.mark.parametrize(
+    ("strategy", "events", "queue"),
+    [
+        ("fail", ["job.retry", "job.retry", "job.dead_letter"], "orders.dlq"),
+        ("delete", ["job.dropped"], None),
+        ("release", ["job.released"], "orders.retry"),
+        ("dead_letter", ["job.dead_letter"], "orders.dlq"),
+    ],
+)
+def test_unknown_urn(strategy: str, events: list[str], queue: str | None) -> None:
+    link, told = FakeLink(body(), is_looped=strategy == "fail"), Told()
+    run(app_on(link, told, on_unknown_urn=strategy))
+    assert [name for name in told.names if name.startswith("job.")] == events
+    published = [act for act in link.acts if act[0] == "publish"]
+    assert (published[-1][1] if published else None) == queue
+    if strategy == "release":
+        assert published[0][2:4] == (body(), 5)  # the SDK's default of 0 would spin
+    if strategy == "dead_letter":
+        block = record.read_block(published[0][2])
+        assert block is not None
+        assert (block.reason, block.attempts) == ("unknown_urn", 0)
+
+
+def test_async_handlers_share_a_loop_that_goes_on_between_jobs() -> None:
+    loops: list[Any] = []
+    background: list[asyncio.Task[None]] = []
+    ticked = asyncio.Event()
+
+    async def later() -> None:
+        ticked.set()
+
+    async def handle(data: Any, meta: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+        if not background:
+            background.append(asyncio.create_task(later()))
+        else:
+            await ticked.wait()
+
+    link, told = FakeLink(body(), body()), Told()
+    app = app_on(link, told)
+    app.register(URN, handle)
+    run(app)
+    assert told.names.count("job.ack") == 2
+    assert loops[0] is loops[1]
+    assert loops[0].is_closed()
+
+
+async def cancelled(*_: Any) -> None:
+    raise asyncio.CancelledError
+
+
+async def failing(data: Any, meta: Any, envelope: Any) -> None:
+    fail()
+
+
+@pytest.mark.parametrize("handler", [cancelled, failing])
+def test_async_handler_that_fails_is_retried(handler: Any) -> None:
+    link, told = FakeLink(body(), is_looped=True), Told()
+    app = app_on(link, told)
+    app.register(URN, handler)
+    run(app)
+    assert told.names.count("job.retry") == 2
+
+
+async def leaving(*_: Any) -> None:
+    raise SystemExit(3)
+
+
+def leaving_now(*_: Any) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("handler", [leaving, leaving_now])
+def test_handler_that_exits_leaves_its_message_to_the_broker(handler: Any) -> None:
+    link, told = FakeLink(body(), body()), Told()
+    app = app_on(link, told)
+    app.register(URN, handler)
+    with pytest.raises(SystemExit) as exit_info:
+        run(app)
+    assert exit_info.value.code == 3
+    assert link.acts == [("close", "as it is")]
+    assert told.names == ["worker.started", "process.failed", "worker.stopping"]
+    assert told.events[-1][1]["reason"] == "exit"
+
+
+def test_middleware_stands_round_the_handler_in_order() -> None:
+    seen: list[str] = []
+
+    def named(name: str) -> Any:
+        def one(context: Context, next_one: Next) -> None:
+            seen.append(f"{name} before {context.urn} {context.attempts}")
+            next_one(context)
+            seen.append(f"{name} after")
+
+        return one
+
+    app = app_on(FakeLink(body()))
+    app.use(named("own"))
+    app.register(URN, lambda data, meta: seen.append(f"handler {data} {meta['lang']}"))
+    run(app, middleware=[named("outer")])
+    assert seen == [
+        f"outer before {URN} 0", f"own before {URN} 0",
+        "handler {'order_id': 1042} go", "own after", "outer after",
+    ]  # fmt: skip
+
+
+def test_middleware_that_calls_nothing_handles_the_job_itself() -> None:
+    link = FakeLink(body())
+    app = app_on(link)
+    app.use(lambda context, next_one: None)
+    app.register(URN, fail)
+    run(app)
+    assert link.acts[0][0] == "ack"
+
+
+def test_async_middleware_is_refused() -> None:
+    async def one(context: Context, next_one: Next) -> None:
+        next_one(context)
+
+    with pytest.raises(TypeError, match="is async"):
+        app_on(FakeLink()).use(one)  # type: ignore[arg-type]
+
+
+def test_handler_gets_an_empty_object_where_php_sent_a_list() -> None:
+    got: list[Any] = []
+    content = with_meta(lang='"php"').replace(b'{"order_id":1042}', b"[]")
+    app = app_on(FakeLink(content))
+    app.register(URN, lambda data, meta, envelope: got.append((data, envelope["data"])))
+    run(app)
+    assert got == [({}, {})]
+
+
+def test_handlers_are_the_plain_ones_again_after_a_run() -> None:
+    app = app_on(FakeLink(body()))
+    app.register(URN, fail)
+    run(app)
+    assert app._handlers == {URN: fail}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_handler_publishes_continues_its_trace(is_async: bool) -> None:
+    link = FakeLink(body())
+    app = app_on(link)
+
+    def publish(*_: Any) -> None:
+        app.publish("urn:babel:mails:wanted", {"a": 1}, queue="mails")
+
+    async def publish_async(*_: Any) -> None:
+        await asyncio.to_thread(contextvars.copy_context().run, publish)
+
+    app.register(URN, publish_async if is_async else publish)
+    run(app)
+    (sent,) = link.published("mails")
+    assert json.loads(sent)["trace_id"] == "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
+    assert trace.current() is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "jobs", "reason"),
+    [
+        (Limits(max_jobs=2), 2, "jobs"),
+        (Limits(max_runtime_s=1.5), 2, "runtime"),
+        (Limits(memory_bytes=1), 0, "memory"),
+        (Limits(parent=1 << 30), 0, "orphaned"),
+        (Limits(stop_when_empty=True), 4, "empty"),
+    ],
+)
+def test_run_ends_at_a_limit(limits: Limits, jobs: int, reason: str) -> None:
+    seconds = iter([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+    link = FakeLink(body(), b"{", body(), body())  # the malformed one counts too
+    app = app_on(link)
+    app.register(URN, lambda *_: None)
+    outcome = run(app, limits, monotonic=lambda: next(seconds))
+    assert outcome == worker.Outcome(jobs, reason)
+    assert link.acts[-1] == ("close",)
+
+
+def test_worker_without_dead_letters_does_not_start() -> None:
+    app = app_on(FakeLink(), dead_letter=False)
+    with pytest.raises(SettingsError, match="--drop-exhausted"):
+        run(app)
+
+
+def test_worker_drops_what_is_exhausted_where_that_is_wished() -> None:
+    link, told = FakeLink(body(), b"{", is_looped=True), Told()
+    app = app_on(link, told, dead_letter=False, max_attempts=1)
+    app.register(URN, fail)
+    run(app, drop_exhausted=True)
+    assert [name for name in told.names if name.startswith("job")] == [
+        "job.dropped", "job.dead_letter",
+    ]  # fmt: skip
+    assert len(link.published("orders.dlq")) == 1  # malformed ones are kept all the same
+
+
+def test_app_of_the_sdk_runs_on_our_transport() -> None:
+    got: list[Any] = []
+    app = BabelQueue("memory://", queue="orders", dead_letter=True, dead_letter_suffix="-dead")
+    app.register(URN, lambda data, meta: got.append(data))
+    link = FakeLink(body(), b"{")
+    run(app, transport=transport_on(link))
+    assert got == [{"order_id": 1042}]
+    assert len(link.published("orders-dead")) == 1
+
+
+def test_app_elsewhere_is_refused() -> None:
+    with pytest.raises(SettingsError, match="not on PHPMQ"):
+        run(BabelQueue("memory://", dead_letter=True))
+
+
+def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def hook(*_: Any) -> None:
+        raise ValueError
+
+    Events(hook).emit("info", "job.ack")
+    assert "the hook failed at job.ack" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"on_unknown_urn": "ignore"}, "on_unknown_urn"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"credit": 0}, "credit"),
+        ({"url": "redis://localhost"}, "is no broker"),
+        ({"url": "phpmq://host/path"}, "is no broker"),
+    ],
+)
+def test_connect_refuses(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        connect(**options)
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("phpmq://localhost", "localhost:9100"),
+        ("phpmq://127.0.0.1:9/", "127.0.0.1:9"),
+        ("phpmqs://[::1]:7", "[::1]:7"),
+        ("host:1", "host:1"),
+        ("unix:/run/phpmq.sock", "unix:/run/phpmq.sock"),
+    ],
+)
+def test_connect_reads_a_url_and_opens_nothing(url: str, target: str) -> None:
+    client = connect(url).transport.link.client
+    assert str(client.target) == target
+    assert not client.is_connected
+
+
+def test_delays() -> None:
+    steps = parse_steps("1, 5,15")
+    assert [steps.after(n) for n in (1, 2, 3, 4, 99)] == [1, 5, 15, 15, 15]
+    grown = Delays(base_s=2, multiplier=3, longest_s=10)
+    assert [grown.after(n, lambda low, high: high) for n in (1, 2, 3, 1 << 31)] == [2, 6, 10, 10]
+    assert grown.after(2, lambda low, high: low) == 0
+    for text in ("", "1,x", "-1", "inf", "nan"):
+        with pytest.raises(ValueError, match="no list of seconds"):
+            parse_steps(text)
+
+
+def test_third_positional_argument_is_the_envelope() -> None:
+    assert takes_envelope(lambda a, b, c: None)
+    assert takes_envelope(lambda *a: None)
+    assert not takes_envelope(lambda a, b, *, c=1: None)
+    assert not takes_envelope(dict.fromkeys)

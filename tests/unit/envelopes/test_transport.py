@@ -1,0 +1,327 @@
+"""The SDK's transport: what it hands out, and how each job ends."""
+
+import json
+from typing import Any
+
+import pytest
+from babelqueue import transport as sdk
+from babelqueue.transport import ReceivedMessage
+
+from phpmq_lite.envelopes import record
+from phpmq_lite.envelopes.codec import EnvelopeError
+from phpmq_lite.envelopes.delays import Delays
+from phpmq_lite.envelopes.idempotency import Claim
+from phpmq_lite.envelopes.transport import PhpmqTransport
+from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
+from tests.envelope_cases import CASES, Case, body, record_of
+from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
+
+ID = f"{1:032x}"
+OTHER_CAPABILITIES = (
+    sdk.Rewinder, sdk.Abandoner, sdk.NativeSettler, sdk.BatchPopper, sdk.RoutedPublisher,
+    sdk.SettlePublisher, sdk.HeaderPublisher, sdk.DeadLetterNamer,
+)  # fmt: skip
+
+
+def popped(transport: PhpmqTransport) -> ReceivedMessage:
+    message = transport.pop("orders")
+    assert message is not None
+    return message
+
+
+def retry_body(content: bytes, attempts: int) -> str:
+    """Give what the SDK sends again: its own encoding, of which only attempts counts."""
+    return json.dumps(json.loads(content) | {"attempts": attempts, "data": {"leaked": True}})
+
+
+def test_sdk_finds_no_capability_but_ours() -> None:
+    transport: object = transport_on(FakeLink())
+    assert isinstance(transport, sdk.Redeliverer)
+    assert isinstance(transport, sdk.DeadLetterWriter)
+    assert isinstance(transport, PhpmqTransport)
+    assert transport.classifies_poison
+    plain: Any = transport
+    assert [kind for kind in OTHER_CAPABILITIES if isinstance(plain, kind)] == []
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.reason is None], ids=lambda c: c.name)
+def test_right_envelope_is_handed_out(case: Case) -> None:
+    link = FakeLink(case.content)
+    message = popped(transport_on(link))
+    assert link.acts == []
+    if json.loads(case.content)["attempts"] >= 0 and b"-0" not in case.content:
+        assert message.body.encode() == case.content
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.reason is not None], ids=lambda c: c.name)
+def test_malformed_is_put_aside_at_its_first_delivery(case: Case) -> None:
+    link, told = FakeLink(case.content), Told()
+    assert transport_on(link, told).pop("orders") is None
+    *records, end = link.acts
+    assert end == ("dead_letter", ID)
+    ((event, context),) = [it for it in told.events if it[0] == "job.dead_letter"]
+    assert (event, context["reason"]) == ("job.dead_letter", case.reason)
+    if case.reason == "unsupported_schema_version":
+        assert records == []  # the broker writes it, its bytes unchanged
+        return
+    ((_, queue, content, ttl_s, key),) = records
+    assert (queue, ttl_s, key) == ("orders.dlq", 0, f"{ID}:dead".encode())
+    block = record.read_block(content)
+    assert block is not None
+    assert (block.reason, block.detail, block.message_id) == ("poison", case.reason, ID)
+    told_last = content[content.rindex(b'"dead_letter":') + 14 : -1]  # no malformed one is replaced
+    assert content == record_of(case, told_last)
+
+
+def test_negative_attempts_are_handed_out_as_none() -> None:
+    message = popped(transport_on(FakeLink(body(attempts="-50"))))
+    assert json.loads(message.body)["attempts"] == 0
+
+
+def test_handled_job_is_acknowledged() -> None:
+    link, told = FakeLink(body()), Told()
+    transport = transport_on(link, told)
+    message = popped(transport)
+    transport.begin()
+    transport.done()
+    transport.ack(message)
+    assert link.acts == [("ack", ID)]
+    assert told.names == ["job.ack"]
+    assert told.events[0][1] == {
+        "queue": "orders",
+        "urn": "urn:babel:orders:created",
+        "trace_id": "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b",
+        "message_id": ID,
+        "attempt": 0,
+    }
+
+
+def test_acknowledged_without_a_run_is_dropped_aloud() -> None:
+    link, told = FakeLink(body()), Told()
+    transport = transport_on(link, told)
+    transport.ack(popped(transport))
+    assert told.names == ["job.dropped"]
+    assert told.events[0][1]["reason"] == "unknown_urn"
+
+
+@pytest.mark.parametrize(("delay", "ttl_s"), [(0.01, 1), (1.0, 1), (1.2, 2), (15, 15)])
+def test_retry_waits_in_the_retry_queue_then_the_job_is_acknowledged(
+    delay: float, ttl_s: int
+) -> None:
+    content = body(data='{"a":1E2,"b":"\\u2028/"}', attempts="1")
+    link = FakeLink(content)
+    transport = transport_on(link)
+    message = popped(transport)
+    transport.redeliver(message, retry_body(content, 2), delay)
+    changed = content.replace(b'"attempts":1', b'"attempts":2')
+    assert link.acts == [
+        ("publish", "orders.retry", changed, ttl_s, f"{ID}:2".encode()),
+        ("ack", ID),
+    ]
+
+
+def test_retry_at_once_goes_back_with_the_time_left() -> None:
+    link, seconds = FakeLink(), iter([0.0, 0.0, 0.0, 4.5, 4.5, 4.5, 4.5])
+    link.add(body(), ttl_s=10)
+    transport = transport_on(link, monotonic=lambda: next(seconds))
+    transport.redeliver(popped(transport), retry_body(body(), 1), 0.0)
+    _, queue, _, ttl_s, key = link.acts[0]
+    assert (queue, ttl_s, key) == ("orders", 6, f"{ID}:1".encode())
+
+
+def test_own_back_off_comes_before_that_of_the_sdk() -> None:
+    link = FakeLink(body())
+    transport = transport_on(link, delays=Delays((7,)))
+    transport.redeliver(popped(transport), retry_body(body(), 1), 0.0)
+    assert link.acts[0][1:4:2] == ("orders.retry", 7)
+
+
+def test_release_of_an_unknown_urn_changes_no_byte() -> None:
+    content = body(attempts="2", timestamp="5")
+    link, told = FakeLink(content), Told()
+    transport = transport_on(link, told)
+    message = popped(transport)
+    transport.redeliver(message, message.body, 5.0)
+    assert link.acts == [
+        ("publish", "orders.retry", content, 5, f"{ID}:2".encode()),
+        ("ack", ID),
+    ]
+    assert told.events[-1][1]["reason"] == "unknown_urn"
+
+
+def test_job_that_has_not_started_goes_back_to_its_place_at_the_end() -> None:
+    link = FakeLink(body())
+    transport = transport_on(link)
+    message = popped(transport)
+    transport.redeliver(message, message.body, 0.0)
+    assert link.acts == [("give back", "orders")]
+
+
+def test_interrupted_job_goes_back_with_the_time_left() -> None:
+    link, seconds = FakeLink(), iter([0.0, 0.0, 0.0, 8.2])
+    link.add(body(), ttl_s=10)
+    transport = transport_on(link, monotonic=lambda: next(seconds))
+    message = popped(transport)
+    transport.begin()
+    transport.redeliver(message, message.body, 0.0)
+    assert link.acts == [("requeue", ID, 2)]
+
+
+def test_job_handled_in_the_last_moment_is_acknowledged_at_shutdown() -> None:
+    link = FakeLink(body())
+    transport = transport_on(link)
+    message = popped(transport)
+    transport.begin()
+    transport.done()
+    transport.redeliver(message, message.body, 0.0)
+    assert link.acts == [("ack", ID)]
+
+
+def test_dead_letter_is_a_record_then_a_006() -> None:
+    content = body(attempts="2")
+    link, told = FakeLink(content), Told()
+    transport = transport_on(link, told)
+    message = popped(transport)
+    sent = json.loads(content) | {
+        "attempts": 3,
+        "dead_letter": {"reason": "failed", "error": "no \ud800 stock", "exception": "ValueError"},
+    }
+    transport.dead_letter(message, "orders.dlq", json.dumps(sent))
+    (_, queue, made, ttl_s, key), end = link.acts
+    assert (queue, ttl_s, key, end) == (
+        "orders.dlq", 0, f"{ID}:dead".encode(), ("dead_letter", ID),
+    )  # fmt: skip
+    changed = content.replace(b'"attempts":2', b'"attempts":3')
+    assert made.startswith(changed[:-1] + b',"dead_letter":{')
+    block = record.read_block(made)
+    assert block is not None
+    assert block.original_queue == "orders"
+    assert (block.reason, block.error, block.attempts) == ("failed", "no ? stock", 3)
+    assert told.names == ["job.dead_letter"]
+
+
+def test_what_dies_in_a_dead_letter_queue_gets_no_record() -> None:
+    link = FakeLink()
+    transport = transport_on(link)
+    from tests.unit.envelopes.fake_link import delivery
+
+    link.waiting.append(delivery(b"{", queue="orders.dlq"))
+    assert transport.pop("orders.dlq") is None
+    assert link.acts == [("dead_letter", ID)]
+
+
+def test_too_long_a_record_is_left_to_the_broker() -> None:
+    link = FakeLink(b"{")
+    link.refusal = LocalProtocolError("content is 9 bytes, the limit is 8")
+    transport_on(link).pop("orders")
+    assert link.acts == [("dead_letter", ID)]
+
+
+@pytest.mark.parametrize(
+    "error", [PublishRefusedError("queue_full"), ConnectionLostError("gone"), TimeoutError()]
+)
+def test_job_goes_back_when_its_copy_is_not_stored(error: Exception) -> None:
+    link, told = FakeLink(body(), b"{"), Told()
+    link.refusal = error
+    transport = transport_on(link, told)
+    transport.redeliver(popped(transport), retry_body(body(), 1), 1.0)
+    assert transport.pop("orders") is None
+    assert link.acts == [("requeue", ID, 0), ("requeue", f"{2:032x}", 0)]
+    assert told.names == ["process.failed", "process.failed"]
+
+
+@pytest.mark.parametrize("error", [ConnectionLostError("gone"), OSError(), ValueError("a defect")])
+def test_pop_never_raises(error: Exception) -> None:
+    link, told = FakeLink(), Told()
+    link.waiting.extend([error, error])
+    link.add(body())
+    transport = transport_on(link, told)
+    assert transport.pop("orders") is None
+    assert transport.pop("orders") is None
+    assert transport.pop("orders") is not None
+    expected = ["reserve.failed"] * (2 if isinstance(error, ValueError) else 1)
+    assert told.names == expected  # an outage is told once
+
+
+def test_finished_job_that_comes_again_is_ended_again_without_a_run() -> None:
+    link, told = FakeLink(body()), Told()
+    transport = transport_on(link, told)
+    message = popped(transport)
+    transport.begin()
+    transport.done()
+    transport.ack(message)
+    link.waiting.append(message.handle.delivery)
+    assert transport.pop("orders") is None
+    assert link.acts == [("ack", ID), ("ack", ID)]
+    assert told.names == ["job.ack", "job.duplicate"]
+
+
+class Store:
+    """Claims that answer as told."""
+
+    def __init__(self, answer: Claim) -> None:
+        self.answer = answer
+        self.asked: list[Any] = []
+
+    def claim(self, key: str) -> Claim:
+        self.asked.append(("claim", key))
+        return self.answer
+
+    def remember(self, key: str) -> None:
+        self.asked.append(("remember", key))
+
+    def forget(self, key: str) -> None:
+        self.asked.append(("forget", key))
+
+
+META_ID = "f1e2d3c4-b5a6-4789-90ab-cdef01234567"
+
+
+def test_envelope_handled_before_is_acknowledged_without_a_run() -> None:
+    link, told = FakeLink(body()), Told()
+    assert transport_on(link, told, claims=Store(Claim.DONE)).pop("orders") is None
+    assert link.acts == [("ack", ID)]
+    assert told.names == ["job.duplicate"]
+
+
+def test_envelope_in_flight_comes_again_later() -> None:
+    link = FakeLink(body())
+    assert transport_on(link, claims=Store(Claim.IN_FLIGHT)).pop("orders") is None
+    assert link.acts == [("publish", "orders.retry", body(), 5, f"{ID}:0".encode()), ("ack", ID)]
+
+
+def test_claim_is_remembered_at_ack_and_forgotten_at_failure() -> None:
+    store = Store(Claim.RUN)
+    transport = transport_on(FakeLink(body(), body()), claims=store)
+    message = popped(transport)
+    transport.begin()
+    transport.done()
+    transport.ack(message)
+    transport.redeliver(popped(transport), retry_body(body(), 1), 1.0)
+    assert [act for act, _ in store.asked] == ["claim", "remember", "claim", "forget"]
+    assert {key for _, key in store.asked} == {META_ID}
+
+
+def test_claim_of_an_interrupted_job_is_forgotten_at_close() -> None:
+    store = Store(Claim.RUN)
+    transport = transport_on(FakeLink(body()), claims=store)
+    popped(transport)
+    transport.close()
+    assert store.asked[-1] == ("forget", META_ID)
+
+
+def test_publish_refuses_what_no_consumer_would_handle() -> None:
+    link = FakeLink()
+    transport = transport_on(link)
+    for text in ('{"job":"a"}', body(data='{"a":NaN}').decode(), "\ud800"):
+        with pytest.raises(EnvelopeError):
+            transport.publish("orders", text)
+    assert link.acts == []
+
+
+def test_outdated_members_are_told_once() -> None:
+    link, told = FakeLink(body(timestamp="1"), body(timestamp="2")), Told()
+    transport = transport_on(link, told)
+    popped(transport)
+    popped(transport)
+    assert told.names == ["job.warning"]
