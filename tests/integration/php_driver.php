@@ -1,0 +1,70 @@
+<?php
+/** Does on a PhpmqTransport what a test says: a line of JSON in, a line of JSON out. */
+
+declare(strict_types=1);
+
+require $argv[1] . '/bootstrap.php';
+
+use Phpmq\Envelope;
+use Phpmq\PhpmqTransport;
+
+set_error_handler(function (int $level, string $message, string $file, int $line): bool {
+    if (error_reporting() & $level) { // not what an @ expects
+        throw new ErrorException($message, 0, $level, $file, $line);
+    }
+    return false;
+});
+
+$transport = new PhpmqTransport(...json_decode($argv[2], true));
+$messages = new ArrayObject(); // by handle
+$calls = [
+    'publish' => fn (string $body, ?string $queue) => $transport->publish(base64_decode($body), $queue),
+    'reserve' => function (string $queue, float $timeout) use ($transport, $messages): ?array {
+        $message = $transport->reserve($queue, $timeout);
+        if ($message === null) {
+            return null;
+        }
+        $messages[] = $message;
+        return [
+            'handle' => count($messages) - 1,
+            'id' => $message->receipt()->id,
+            'ttl' => $message->receipt()->remainingTtl(),
+            'body' => base64_encode($message->rawBody()),
+            'envelope' => $message->envelope(),
+        ];
+    },
+    'ack' => fn (int $handle) => $transport->ack($messages[$handle]),
+    'release' => fn (int $handle, string $body, int $delay) =>
+        $transport->release($messages[$handle], base64_decode($body), $delay),
+    'deadLetter' => fn (int $handle, string $body) =>
+        $transport->deadLetter($messages[$handle], base64_decode($body)),
+    'close' => fn () => $transport->close(),
+    'problem' => fn (string $body) => Envelope::problem(base64_decode($body)),
+    'make' => fn (mixed ...$arguments) => base64_encode(Envelope::make(...$arguments)),
+    'carry' => fn (string $body, string $payload) =>
+        base64_encode(Envelope::carry(base64_decode($body), base64_decode($payload))),
+    'record' => function (string $body, string $payload, string $queue, string $id): ?string {
+        $record = Envelope::record(base64_decode($body), base64_decode($payload), $queue, $id);
+        return $record === null ? null : base64_encode($record);
+    },
+    'recode' => function (string $body, int $attempts, ?array $block): string { // as InitPHP's worker
+        $envelope = Envelope::view(base64_decode($body)); // as reserve gives it
+        $envelope['attempts'] = $attempts;
+        if ($block !== null) {
+            $envelope['dead_letter'] = $block;
+        }
+        $flags = JSON_THROW_ON_ERROR | JSON_UNESCAPED_UNICODE | JSON_UNESCAPED_SLASHES;
+        return base64_encode(json_encode($envelope, $flags));
+    },
+    'memory' => fn () => memory_get_peak_usage(),
+];
+
+while (($line = fgets(STDIN)) !== false) {
+    $order = json_decode($line, true, 600, JSON_THROW_ON_ERROR);
+    try {
+        $answer = ['value' => $calls[$order['call']](...$order['arguments'])];
+    } catch (Throwable $error) {
+        $answer = ['error' => $error::class, 'message' => $error->getMessage()];
+    }
+    echo json_encode($answer, JSON_INVALID_UTF8_SUBSTITUTE | JSON_PARTIAL_OUTPUT_ON_ERROR, 600), "\n";
+}

@@ -1,0 +1,156 @@
+"""The verdict, the copies and the records of ``examples/php``, against the package's own."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes.members import with_member
+from tests.envelope_cases import CASES, Case, body, record_of, with_meta
+from tests.integration.php_peer import PhpError, PhpPeer, needs_php
+
+pytestmark = [pytest.mark.acceptance, needs_php]
+
+TOKENS = [
+    b"", b" ", b'"', b"\\", b"{", b"}", b"[", b"]", b"[]", b"{}", b",", b":", b"null", b"true",
+    b"1", b"1.0", b"-", b"1e400", b"9" * 400, b'"x"', b"\xff", b"\\ud800", b"\x00", b"php",
+    b'"data":[],', b'"attempts":"3",', b'"meta":{},', b'"dead_letter":{},', b"\xe2\x98\x95",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def php() -> Iterator[PhpPeer]:
+    with PhpPeer("127.0.0.1:1") as peer:  # never connects
+        yield peer
+
+
+def block_of(record: bytes) -> dict[str, Any]:
+    found = json.loads(record, parse_int=lambda text: int(text[:20]))["dead_letter"]
+    assert isinstance(found, dict)
+    return found
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
+def test_php_gives_the_verdict_of_the_table(php: PhpPeer, case: Case) -> None:
+    problem = php.call("problem", case.content)
+    assert (None if problem is None else problem[0]) == case.reason
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
+def test_php_writes_the_record_of_the_table(php: PhpPeer, case: Case) -> None:
+    if case.record == "keep":
+        assert php.call("record", case.content, b"", "orders", "0" * 32) is None
+        return
+    record = php.bytes_of("record", case.content, b"", "orders", "0" * 32)
+    block = block_of(record)
+    assert record == record_of(case, compact(block))
+    assert block["reason"] == ("failed" if case.reason is None else "poison")
+    assert block.get("detail") == case.reason
+    assert (block["original_queue"], block["message_id"]) == ("orders", "0" * 32)
+    assert verdict.judge(record).problem is None or case.reason is not None
+
+
+@given(
+    st.sampled_from(CASES),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), st.sampled_from(TOKENS))),
+)
+def test_php_judges_any_bytes_as_the_broker_does(
+    php: PhpPeer, case: Case, changes: list[tuple[int, int, bytes]]
+) -> None:
+    content = case.content[:2_000]
+    for at, gone, token in changes:
+        content = content[:at] + token + content[at + gone :]
+    problem, ours = php.call("problem", content), verdict.judge(content).problem
+    assert (None if problem is None else problem[0]) == (None if ours is None else ours.reason)
+
+
+# -- what InitPHP's worker hands back
+
+
+DELICATE = b'{"e":{},"l":[],"f":1.0,"n":12345678901234567890,"x":1E2,"s":"\\u2028/\\/"}'
+
+
+@pytest.mark.parametrize("urn", [{}, {"job": None, "urn": '"urn:a"'}], ids=["job", "urn"])
+def test_retry_changes_attempts_and_no_other_byte(php: PhpPeer, urn: dict[str, Any]) -> None:
+    """InitPHP decodes into arrays, where ``{}`` is ``[]`` and a large number is a float."""
+    came = b" " + body(data=DELICATE.decode(), unknown='{"a":{}}', **urn) + b"\n"
+    handed_back = php.recoded(came, 1)
+    assert b'"e":[]' in handed_back
+    assert php.bytes_of("carry", came, handed_back) == with_member(came, "attempts", b"1")
+
+
+def test_retry_of_what_a_worker_changed_is_what_it_changed(php: PhpPeer) -> None:
+    changed = body(data='{"step":2}', attempts="1")
+    assert php.bytes_of("carry", body(), changed) == changed
+
+
+def test_retry_counts_from_a_clamped_number(php: PhpPeer) -> None:
+    came = body(attempts="-50")
+    assert php.bytes_of("carry", came, php.recoded(came, 1)) == body(attempts="1")
+
+
+@pytest.mark.parametrize("came", [b"\xff", b"[1]", body()[:-1] + b',"attempts":0}'], ids=repr)
+def test_retry_of_what_cannot_be_spliced_is_the_payload(php: PhpPeer, came: bytes) -> None:
+    assert php.bytes_of("carry", came, body(attempts="1")) == body(attempts="1")
+
+
+def test_record_has_the_block_of_the_payload_and_the_bytes_that_came(php: PhpPeer) -> None:
+    came = body(data=DELICATE.decode())
+    block = {
+        "reason": "failed", "error": "no stock", "exception": "App\\NoStock", "failed_at": 17,
+        "original_queue": "elsewhere", "attempts": 3, "lang": "php",
+    }  # fmt: skip
+    record = php.bytes_of("record", came, php.recoded(came, 3, block), "orders", "ab")
+    assert record.startswith(with_member(came, "attempts", b"3")[:-1] + b',"dead_letter":{')
+    assert block_of(record) == block | {"original_queue": "orders", "message_id": "ab"}
+
+
+def test_record_of_a_reason_of_initphp_names_it_as_the_detail(php: PhpPeer) -> None:
+    """InitPHP writes the fault of a body where the contract has only poison."""
+    block = {"reason": "invalid_data", "error": None, "attempts": 0}
+    malformed = body(data="[1]")
+    record = php.bytes_of("record", malformed, php.recoded(malformed, 0, block), "orders", "ab")
+    assert block_of(record)["reason"] == "poison"
+    assert block_of(record)["detail"] == "poison"
+    odd = php.bytes_of("record", body(), compact({"dead_letter": {"reason": "tired"}}), "q", "ab")
+    assert (block_of(odd)["reason"], block_of(odd)["detail"]) == ("failed", "tired")
+
+
+def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpPeer) -> None:
+    payload = compact({"dead_letter": {"reason": 5, "attempts": "x", "error": [], "lang": {}}})
+    block = block_of(php.bytes_of("record", body(attempts="2"), payload, "orders", "ab"))
+    assert (block["reason"], block["attempts"], block["error"]) == ("failed", 2, None)
+    assert block["lang"] == "php"
+
+
+# -- making
+
+
+def test_made_envelope_has_nothing_to_complain_about(php: PhpPeer) -> None:
+    made = php.bytes_of("make", " urn:a ", {"n": 1.0, "t": "Grüße ☕ /"}, "orders", "trace")
+    assert verdict.lint(made) == ()[:0] or [p.reason for p in verdict.lint(made)] == ["not_uuid"]
+    whole = php.bytes_of("make", "urn:a")
+    assert verdict.lint(whole) == ()
+    assert (json.loads(made)["job"], json.loads(made)["trace_id"]) == ("urn:a", "trace")
+    assert b'{"n":1.0,"t":"Gr\xc3\xbc\xc3\x9fe \xe2\x98\x95 /"}' in made
+    assert b'"data":{}' in whole
+
+
+@pytest.mark.parametrize("arguments", [(" \t",), ("urn:a", [1, 2])], ids=["blank", "list"])
+def test_envelope_that_nobody_could_read_is_not_made(php: PhpPeer, arguments: Any) -> None:
+    with pytest.raises(PhpError, match="BadEnvelope: not an envelope: poison"):
+        php.call("make", *arguments)
+
+
+def test_envelope_of_php_may_have_an_empty_list_for_data(php: PhpPeer) -> None:
+    of_php = with_meta(lang='"php"').replace(b'{"order_id":1042}', b"[]")
+    assert php.call("problem", of_php) is None
+    assert php.call("problem", of_php.replace(b'"php"', b'"go"')) is not None

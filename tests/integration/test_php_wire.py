@@ -1,0 +1,421 @@
+"""What each call of ``examples/php/PhpmqTransport.php`` does on the wire, frame by frame."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    ClientFrame,
+    Consume,
+    DeadLetter,
+    Publish,
+    Requeue,
+)
+from tests.envelope_cases import body, nested, with_meta
+from tests.integration.php_peer import PhpError, PhpPeer, needs_php
+from tests.integration.scripted_broker import Peer, ScriptedBroker
+
+pytestmark = [pytest.mark.acceptance, needs_php]
+
+ID = b"0123456789abcdef" * 2
+OTHER = b"f" * 32
+BODY = body()
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
+    """A broker that dispatches one envelope to whoever consumes, and receipts what is published."""
+    async with ScriptedBroker() as scripted:
+        scripted.script = dispatching(scripted, ID, BODY)
+        yield scripted
+
+
+def dispatching(broker: ScriptedBroker, message_id: bytes, content: bytes, ttl_s: int = 0) -> Any:
+    def script(peer: Peer, frame: ClientFrame) -> None:
+        broker.store(peer, frame)
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch(frame.queue, content, message_id, ttl_s)
+
+    return script
+
+
+def silent(_peer: Peer, _frame: ClientFrame) -> None:
+    """Answer nothing."""
+
+
+@asynccontextmanager
+async def php_at(broker: ScriptedBroker, **options: Any) -> AsyncIterator[PhpPeer]:
+    with PhpPeer(f"127.0.0.1:{broker.port}", **options) as peer:
+        yield peer
+        await do(peer, "close")  # while the loop runs: it waits for the broker's end
+
+
+async def do(php: PhpPeer, name: str, *arguments: Any) -> Any:
+    return await asyncio.to_thread(php.call, name, *arguments)
+
+
+async def take(php: PhpPeer, queue: str = "orders") -> int:
+    """Reserve a message; give the handle that the other calls take."""
+    return (await asyncio.to_thread(php.take, queue)).handle
+
+
+async def frames(broker: ScriptedBroker, php: PhpPeer) -> list[ClientFrame]:
+    """Close, and give all that was sent but the first 002."""
+    await do(php, "close")
+    await broker.peer.half_closed.wait()
+    found = []
+    while not broker.frames.empty():
+        found.append(broker.frames.get_nowait()[1])
+    assert found[0] == Consume("orders", 1)
+    assert found[-1] == Consume("orders", 0)
+    return found[1:-1]
+
+
+# -- reserve
+
+
+async def test_reserve_in_vain_leaves_its_window_and_takes_the_late_message(
+    broker: ScriptedBroker,
+) -> None:
+    broker.script = silent
+    async with php_at(broker) as php:
+        for _ in range(2):
+            assert await do(php, "reserve", "orders", 0.02) is None
+        broker.peer.dispatch("orders", BODY, ID)
+        late = await asyncio.to_thread(php.take, "orders")
+        assert (late.message_id, late.body) == (ID.decode(), BODY)
+        assert late.envelope == json.loads(BODY)
+        await do(php, "ack", late.handle)
+        assert await frames(broker, php) == [Acknowledge("orders", ID)]
+
+
+async def test_reserve_reads_a_message_that_comes_in_pieces(broker: ScriptedBroker) -> None:
+    content = bytes(range(256)) * 8 + b"H0100304P01"  # looks like frames, and is none
+    whole: list[bytes] = []
+
+    def script(peer: Peer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.side.append_dispatch(whole, frame.queue, content, ID, 9)
+            peer.transport.write(b"".join(whole)[:39])
+
+    broker.script = script
+    async with php_at(broker) as php:
+        assert await do(php, "reserve", "orders", 0.05) is None
+        rest = b"".join(whole)[39:]
+        for start in range(0, len(rest), 301):
+            broker.peer.transport.write(rest[start : start + 301])
+            await asyncio.sleep(0)
+        found = await asyncio.to_thread(php.take, "orders")
+        assert (found.body, found.ttl_s, found.envelope) == (content, 9, [])
+
+
+async def test_windows_of_two_queues_are_apart(broker: ScriptedBroker) -> None:
+    broker.script = silent
+    async with php_at(broker) as php:
+        assert await do(php, "reserve", "orders", 0.01) is None
+        assert await do(php, "reserve", "7", 0.01) is None  # PHP makes a number of such a key
+        broker.peer.dispatch("orders", b"1", ID)
+        broker.peer.dispatch("7", b"2", OTHER)
+        assert (await asyncio.to_thread(php.take, "7")).body == b"2"
+        assert (await asyncio.to_thread(php.take, "orders")).body == b"1"
+
+
+async def test_reserve_gives_back_what_was_left_unsettled(broker: ScriptedBroker) -> None:
+    """A worker that failed between two calls holds up nothing: 005 to the end of the queue."""
+    async with php_at(broker) as php:
+        await take(php)
+        assert await do(php, "reserve", "orders", 0.01) is None
+        assert await frames(broker, php) == [Requeue("orders", ID, 0)]
+
+
+async def test_credit_lets_several_be_reserved(broker: ScriptedBroker) -> None:
+    broker.script = silent
+    async with php_at(broker, credit=2) as php:
+        assert await do(php, "reserve", "orders", 0.01) is None
+        broker.peer.dispatch("orders", b"1", ID)
+        broker.peer.dispatch("orders", b"2", OTHER)
+        first, second = await take(php), await take(php)
+        await do(php, "ack", second)
+        await do(php, "ack", first)
+        await do(php, "close")
+        _, *sent, _ = [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
+        assert sent == [Acknowledge("orders", OTHER), Acknowledge("orders", ID)]
+
+
+async def test_reserve_comes_back_after_a_lost_connection(broker: ScriptedBroker) -> None:
+    seen: list[Peer] = []
+
+    def script(peer: Peer, frame: ClientFrame) -> None:
+        seen.append(peer)
+        if len(seen) == 1:
+            peer.cut()
+        else:
+            peer.dispatch("orders", BODY, ID)
+
+    broker.script = script
+    async with php_at(broker) as php:
+        assert (await asyncio.to_thread(php.take, "orders")).body == BODY
+    assert len(broker.peers) == 2
+
+
+async def test_reserve_without_a_broker_says_so(unused_tcp_port: int) -> None:
+    with (
+        PhpPeer(f"127.0.0.1:{unused_tcp_port}") as php,
+        pytest.raises(PhpError, match=r"ConnectionLost: .*Connection refused"),
+    ):
+        await do(php, "reserve", "orders", 0.3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"H0100104P01",
+        b"H0100303P0100000000000000000000000009999",
+        b"H0100303P01" + b"9" * 29,
+        b"H0100302" + b"P0100000000000000000000000000001q" * 2,
+        b"H0100702P0100000000000000000000000000001qP0200000000000000000000000000001x",
+        b"H0100302P0100000000000000000000000000001qP0300000000000000000000000000001x",
+    ],
+    ids=["http", "publish", "long queue", "huge", "twice", "no key", "no content"],
+)
+async def test_answer_that_is_no_phpmq_ends_the_connection(
+    broker: ScriptedBroker, said: bytes
+) -> None:
+    broker.script = lambda peer, _frame: peer.transport.write(said)
+    async with php_at(broker) as php:
+        with suppress(PhpError):  # or None, where the last connection was new when time was up
+            assert await do(php, "reserve", "orders", 0.3) is None
+        assert len(broker.peers) > 1
+        broker.script = dispatching(broker, ID, BODY)
+        assert (await asyncio.to_thread(php.take, "orders")).body == BODY
+
+
+# -- the ends
+
+
+async def test_release_of_the_same_bytes_is_a_requeue_with_what_is_left_to_live(
+    broker: ScriptedBroker,
+) -> None:
+    broker.script = dispatching(broker, ID, BODY, ttl_s=3600)
+    async with php_at(broker) as php:
+        await do(php, "release", await take(php), BODY, 0)
+        (sent,) = await frames(broker, php)
+    assert sent in [Requeue("orders", ID, 3600), Requeue("orders", ID, 3599)]
+
+
+async def test_release_later_stores_a_copy_before_it_acknowledges(broker: ScriptedBroker) -> None:
+    """As the design says: 001 under ``<id>:<attempts>`` to ``.retry``, 007, then 004."""
+    asked: list[tuple[Peer, Publish]] = []
+    is_asked = asyncio.Event()
+
+    def script(peer: Peer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch("orders", BODY, ID, 60)
+        elif isinstance(frame, Publish):
+            asked.append((peer, frame))
+            is_asked.set()
+
+    broker.script = script
+    async with php_at(broker) as php:
+        handle = await take(php)
+        payload = await asyncio.to_thread(php.recoded, BODY, 2)
+        release = asyncio.create_task(do(php, "release", handle, payload, 7))
+        await is_asked.wait()
+        ((peer, copy),) = asked
+        assert copy == Publish("orders.retry", body(attempts="2"), 7, ID + b":2")
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+            assert not release.done()
+        peer.answer(copy)
+        await release
+        assert await frames(broker, php) == [copy, Acknowledge("orders", ID)]
+
+
+async def test_release_at_once_with_other_bytes_keeps_its_deadline(broker: ScriptedBroker) -> None:
+    broker.script = dispatching(broker, ID, BODY, ttl_s=3600)
+    async with php_at(broker) as php:
+        await do(php, "release", await take(php), body(attempts="1"), 0)
+        copy, end = await frames(broker, php)
+    assert isinstance(copy, Publish)
+    assert (copy.queue, copy.content, copy.key) == ("orders", body(attempts="1"), ID + b":1")
+    assert copy.ttl_s in (3600, 3599)
+    assert end == Acknowledge("orders", ID)
+
+
+async def test_release_later_of_the_same_bytes_copies_them(broker: ScriptedBroker) -> None:
+    async with php_at(broker) as php:
+        await do(php, "release", await take(php), BODY, 5)
+        copy = Publish("orders.retry", BODY, 5, ID + b":0")
+        assert await frames(broker, php) == [copy, Acknowledge("orders", ID)]
+
+
+async def test_dead_letter_writes_its_record_before_it_ends(broker: ScriptedBroker) -> None:
+    async with php_at(broker) as php:
+        handle = await take(php)
+        block = {"reason": "failed", "error": "no stock", "attempts": 3}
+        payload = await asyncio.to_thread(php.recoded, BODY, 3, block)
+        await do(php, "deadLetter", handle, payload)
+        record, end = await frames(broker, php)
+    assert isinstance(record, Publish)
+    assert (record.queue, record.ttl_s, record.key) == ("orders.dlq", 0, ID + b":dead")
+    found = json.loads(record.content)
+    assert (found["attempts"], found["dead_letter"]["message_id"]) == (3, ID.decode())
+    assert end == DeadLetter("orders", ID)
+
+
+@pytest.mark.parametrize(
+    ("queue", "content"),
+    [("orders", with_meta(schema_version="2")), ("orders.dlq", BODY), ("q" * 252, BODY)],
+    ids=["version 2", "of a record", "long name"],
+)
+async def test_dead_letter_that_only_the_broker_can_write_is_bare(
+    broker: ScriptedBroker, queue: str, content: bytes
+) -> None:
+    broker.script = dispatching(broker, ID, content)
+    async with php_at(broker) as php:
+        await do(php, "deadLetter", await take(php, queue), content)
+        await do(php, "close")
+    sent = [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
+    assert sent == [Consume(queue, 1), DeadLetter(queue, ID), Consume(queue, 0)]
+
+
+async def test_malformed_body_goes_whole_into_its_record(broker: ScriptedBroker) -> None:
+    """InitPHP hands back ``{"attempts":0,"dead_letter":…}`` and has lost the body."""
+    deep = nested(300)
+    broker.script = dispatching(broker, ID, deep)
+    async with php_at(broker) as php:
+        found = await asyncio.to_thread(php.take, "orders")
+        assert found.envelope == []
+        await do(php, "deadLetter", found.handle, b'{"attempts":0,"dead_letter":{"attempts":0}}')
+        record, _ = await frames(broker, php)
+    assert isinstance(record, Publish)
+    assert json.loads(record.content)["raw"] == deep.decode()
+    assert json.loads(record.content)["dead_letter"]["detail"] == "too_deep"
+
+
+@pytest.mark.parametrize("content", [body(data="[1]"), body(trace_id='" "'), b"[]"])
+async def test_body_that_initphp_would_hand_to_a_handler_has_an_empty_envelope(
+    broker: ScriptedBroker, content: bytes
+) -> None:
+    """Its dispatcher takes a list for data and a blank trace_id; an empty envelope it refuses."""
+    broker.script = dispatching(broker, ID, content)
+    async with php_at(broker) as php:
+        found = await asyncio.to_thread(php.take, "orders")
+        assert (found.body, found.envelope) == (content, [])
+
+
+# -- what goes wrong
+
+
+async def test_copy_that_is_refused_leaves_the_message_reserved(broker: ScriptedBroker) -> None:
+    def script(peer: Peer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch("orders", BODY, ID)
+        elif isinstance(frame, Publish):
+            peer.answer(frame, None if frame.queue.endswith(".dlq") else "queue is full")
+
+    broker.script = script
+    async with php_at(broker) as php:
+        handle = await take(php)
+        with pytest.raises(PhpError, match=r"PublishRefused: orders\.retry: queue is full"):
+            await do(php, "release", handle, BODY, 5)
+        await do(php, "deadLetter", handle, BODY)
+        _, record, end = await frames(broker, php)
+    assert isinstance(record, Publish)
+    assert end == DeadLetter("orders", ID)
+
+
+async def test_connection_lost_before_the_receipt_repeats_the_copy_under_its_key(
+    broker: ScriptedBroker,
+) -> None:
+    cut: list[Publish] = []
+
+    def script(peer: Peer, frame: ClientFrame) -> None:
+        if isinstance(frame, Publish) and not cut:
+            cut.append(frame)
+            peer.cut()
+            return
+        broker.store(peer, frame)
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch("orders", BODY, ID)
+
+    broker.script = script
+    async with php_at(broker) as php:
+        await do(php, "release", await take(php), body(attempts="1"), 5)
+        await do(php, "close")
+    sent = [broker.frames.get_nowait() for _ in range(broker.frames.qsize())]
+    (first, again) = [frame for _, frame in sent if isinstance(frame, Publish)]
+    assert first == again
+    assert sent[-1] == (broker.peers[1], Acknowledge("orders", ID))
+
+
+async def test_acknowledgement_leaves_on_the_next_connection(broker: ScriptedBroker) -> None:
+    """The broker takes it: nobody holds the message after its consumer's connection ended."""
+    async with php_at(broker) as php:
+        handle = await take(php)
+        broker.peer.cut()
+        await broker.peer.ended.wait()
+        await do(php, "ack", handle)
+        await do(php, "close")
+    sent = [broker.frames.get_nowait() for _ in range(broker.frames.qsize())]
+    assert sent[1:] == [(broker.peers[1], Acknowledge("orders", ID))]
+
+
+async def test_publish_without_a_receipt_gives_up_in_time(broker: ScriptedBroker) -> None:
+    broker.script = silent
+    async with php_at(broker, timeout=0.2) as php:
+        with pytest.raises(PhpError, match=r"ConnectionLost: no receipt within 0\.2 s"):
+            await do(php, "publish", BODY, "orders")
+
+
+async def test_publish_sends_its_bytes_under_a_new_key_each_time(broker: ScriptedBroker) -> None:
+    async with php_at(broker, defaultQueue="home") as php:
+        for queue in ("orders", None):
+            given = await do(php, "publish", BODY, queue)
+            assert given == json.loads(BODY)["meta"]["id"]
+    first, second = await broker.next(Publish), await broker.next(Publish)
+    assert (first.queue, second.queue) == ("orders", "home")
+    assert first.content == second.content == BODY
+    assert first.key != second.key
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"hello", body(data="[1]"), body(trace_id='""')])
+async def test_what_no_consumer_could_handle_is_not_published(
+    broker: ScriptedBroker, content: bytes
+) -> None:
+    async with php_at(broker) as php:
+        with pytest.raises(PhpError, match="BadEnvelope: not an envelope"):
+            await do(php, "publish", content, "orders")
+    assert broker.peers == []
+
+
+@pytest.mark.parametrize("name", ["", "a\tb", "q" * 256, "ü" * 128, "a\x7fb", "\x85"])
+async def test_queue_that_has_no_right_name_is_refused_before_anything_is_sent(
+    broker: ScriptedBroker, name: str
+) -> None:
+    async with php_at(broker) as php:
+        for call in (("publish", BODY, name), ("reserve", name, 0.1)):
+            with pytest.raises(PhpError, match="PhpmqException: a queue has 1 to 255 bytes"):
+                await do(php, *call)
+    assert broker.peers == []
+
+
+async def test_body_above_the_limit_is_refused_before_anything_is_sent(
+    broker: ScriptedBroker,
+) -> None:
+    async with php_at(broker, maxContent=len(BODY) - 1) as php:
+        with pytest.raises(PhpError, match=f"BadEnvelope: {len(BODY)} bytes, the limit is"):
+            await do(php, "publish", BODY, "orders")
+    assert broker.peers == []
+
+
+async def test_record_above_the_limit_is_left_to_the_broker(broker: ScriptedBroker) -> None:
+    async with php_at(broker, maxContent=len(BODY)) as php:
+        await do(php, "deadLetter", await take(php), BODY)
+        assert await frames(broker, php) == [DeadLetter("orders", ID)]
