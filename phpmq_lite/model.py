@@ -139,7 +139,10 @@ class QueueSettings:
     default_ttl_s: int = 0  # for messages without a TTL, and forwarded ones; 0: never expires
     max_messages: int = 0  # alive; 0: no limit
     max_bytes: int = 0  # alive; 0: no limit
-    payload_policy: str = "observe"
+    payload_policy: str = "observe"  # opaque, observe or envelope
+    schema_mode: str = "off"  # off, warn or quarantine; of envelope queues
+    dead_letter_queue: str = ""  # its name; empty: that of the queue with .dlq
+    empty_list_data: str = "php"  # where ``data: []`` counts as ``{}``: php, never or always
     delivery_paused: bool = False
     publishing_paused: bool = False
     pinned: bool = False  # stays although it is empty and somebody wants it removed
@@ -220,6 +223,14 @@ class Looked(NamedTuple):
     attempts: int | None
     reason: str | None = None  # of the verdict: it must not reach a consumer
     detail: str = ""  # the same for people
+    record: tuple[bytes, bytes] | None = None  # made ahead; the id that stands in it for the real
+
+
+class Judged(NamedTuple):
+    """A content that was looked at ahead of its batch, because it is large."""
+
+    settings: QueueSettings  # by which; where the queue has others by now it is worth nothing
+    looked: Looked
 
 
 class Source(NamedTuple):
@@ -245,6 +256,9 @@ class Envelopes(Protocol):
 
     def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
         """Read what is indexed, and judge where the queue asks for it; None: nothing to index."""
+
+    def unread(self, content: bytes) -> str | None:
+        """Give the reason for which nobody here may change an envelope, not even by a block."""
 
     def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
         """Make the content of a dead-letter record."""
@@ -321,6 +335,7 @@ class Batch:
 
     __slots__ = (
         "answers",
+        "aside",
         "bodies",
         "body_seqs",
         "born",
@@ -336,6 +351,7 @@ class Batch:
         "events",
         "filled",
         "first_number",
+        "has_envelopes",
         "keys",
         "named",
         "new_queues",
@@ -343,6 +359,7 @@ class Batch:
         "pages",
         "queue_rows",
         "rare",
+        "record_seqs",
         "rows",
         "sends",
         "settled",
@@ -362,6 +379,7 @@ class Batch:
         self.born: list[Message] = []
         self.bodies: list[Any] = []  # of those born; flat: seq, content
         self.born_bytes = 0
+        self.has_envelopes = False  # one of those born has what is indexed of an envelope
         self.dispatched: list[Message] = []  # on disk before, now dispatched
         self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
         self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs
@@ -378,6 +396,7 @@ class Batch:
         self.filled: list[WindowRequest] = []
         self.named: set[int] = set()
         self.body_seqs: set[int] = set()
+        self.record_seqs: set[int] = set()  # who may have a record already, that a client wrote
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
         self.due_at: int | None = None  # load what is due at this steady time
@@ -385,6 +404,8 @@ class Batch:
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
         self.wakes: set[Any] = set()  # connections whose publishers need not wait any more
         self.answers: list[tuple[Callable[[Any], None], Any]] = []
+        self.aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        # (what takes long and needs no batch, whom to give its result in a later batch)
 
     @property
     def stores(self) -> bool:
@@ -412,6 +433,7 @@ class Batch:
             self.filled
             or self.named
             or self.body_seqs
+            or self.record_seqs
             or self.pages
             or self.rows
             or self.due_at is not None
@@ -426,6 +448,8 @@ class Loaded:
     # (queue_id, messages in order, True where the queue has no more)
     named: dict[int, Message | None] = field(default_factory=dict)  # None: not alive
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
+    records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    # by the seq they are about: id and content of the records that clients wrote, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
     )  # whom to give it, messages in order, True where there are no more

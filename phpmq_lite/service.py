@@ -21,6 +21,8 @@ from phpmq_lite.admin.listening import open_admin, tls_of
 from phpmq_lite.admin.pages.system import DRAIN
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
+from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.schema import RegistryError, Schemas
 from phpmq_lite.errors import OutcomeUnknownError, SettingsError
 from phpmq_lite.model import Limits, QueueSettings, Stored
 from phpmq_lite.protocol.connection import ServerSide
@@ -67,6 +69,7 @@ class Service:
         self._sources = sources or {}  # where each setting comes from
         self.front = Front(Figures())
         self.rollups = Rollups()
+        self.schemas = Schemas(settings.envelopes.schemas)
         self.sampler: Sampler  # once it serves
         self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
         self.admin: list[str] = []
@@ -111,6 +114,7 @@ class Service:
         database = settings.data / DATABASE
         check_wide_binds(settings, lambda: has_admin(database))
         tls_of(settings)  # what cannot be used refuses the start before anything is made
+        await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, database):
             self._first_password = initial_password(file)
@@ -140,6 +144,7 @@ class Service:
         app[DRAIN] = lambda: self.drain()
         self._context = app[CONTEXT]
         app[CONTEXT].rollups = self.rollups
+        app[CONTEXT].schemas = self.schemas
         self.admin = await open_admin(stack, app, self.settings, folder.control_socket)
         for address in self.admin:
             self._announce(f"listening admin {address}")
@@ -171,7 +176,7 @@ class Service:
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
         stack.callback(folder.record, is_running=False)  # ahead of writer.close
-        core = Broker(stored, _limits(settings), _queue_defaults(settings))
+        core = Broker(stored, _limits(settings), _queue_defaults(settings), Intake(self.schemas))
         self._upkeep = Upkeep(folder.database, _bounds(settings), settings.storage.wal_bytes)
         engine = Engine(core, writer, clock, self._upkeep)
         front.engine = engine
@@ -230,6 +235,7 @@ class Service:
             work = tasks.create_task(engine.run())
             looking = tasks.create_task(watch.run())
             sampling = tasks.create_task(sampler.run())
+            reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
             await self._let_people_in()
             await listeners.open()
             stack.push_async_callback(listeners.close)
@@ -247,6 +253,7 @@ class Service:
             engine.stop()
             await work
             looking.cancel()
+            reading.cancel()
         await engine.end()
 
     async def _let_people_in(self) -> None:
@@ -277,6 +284,20 @@ class Service:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _load(schemas: Schemas) -> None:
+    try:
+        schemas.load()
+    except RegistryError as error:
+        raise SettingsError(f"envelopes.schemas: {error}") from None
+
+
+def _tell_of_schemas(error: RegistryError | None) -> None:
+    if error is None:
+        _log.info("schemas_read")
+    else:
+        _log.warning("schemas_not_read", reason=str(error))
 
 
 def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Session:

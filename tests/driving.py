@@ -18,6 +18,8 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
+    Envelopes,
+    Judged,
     Limits,
     Loaded,
     Message,
@@ -108,10 +110,16 @@ class Client:
     def publish(
         self, queue: str, body: bytes, ttl_s: int | None = None, key: bytes | None = None
     ) -> "Command":
-        return self._give(
-            lambda core, me: core.publish(me, queue, body, ttl_s, key),
-            "publish", queue, body, ttl_s, key,
-        )  # fmt: skip
+        judged: list[Judged] = []  # where it is large, as server/tcp.py has it judged ahead
+
+        def publish(core: Broker, me: Connection) -> Result:
+            result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
+            if result is Result.JUDGE:
+                core.judge_ahead(queue, body, judged.append)
+                return Result.LOAD
+            return result
+
+        return self._give(publish, "publish", queue, body, ttl_s, key)
 
     def consume(self, queue: str, count: int) -> "Command":
         return self._give(lambda core, me: core.consume(me, queue, count), "consume", queue, count)
@@ -251,8 +259,13 @@ class Driver:
     """A broker on a file in ``folder``.  Give commands by its clients, then ``step``."""
 
     def __init__(
-        self, folder: Path, limits: Limits | None = None, defaults: QueueSettings | None = None
+        self,
+        folder: Path,
+        limits: Limits | None = None,
+        defaults: QueueSettings | None = None,
+        envelopes: Envelopes | None = None,
     ) -> None:
+        self.envelopes = envelopes
         self.clock = FakeClock()
         self.limits = limits or Limits()
         self.defaults = defaults or QueueSettings()
@@ -270,7 +283,8 @@ class Driver:
             self.clock.now().wall_ms, self.limits.receipt_window_ms, self.limits.receipts
         )
         self.returned = stored.returned
-        self.core = Broker(stored, self.limits, self.defaults)
+        self.core = Broker(stored, self.limits, self.defaults, self.envelopes)
+        self._aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self._loaded: Loaded | None = None
         self._late: list[Message] = []
         self._opening: list[Client] = []
@@ -328,6 +342,7 @@ class Driver:
         return (
             self._loaded is not None
             or bool(self._late)
+            or bool(self._aside)
             or bool(self._opening)
             or self.core.wants_batch
             or (wake_ms is not None and wake_ms <= self.clock.steady_ms)
@@ -343,6 +358,9 @@ class Driver:
         opened, self._opening = self._opening, []
         for client in opened:
             client.connection = core.connect(client, "tcp", client.name)
+        aside, self._aside = self._aside, []
+        for work, give in aside:
+            give(work())
         late, self._late = self._late, []
         core.take_back(late)
         done = self._run(core)
@@ -402,6 +420,7 @@ class Driver:
             answer(value)
         for connection in batch.wakes:
             connection.peer.resume()
+        self._aside += batch.aside
 
     # -- whole stories
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.bench.streams import PLAIN, DispatchStream, PublishStream
 from phpmq_lite.errors import ClientError
 
 Address = tuple[str, int]
@@ -54,10 +54,15 @@ def prove(link: socket.socket, before: bytes = b"") -> None:
 
 
 def publish(
-    address: Address, queue: str, size: int, seconds: float, is_confirmed: bool
+    address: Address,
+    queue: str,
+    size: int,
+    seconds: float,
+    is_confirmed: bool,
+    content: str = PLAIN,
 ) -> Generator[None, None, int]:
     """Publish for ``seconds``, and until all is stored; return how many messages."""
-    stream = PublishStream(queue, size, is_confirmed=is_confirmed)
+    stream = PublishStream(queue, size, is_confirmed=is_confirmed, content=content)
     with connect(address) as link:
         prove(link)
         yield
@@ -110,12 +115,14 @@ def _publish_plain(link: socket.socket, stream: PublishStream, end_s: float) -> 
     return sent + 1
 
 
-def consume(address: Address, queue: str, size: int, window: int) -> Generator[None, None, int]:
+def consume(
+    address: Address, queue: str, size: int, window: int, content: str = PLAIN
+) -> Generator[None, None, int]:
     """Receive and acknowledge up to the last message of a ``publish``, until all is stored.
 
     Returns the number of messages; an empty queue is assumed at the start.
     """
-    stream = DispatchStream(queue, size, window)
+    stream = DispatchStream(queue, size, window, content)
     with connect(address) as link:
         prove(link, stream.consume)
         yield
@@ -128,14 +135,15 @@ def consume(address: Address, queue: str, size: int, window: int) -> Generator[N
 
 
 def one_in_flight(
-    address: Address, queue: str, size: int, seconds: float
+    address: Address, queue: str, size: int, seconds: float, content: str = PLAIN
 ) -> Generator[None, None, tuple[list[float], list[float]]]:
     """Publish one message at a time; the next one when the last is acknowledged and stored.
 
     Returns the seconds from publish to dispatch, and from publish to receipt.  Rounds take turns
     in which of both they wait for first, so that neither is read late.
     """
-    stream, dispatches = PublishStream(queue, size), DispatchStream(queue, size, 1)
+    stream = PublishStream(queue, size, content=content)
+    dispatches = DispatchStream(queue, size, 1, content)
     receive_s: list[float] = []
     receipt_s: list[float] = []
     with connect(address) as publisher, connect(address) as consumer:
@@ -173,13 +181,18 @@ def _wait_dispatch(link: socket.socket, stream: DispatchStream) -> bytes:
 
 
 def drain(
-    address: Address, queue: str, size: int, number: int, window: int = UNCONFIRMED
+    address: Address,
+    queue: str,
+    size: int,
+    number: int,
+    window: int = UNCONFIRMED,
+    content: str = PLAIN,
 ) -> Generator[None, None, int]:
     """Take ``number`` messages out of a queue that was filled before; return how many it was.
 
     There must not be more: what comes behind them would stand where a receipt is awaited.
     """
-    stream = DispatchStream(queue, size, window)
+    stream = DispatchStream(queue, size, window, content)
     with connect(address) as link:
         yield
         link.sendall(stream.consume)

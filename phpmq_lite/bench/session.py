@@ -22,6 +22,7 @@ from phpmq_lite.bench.counters import busy_seconds, cpu_seconds
 from phpmq_lite.bench.machine import describe_machine
 from phpmq_lite.bench.processes import Job, Outcome, run, without
 from phpmq_lite.bench.report import Latency, Limits, Load, Rate, Report
+from phpmq_lite.bench.streams import PLAIN
 from phpmq_lite.errors import ClientError
 
 PUBLISH: Final = "publish"
@@ -44,6 +45,7 @@ class Plan:
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
     folder: Path = field(default_factory=Path.cwd)  # on the disk that is measured
     address: Address | None = None
+    content: str = PLAIN
 
     @property
     def limit_seconds(self) -> float:
@@ -154,10 +156,13 @@ class _Session:
         """Measure messages per second, from the first publish to the proof of the last."""
         plan = self._plan
         queue = _queue(workload)
-        publisher = (self._address, queue, plan.size, plan.seconds, workload != FLOW_PLAIN)
+        is_confirmed = workload != FLOW_PLAIN
+        publisher = (
+            self._address, queue, plan.size, plan.seconds, is_confirmed, plan.content
+        )  # fmt: skip
         jobs = {"producer": Job(clients.publish, publisher)}
         if workload != PUBLISH:
-            arguments = (self._address, queue, plan.size, plan.window)
+            arguments = (self._address, queue, plan.size, plan.window, plan.content)
             jobs["consumer"] = Job(clients.consume, arguments)
         load = _LoadMeter(self._pid)
         outcomes = self._run(workload, plan.seconds, jobs, load.start)
@@ -173,13 +178,16 @@ class _Session:
     def latency(self) -> Latency:
         """Measure one message at a time."""
         plan = self._plan
-        job = Job(clients.one_in_flight, (self._address, _queue(LATENCY), plan.size, plan.seconds))
+        arguments = (self._address, _queue(LATENCY), plan.size, plan.seconds, plan.content)
+        job = Job(clients.one_in_flight, arguments)
         outcome = self._run(LATENCY, plan.seconds, {"client": job})["client"]
         return Latency.of(*outcome.value)
 
     def _take_out(self, queue: str, messages: int) -> None:
         """Leave no messages in a broker that is not ours."""
-        job = Job(clients.drain, (self._address, queue, self._plan.size, messages))
+        plan = self._plan
+        arguments = (self._address, queue, plan.size, messages, clients.UNCONFIRMED, plan.content)
+        job = Job(clients.drain, arguments)
         self._run("taking the messages out again", self._plan.seconds, {"consumer": job})
 
     def _run(

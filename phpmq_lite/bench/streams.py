@@ -17,8 +17,30 @@ ID_BYTES: Final = 32  # of every message id this broker gives
 _BODY: Final = b"x"
 _LAST_BODY: Final = b"y"  # says to the consumer that nothing follows
 
+PLAIN: Final = "plain"
+ENVELOPE: Final = "envelope"
+CONTENTS: Final = (PLAIN, ENVELOPE)
+_ENVELOPE: Final = (
+    b'{"job":"urn:babel:bench:made","trace_id":"7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b",'
+    b'"data":{"text":"?"},"meta":{"id":"f1e2d3c4-b5a6-4789-90ab-cdef01234567","queue":"bench",'
+    b'"lang":"python","schema_version":1,"created_at":1749132727000},"attempts":0}'
+)
+
 _client: Final = ClientSide()
 _broker: Final = encoder_for(b"", 32, "ttl")
+
+
+def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
+    """Make a body of ``size`` bytes, or the least that an envelope takes if that is more.
+
+    The last one differs in one byte.  All have the same trace_id, so that an index of it costs
+    less than with real ones.
+    """
+    mark = _LAST_BODY if is_last else _BODY
+    if content == PLAIN:
+        return mark * size
+    head, tail = _ENVELOPE.split(b"?")
+    return head + mark * max(1, size - len(head) - len(tail)) + tail
 
 
 class PublishStream:
@@ -29,11 +51,13 @@ class PublishStream:
 
     __slots__ = ("_head", "_is_confirmed", "_last_head", "_numbers", "_receipt", "_rest")
 
-    def __init__(self, queue: str, size: int, *, is_confirmed: bool = True) -> None:
+    def __init__(
+        self, queue: str, size: int, *, is_confirmed: bool = True, content: str = PLAIN
+    ) -> None:
         key = bytes(KEY_BYTES) if is_confirmed else None
         end = -KEY_BYTES if is_confirmed else None
-        self._head = _client.publish(queue, _BODY * size, 0, key)[:end]
-        self._last_head = _client.publish(queue, _LAST_BODY * size, 0, key)[:end]
+        self._head = _client.publish(queue, body_of(content, size), 0, key)[:end]
+        self._last_head = _client.publish(queue, body_of(content, size, is_last=True), 0, key)[:end]
         self._is_confirmed = is_confirmed
         self._numbers = count(int.from_bytes(os.urandom(5), "big") << 24)
         parts: list[bytes] = []
@@ -77,13 +101,13 @@ class DispatchStream:
     __slots__ = ("_ack_head", "_head", "_last_head", "_rest", "_size", "consume", "is_complete",
                  "received")  # fmt: skip
 
-    def __init__(self, queue: str, size: int, window: int) -> None:
+    def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
         self.consume = _client.consume(queue, window)  # the frame that opens the window
         self.received = 0
         self.is_complete = False  # the last message was received
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
-        self._head = _dispatch_head(queue, _BODY * size)
-        self._last_head = _dispatch_head(queue, _LAST_BODY * size)
+        self._head = _dispatch_head(queue, body_of(content, size))
+        self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
         self._size = len(self._head) + ID_BYTES + len(_dispatch_tail())
         self._rest = b""
 

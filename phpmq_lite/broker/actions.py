@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from phpmq_lite.broker import audit, interventions
+from phpmq_lite.broker import audit, interventions, redriving
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
@@ -47,6 +47,7 @@ class Options:
     queues: frozenset[int] | None = None
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     # of place: seq -> queue_id, position
+    is_dry_run: bool = False  # redrive: say what would become of them, change nothing
 
 
 @dataclass(slots=True)
@@ -58,6 +59,8 @@ class Outcome:
     skipped: Counter[str] = field(default_factory=Counter)  # reasons
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     # seq -> queue_id and position before, of requeue and move
+    targets: Counter[str] = field(default_factory=Counter)  # of redrive: messages by queue
+    poisoned: Counter[str] = field(default_factory=Counter)  # of them: dead again, by reason
 
 
 _WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
@@ -109,7 +112,8 @@ class Act:
         for row in page:
             reason = self._try(row)
             if reason is None:
-                self._lives.gone.add(row.seq)
+                if not self._options.is_dry_run:
+                    self._lives.gone.add(row.seq)
                 outcome.done.append(row.seq)
             else:
                 outcome.skipped[reason] += 1
@@ -120,15 +124,19 @@ class Act:
         if is_last or not page:
             self._end(done)
         else:
-            audit.count(self._core, self._entry, done, is_last=False)
+            self._count(done, is_last=False)
             self._ask(self._asked[self._asked.index(page[-1].seq) + 1 :])
 
     def _end(self, done: int = 0) -> None:
         outcome = self.outcome
         if gone := len(self._all) - len(outcome.done) - outcome.skipped.total():
             outcome.skipped["gone"] += gone
-        audit.count(self._core, self._entry, done)
+        self._count(done)
         self._lives.batch.answers.append((self._answer, outcome))
+
+    def _count(self, done: int, *, is_last: bool = True) -> None:
+        if not self._options.is_dry_run:
+            audit.count(self._core, self._entry, done, is_last=is_last)
 
     def _try(self, row: Message) -> str | None:
         """Act on one message; return why not."""
@@ -200,25 +208,24 @@ class Act:
         return None
 
     def _redrive(self, record: Message, body: bytes | None) -> str | None:
-        lives, name = self._lives, self._options.target
-        if record.source_queue_id is None:
+        lives, options = self._lives, self._options
+        if not redriving.is_record(lives, record):
             return "not a record"
-        if self._is_held(record):
-            return "dispatched"
-        if body is None:
-            return "damaged"
-        origin = lives.by_id.get(record.source_queue_id) if name is None else self._target(name)
-        if origin is None:
+        target = None
+        if options.target is not None and (target := self._target(options.target)) is None:
             return "queue gone"
-        if origin.queue_id == record.queue_id:
-            return "there already"
-        queues = self._options.queues
-        if name is None and queues is not None and origin.queue_id not in queues:
-            return "foreign queue"
-        if (reason := origin.refusal()) is not None:
-            return _short(reason)
-        message = lives.redrive(record, body, origin, self._options.ttl_s)
-        origin.totals.count_source(self._entry.source)
+        way = redriving.find(
+            lives, record, body, target, options.queues, is_dry_run=options.is_dry_run
+        )
+        if isinstance(way, str):
+            return way
+        if way.poison is not None:
+            self.outcome.poisoned[way.poison] += 1
+        self.outcome.targets[way.queue.name] += 1
+        if options.is_dry_run:
+            return None
+        message = lives.redrive(record, way.content, way.queue, options.ttl_s, way.looked)
+        way.queue.totals.count_source(self._entry.source)
         self.outcome.made[record.seq] = message.message_id.decode()
         return None
 

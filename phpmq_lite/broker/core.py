@@ -11,12 +11,12 @@ is stored.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from hmac import compare_digest
 from typing import Any
 
-from phpmq_lite.broker import intake, turns
+from phpmq_lite.broker import intake, judging, turns
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Connection, Consumer, Queue
 from phpmq_lite.broker.queue_settings import check_name
@@ -27,8 +27,11 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
+    Envelopes,
+    Judged,
     Limits,
     Loaded,
+    Looked,
     Message,
     Now,
     Peer,
@@ -46,14 +49,21 @@ class Result(IntEnum):
     PARK = 2  # not done: the queue takes nothing now; give it again when the peer is resumed
     CLOSE = 3  # not done and never will be: close the connection
     WAIT = 4  # done, but stored with the next batch: only then give what follows it
+    JUDGE = 5  # not done: its content is large; call ``judge_ahead``, give it again
 
 
 class Broker:
     """All queues, consumers and messages in memory.  Use from one thread, in batches."""
 
-    def __init__(self, stored: Stored, limits: Limits, defaults: QueueSettings) -> None:
+    def __init__(
+        self,
+        stored: Stored,
+        limits: Limits,
+        defaults: QueueSettings,
+        envelopes: Envelopes | None = None,
+    ) -> None:
         self.limits = limits
-        self.lives = lives = Lives(limits, defaults)
+        self.lives = lives = Lives(limits, defaults, envelopes)
         for row in stored.queues:
             lives.adopt(row)
         lives.next_queue_id = max(lives.next_queue_id, stored.counters.get("next_queue_id", 1))
@@ -184,9 +194,18 @@ class Broker:
     # -- commands of a connection
 
     def publish(
-        self, connection: Connection, name: str, body: bytes, ttl_s: int | None, key: bytes | None
+        self,
+        connection: Connection,
+        name: str,
+        body: bytes,
+        ttl_s: int | None,
+        key: bytes | None,
+        judged: Judged | None = None,
     ) -> Result:
-        """Store a message; with a key, once per key, and a receipt follows after the commit."""
+        """Store a message; with a key, once per key, and a receipt follows after the commit.
+
+        ``judged`` is what ``judge_ahead`` gave for this content.
+        """
         lives = self.lives
         queue = lives.queues.get(name) or lives.queue(name)
         if queue is None:
@@ -202,7 +221,14 @@ class Broker:
             reason := queue.refusal()
         ) is not None:
             return self._refuse(connection, name, key, reason, queue)
-        message = lives.publish(queue, body, ttl_s, connection.number)
+        looked: Looked | None = None
+        if queue.judges:
+            looked = judging.verdict(lives, queue, body, judged)
+            if looked is None:
+                return Result.JUDGE
+            if looked.reason is not None and (full := lives.refuses_dead(queue)) is not None:
+                return self._refuse(connection, name, key, full[1], full[0])
+        message = lives.publish(queue, body, ttl_s, connection.number, looked)
         connection.published += 1
         if key is not None:
             now_ms = lives.now.steady_ms
@@ -234,15 +260,27 @@ class Broker:
         self._answer(connection, Receipt(name, key, reason))
         return Result.DONE
 
+    def judge_ahead(self, name: str, body: bytes, give: Callable[[Judged], None]) -> None:
+        """Have a content judged in a thread, after Result.JUDGE; ``give`` is called in a batch."""
+        work = judging.work(self.lives, self.lives.queues[name], body)
+        self.lives.batch.aside.append((work, give))
+
     def force_publish(
-        self, connection: Connection, name: str, body: bytes, ttl_s: int | None
+        self,
+        connection: Connection,
+        name: str,
+        body: bytes,
+        ttl_s: int | None,
+        judged: Judged | None = None,
     ) -> None:
         """Store although the queue refuses: a consumer's acknowledgements wait behind it."""
         queue = self.lives.queue(name)
         if queue is not None:
-            queue.parked.discard(connection)
+            if connection.parked is not None:  # it, or its dead-letter queue
+                connection.parked.parked.discard(connection)
             connection.published += 1
-            self.lives.publish(queue, body, ttl_s, connection.number)
+            looked = judging.verdict(self.lives, queue, body, judged) if queue.judges else None
+            self.lives.publish(queue, body, ttl_s, connection.number, looked)
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:
         """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""

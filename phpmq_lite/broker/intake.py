@@ -3,8 +3,10 @@
 A message may have come several times, as several objects: only one of them has a turn.
 """
 
+from phpmq_lite.broker.judging import bury_large
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.records import Written
 from phpmq_lite.model import Loaded, Message
 
 
@@ -27,7 +29,7 @@ def take(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
     for give, page, is_last in loaded.pages:
         give(page, is_last)
     for seq, body in loaded.bodies.items():
-        _take_body(lives, seq, body)
+        _take_body(lives, seq, body, loaded.records.get(seq, ()))
     return named
 
 
@@ -44,9 +46,10 @@ def _named(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
     }
 
 
-def _take_body(lives: Lives, seq: int, body: bytes | None) -> None:
+def _take_body(lives: Lives, seq: int, body: bytes | None, written: Written) -> None:
     if seq in lives.dying:
-        lives.bury(*lives.dying[seq], body)
+        if body is None or not bury_large(lives, seq, body, written):
+            lives.bury(*lives.dying[seq], body, written=written)
     elif (message := lives.known.get(seq)) is not None and message.holder is None:
         queue = lives.by_id[message.queue_id]
         if body is None:  # damaged: never delivered

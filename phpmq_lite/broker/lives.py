@@ -8,11 +8,22 @@ who asked for it, is decided in ``core.py``.
 from os import urandom
 from typing import Final
 
+from phpmq_lite.broker import records
 from phpmq_lite.broker.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
-from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Consumer, Queue
+from phpmq_lite.broker.queue import Consumer, Queue
+from phpmq_lite.broker.queues import Queues
+from phpmq_lite.broker.records import Written
 from phpmq_lite.broker.window import Bodies, Window
-from phpmq_lite.model import Batch, Limits, Message, Now, QueueRow, QueueSettings, State, checksum
+from phpmq_lite.model import (
+    Envelopes,
+    Limits,
+    Looked,
+    Message,
+    QueueSettings,
+    State,
+    checksum,
+)
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
 DISPATCHED: Final = next_state(State.READY, Event.DISPATCH)
@@ -23,21 +34,18 @@ DEAD: Final = next_state(State.DISPATCHED, Event.DEAD_LETTER)
 DELETED: Final = next_state(State.READY, Event.DELETE)
 
 ACKED_KEY: Final = (int(ACKED), None)
-REMOVED: Final = "removed"  # beside the settings in the row of a queue that is no more
 LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
+LOOKED_BYTES: Final = 1 << 20  # longer content is not looked at, but where it must be judged
 _TOKENS_AT_ONCE: Final = 512
 
 
-class Lives:
+class Lives(Queues):
     """All messages in memory and the batch that is open.  Plain state, owned by the core."""
 
-    def __init__(self, limits: Limits, defaults: QueueSettings) -> None:
-        self.limits = limits
-        self.defaults = defaults
-        self.now = Now(0, 0)
-        self.batch = Batch(0)
-        self.queues: dict[str, Queue] = {}
-        self.by_id: dict[int, Queue] = {}
+    def __init__(
+        self, limits: Limits, defaults: QueueSettings, envelopes: Envelopes | None = None
+    ) -> None:
+        super().__init__(limits, defaults, envelopes)
         self.known: dict[int, Message] = {}  # by seq: held, or in a window
         self.dying: dict[int, tuple[Message, str]] = {}  # wait for their body; with the reason
         self.gone: set[int] = set()  # seqs of loaded rows that had a turn in this batch already
@@ -45,11 +53,7 @@ class Lives:
         self.next_deadline_ms: int | None = None  # no ready message expires before it
         self.held = 0
         self.held_bytes = 0
-        self.hungry: dict[int, Queue] = {}  # may have both a ready message and free credit
-        self.limited: set[Connection] = set()  # got all that one batch may send to them
         self.bodies = Bodies()
-        self.removed: dict[str, QueueRow] = {}  # their names are in the history
-        self.next_queue_id = 1
         self._tokens: list[int] = []
 
     # -- numbers and places
@@ -68,48 +72,6 @@ class Lives:
                 int.from_bytes(pool[at : at + 8], "big") >> 1 for at in range(0, len(pool), 8)
             ]
         return self._tokens.pop()
-
-    def queue(self, name: str) -> Queue | None:
-        """Return the queue, made now where there is none; None where the limit is reached."""
-        queue = self.queues.get(name)
-        if queue is None and len(self.queues) < self.limits.queues:
-            row = self.removed.pop(name, None)
-            if row is None:
-                row = QueueRow(self.next_queue_id, name, self.now.wall_ms)
-                self.batch.new_queues.append(row)
-                self.batch.counters["next_queue_id"] = self.next_queue_id + 1
-            else:  # under its old number: what the history has of it is the same queue
-                row.own = {}
-                self.batch.configured.append(row)
-            queue = self.adopt(row)
-        return queue
-
-    def adopt(self, row: QueueRow) -> Queue | None:
-        """Take over a queue's row into memory; one that was removed only keeps its name."""
-        self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
-        if REMOVED in row.own:
-            self.removed[row.name] = row
-            return None
-        queue = Queue(row, self.defaults)
-        self.queues[row.name] = self.by_id[row.queue_id] = queue
-        return queue
-
-    def remove(self, queue: Queue) -> None:
-        """Forget an empty queue without consumers; its row stays, for the history's sake."""
-        row = queue.row
-        row.own = {REMOVED: True}
-        self.removed[row.name] = row
-        self.batch.configured.append(row)
-        del self.queues[row.name], self.by_id[row.queue_id]
-        self.hungry.pop(row.queue_id, None)
-        self.batch.wakes |= queue.parked  # whoever waits publishes to a new one
-        queue.parked.clear()
-
-    def revive(self, queue_id: int) -> Queue | None:
-        """Make a removed queue again; None where there was none, or the limit is reached."""
-        names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
-        name = next(names, None)
-        return None if name is None else self.queue(name)
 
     def event(self, message: Message, kind: str, detail: str | None = None) -> None:
         """Write down an unusual turn for the timeline."""
@@ -148,10 +110,32 @@ class Lives:
 
     # -- born
 
+    def look(self, queue: Queue, body: bytes) -> Looked | None:
+        """Look at a content as the queue's policy says; None: there is nothing to index."""
+        if self.envelopes is not None and (
+            queue.judges or (body[:1] == b"{" and len(body) <= LOOKED_BYTES)
+        ):
+            return self.envelopes.look(body, queue.settings)
+        return None
+
+    def _look(self, message: Message, queue: Queue, body: bytes) -> Looked | None:
+        if queue.is_dead_letter_queue and self.envelopes is not None:
+            records.note_source(self.envelopes, message, body, self.queues, self.known)
+        return self.look(queue, body)
+
     def publish(
-        self, queue: Queue, body: bytes, ttl_s: int | None, publisher: int | None
+        self,
+        queue: Queue,
+        body: bytes,
+        ttl_s: int | None,
+        publisher: int | None,
+        looked: Looked | None = None,
     ) -> Message:
-        """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default."""
+        """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default.
+
+        ``looked`` is what was found in it already.  What may not reach a consumer is dead at once;
+        see that there is room for its record before (``refuses_dead``).
+        """
         seq = self.next_number
         self.next_number = seq + 1
         wall_ms, steady_ms = self.now
@@ -170,6 +154,9 @@ class Lives:
             publisher, None,
         )  # fmt: skip
         batch = self.batch
+        if queue.looks and (looked is not None or (looked := self._look(message, queue, body))):
+            message.urn, message.trace_id, message.meta_id, message.attempts = looked[:4]
+            batch.has_envelopes = True
         batch.born.append(message)
         batch.bodies += (seq, body)
         batch.born_bytes += size
@@ -178,6 +165,11 @@ class Lives:
         row.live_bytes += size
         batch.queue_rows[queue.queue_id] = row
         queue.totals.published += 1
+        if looked is not None and looked.reason is not None and queue.judges:
+            ahead = looked.record
+            content = None if ahead is None else ahead[1].replace(ahead[0], message.message_id, 1)
+            self.bury(message, looked.reason, body, detail=looked.detail, content=content)
+            return message
         window = queue.window
         if window is not None:
             limits = self.limits  # has_room(), without the call
@@ -422,34 +414,75 @@ class Lives:
         self.let_go(message, queue)
         self.known.pop(message.seq, None)
         body = message.body
-        if body is None and not queue.is_dead_letter_queue:
-            self.dying[message.seq] = (message, reason)
-            self.batch.body_seqs.add(message.seq)
-            return
+        if not queue.is_dead_letter_queue:
+            # Who never had it cannot have written a record about it.
+            may_have_record = self.envelopes is not None and message.deliveries > 0
+            if body is None or may_have_record:
+                self.dying[message.seq] = (message, reason)
+                self.batch.body_seqs.add(message.seq)
+                if may_have_record:
+                    self.batch.record_seqs.add(message.seq)
+                return
         self.bury(message, reason, body)
 
-    def bury(self, message: Message, reason: str, body: bytes | None) -> None:
-        """Settle as dead and store the record; without a body (damaged) there is no record."""
+    def bury(
+        self,
+        message: Message,
+        reason: str,
+        body: bytes | None,
+        *,
+        detail: str = "",
+        written: Written = (),
+        content: bytes | None = None,
+    ) -> None:
+        """Settle as dead and store the record; without a body (damaged) there is no record.
+
+        ``written`` may be about it: a client that knew more has stored one ahead of its 006.
+        ``content`` is that of the record, where it was made already.
+        """
         queue = self.by_id[message.queue_id]
         self.dying.pop(message.seq, None)
-        if body is None and not queue.is_dead_letter_queue:
-            reason = "crc"
+        own = records.own_record(self.envelopes, message, written)
+        if own is not None:
+            record_id, reason = own
+        elif not queue.is_dead_letter_queue:
+            if body is None:
+                reason = "crc"
+            elif content is None:
+                reason = records.cause_of(self.envelopes, message, queue, body, reason)
         queue.totals.dead += 1
-        queue.deaths[reason] = queue.deaths.get(reason, 0) + 1
+        queue.count_death(reason)
         self.settle(message, DEAD, reason)
-        if body is None or queue.is_dead_letter_queue:
-            return
-        target = self.queue(queue.name + DEAD_LETTER_SUFFIX)
-        if target is not None:
-            record = self.publish(target, body, 0, message.publisher)
-            record.source_seq = message.seq
-            record.source_queue_id = queue.queue_id
-            record.source_reason = reason
-            self.event(message, Event.DEAD_LETTER, record.message_id.decode())
+        if own is not None:
+            self.event(message, Event.DEAD_LETTER, record_id.decode())
+        elif body is not None and not queue.is_dead_letter_queue:
+            if content is None:
+                content = records.content_of(
+                    self.envelopes, message, queue, body, reason, detail, self.now.wall_ms
+                )
+            self._store_record(message, queue, content, reason)
 
-    def redrive(self, record: Message, body: bytes, origin: Queue, ttl_s: int | None) -> Message:
+    def _store_record(self, message: Message, queue: Queue, content: bytes, reason: str) -> None:
+        target = self.queue(self.dead_letter_name(queue))
+        if target is None:
+            return
+        index = Looked(message.urn, message.trace_id, message.meta_id, message.attempts)
+        record = self.publish(target, content, 0, message.publisher, index)
+        record.source_seq = message.seq
+        record.source_queue_id = queue.queue_id
+        record.source_reason = reason
+        self.event(message, Event.DEAD_LETTER, record.message_id.decode())
+
+    def redrive(
+        self,
+        record: Message,
+        body: bytes,
+        origin: Queue,
+        ttl_s: int | None,
+        looked: Looked | None = None,
+    ) -> Message:
         """Store what a dead-letter record is about as a new message; the record settles."""
-        message = self.publish(origin, body, ttl_s, record.publisher)
+        message = self.publish(origin, body, ttl_s, record.publisher, looked)
         self.event(message, "redrive", record.message_id.decode())
         self.event(record, "redrive", message.message_id.decode())
         self.delete(record, "redriven")

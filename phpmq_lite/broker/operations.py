@@ -13,9 +13,9 @@ from typing import Any, Final
 from phpmq_lite.broker import actions, audit, sweeps
 from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.publishing import publish
-from phpmq_lite.broker.queue import settings_of, values_of
-from phpmq_lite.broker.queue_settings import check_settings
+from phpmq_lite.broker.publishing import Published, publish
+from phpmq_lite.broker.queue import values_of
+from phpmq_lite.broker.queue_settings import check_circle, check_settings
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
@@ -25,6 +25,7 @@ __all__ = [
     "Action",
     "Options",
     "Outcome",
+    "Published",
     "act",
     "check_rows",
     "configure",
@@ -132,10 +133,13 @@ def configure(
     """
     queue = core.existing(name)
     check_settings(name, changes)
+    if target := changes.get("dead_letter_queue"):
+        check_circle(name, target, core.lives.named_dead_letter_queue)
     before = values_of(queue.settings)
+    former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
-    queue.settings = settings_of(queue.row, core.lives.defaults)
+    core.lives.configure(queue, former)
     core.lives.batch.configured.append(queue.row)
     core.settings_changed(queue, changes)
     after = values_of(queue.settings)

@@ -1,16 +1,29 @@
 """Publishing without a connection: by page, API or command line, all of a list or nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from phpmq_lite.broker import audit
+from phpmq_lite.broker import audit, judging
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Message, RowsRequest
+from phpmq_lite.model import AuditEntry, Judged, Looked, Message, RowsRequest
 
 Piece = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
+
+
+class Published(list[str]):
+    """The ids of what was stored, in order; ``quarantined`` has the reason of those dead at once.
+
+    Under a key that was used before only the ids are known.
+    """
+
+    def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
+        super().__init__(ids)
+        self.quarantined = dict(quarantined or {})  # by id
+
 
 MOST_AT_ONCE: Final = 1_000
 KEY_BYTES: Final = 64
@@ -27,8 +40,12 @@ def publish(
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
     create: bool = True,
+    judged: Mapping[int, Judged] | None = None,
 ) -> None:
-    """Store messages at the end of a queue, all or none; answers with their ids.
+    """Store messages at the end of a queue, all or none; answers with ``Published``.
+
+    Where large ones are judged ahead the answer is a RefusedError if it is refused after that;
+    ``judged`` is what came of it, by place in the list.
 
     The same ``key`` again within the window of receipts stores nothing and answers with the ids
     of the first time.  ``source`` is a seq and a kind: an event of that kind on both sides ties
@@ -52,15 +69,80 @@ def publish(
     queue = lives.queue(name)
     if queue is None:  # goal() has looked
         raise RefusedError("too_many_queues", "no room for another queue")
+    looked = _looked(core, queue, messages, judged or {})
+    if looked is None:
+        again = partial(publish, core, entry, name, messages, answer, key=key, source=source)
+        _judge_ahead(core, queue, messages, again, answer)
+        return
+    bad = _bad(core, queue, looked)
     client = core.client_of(entry)
-    made = [lives.publish(queue, body, ttl_s, client) for body, ttl_s in messages]
+    made = [
+        lives.publish(queue, body, ttl_s, client, found)
+        for (body, ttl_s), found in zip(messages, looked, strict=True)
+    ]
     queue.totals.count_source(entry.source, len(made))
     if key is not None and made:
         _remember(core, queue, key, made)
     if source is not None and made:
         _tie(core, made[0], *source)
     audit.count(core, entry, len(made))
-    lives.batch.answers.append((answer, [message.message_id.decode() for message in made]))
+    ids = [message.message_id.decode() for message in made]
+    lives.batch.answers.append((answer, Published(ids, {ids[at]: bad[at] for at in bad})))
+
+
+def _looked(
+    core: Broker, queue: Queue, messages: Sequence[Piece], judged: Mapping[int, Judged]
+) -> list[Looked | None] | None:
+    """Judge what the queue judges; None: large ones have to be judged ahead."""
+    if not queue.judges:
+        return [None] * len(messages)
+    found: list[Looked | None] = []
+    for at, (body, _) in enumerate(messages):
+        looked = judging.verdict(core.lives, queue, body, judged.get(at))
+        if looked is None:
+            return None
+        found.append(looked)
+    return found
+
+
+def _bad(core: Broker, queue: Queue, looked: Sequence[Looked | None]) -> dict[int, str]:
+    """Give the reasons of those that may not reach a consumer, by place in the list.
+
+    Raises:
+        RefusedError: their records would find no room.
+    """
+    bad = {at: found.reason for at, found in enumerate(looked) if found and found.reason}
+    if bad and (full := core.lives.refuses_dead(queue)) is not None:
+        queue.totals.refused += 1
+        core.refused[full[1]] += 1
+        code = "paused" if full[1].endswith("paused") else "queue_full"
+        raise RefusedError(
+            code, f"a message is {bad[min(bad)]}, and its record has no room: {full[1]}"
+        )
+    return bad
+
+
+def _judge_ahead(
+    core: Broker,
+    queue: Queue,
+    messages: Sequence[Piece],
+    again: Callable[..., None],
+    answer: Answer,
+) -> None:
+    """Judge the large ones in a thread; then it all begins ``again``, with what came of it."""
+    works = {
+        at: judging.work(core.lives, queue, body)
+        for at, (body, _) in enumerate(messages)
+        if len(body) > judging.ASIDE_BYTES
+    }
+
+    def go_on(judged: dict[int, Judged]) -> None:
+        try:
+            again(judged=judged)
+        except RefusedError as error:
+            answer(error)
+
+    core.lives.batch.aside.append((lambda: {at: work() for at, work in works.items()}, go_on))
 
 
 def _check(core: Broker, messages: Sequence[Piece], key: bytes | None) -> None:
@@ -139,7 +221,7 @@ def _repeat(
     def take_last(page: list[Message], is_last: bool) -> None:
         take(page, is_last)
         ids = [found[seq] for seq in seqs if seq in found]
-        core.lives.batch.answers.append((answer, ids))
+        core.lives.batch.answers.append((answer, Published(ids)))
 
     rows = core.lives.batch.rows
     rows.append(RowsRequest(take, seqs))

@@ -9,6 +9,8 @@ from phpmq_lite.model import Message, Peer, QueueRow, QueueSettings
 
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
+_REASONS_MAX: Final = 30
+_OF_HOME: Final = ("payload_policy", "schema_mode", "empty_list_data")  # where a retry goes back
 _SETTINGS: Final = tuple(f.name for f in fields(QueueSettings))
 
 
@@ -114,6 +116,8 @@ class Queue:
         "held_bytes",
         "hold",
         "is_dead_letter_queue",
+        "judges",
+        "looks",
         "name",
         "parked",
         "queue_id",
@@ -129,8 +133,10 @@ class Queue:
         self.row = row
         self.queue_id = row.queue_id
         self.name = row.name
-        self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)  # has records of another
+        self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)  # has records of others
         self.settings = settings_of(row, defaults)
+        self.looks = False  # at contents; this and the next are set by Queues.configure
+        self.judges = False  # what is no proper envelope is dead at once
         self.consumers: dict[Connection, Consumer] = {}
         self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
         self.window: Window | None = None
@@ -143,6 +149,12 @@ class Queue:
         # many are idle, and each list takes 2 KB.
         self.wait: list[int] | None = None  # from publish to first dispatch
         self.hold: list[int] | None = None  # from dispatch to settlement
+
+    def count_death(self, reason: str) -> None:
+        """Count a dead letter; clients give reasons too, so only so many are told apart."""
+        if reason not in self.deaths and len(self.deaths) >= _REASONS_MAX:
+            reason = "other"
+        self.deaths[reason] = self.deaths.get(reason, 0) + 1
 
     def refusal(self) -> str | None:
         """Return why a publish is not taken now, or None."""
@@ -161,11 +173,31 @@ def values_of(settings: QueueSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in _SETTINGS}
 
 
-def settings_of(row: QueueRow, defaults: QueueSettings) -> QueueSettings:
-    """Fill what the row leaves open: by the queue's name first, then by the broker's defaults."""
+def home_of(name: str) -> str | None:
+    """Name the queue that a ``.retry`` queue of this name belongs to; None: it is none."""
+    home = name.removesuffix(RETRY_SUFFIX)
+    return home if home and home != name else None
+
+
+def settings_of(
+    row: QueueRow,
+    defaults: QueueSettings,
+    *,
+    has_records: bool = False,
+    home: QueueSettings | None = None,
+) -> QueueSettings:
+    """Fill what the row leaves open: by the queue's name first, then by the broker's defaults.
+
+    ``has_records``: it is a dead-letter queue although its name does not say so.  ``home`` are the
+    settings of the queue that a ``.retry`` queue forwards to: what comes there is judged here.
+    """
     values = values_of(defaults)
-    if row.name.endswith(RETRY_SUFFIX) and len(row.name) > len(RETRY_SUFFIX):
-        values["on_expire"] = "forward:" + row.name.removesuffix(RETRY_SUFFIX)
-    if row.name.endswith(DEAD_LETTER_SUFFIX):
+    if (name := home_of(row.name)) is not None:
+        values["on_expire"] = "forward:" + name
+        if home is not None:
+            values |= {key: getattr(home, key) for key in _OF_HOME}
+    if has_records or row.name.endswith(DEAD_LETTER_SUFFIX):
         values["max_deliveries"] = 0  # what dies there would have nowhere to go
+        if values["payload_policy"] == "envelope":
+            values["payload_policy"] = "observe"  # records of bad contents are no envelopes
     return QueueSettings(**(values | row.own))

@@ -1,10 +1,11 @@
 """What a queue may be called, and what its settings may be."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from phpmq_lite.broker.lives import LONGEST_TTL_S
+from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX
 from phpmq_lite.errors import RefusedError
 
 NAME_BYTES: Final = 255
@@ -24,8 +25,16 @@ _NUMBERS: Final[dict[str, int]] = {  # setting -> the most; the least is 0
     "alert_age_s": _SECONDS,
 }
 _TEXTS: Final[dict[str, int]] = {"note": 2_000, "owner": 200, "link": 2_000}  # -> most characters
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "payload_policy": POLICIES,
+    "schema_mode": ("off", "warn", "quarantine"),
+    "empty_list_data": ("php", "never", "always"),
+}
 _SWITCHES: Final = frozenset({"delivery_paused", "publishing_paused", "pinned"})
-SETTINGS: Final = _NUMBERS.keys() | _TEXTS.keys() | _SWITCHES | {"on_expire", "payload_policy"}
+SETTINGS: Final = (
+    _NUMBERS.keys() | _TEXTS.keys() | _SWITCHES | _CHOICES.keys()
+    | {"on_expire", "dead_letter_queue"}
+)  # fmt: skip
 
 
 def name_problem(name: str) -> str | None:
@@ -62,6 +71,27 @@ def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
             raise RefusedError("bad_setting", f"{name} {problem}")
 
 
+def check_circle(queue: str, target: str, named: Callable[[str], str | None]) -> None:
+    """Refuse a dead-letter queue whose own dead letters would come back to ``queue``.
+
+    ``named`` gives the dead-letter queue that a queue names; empty or None: it names none.
+
+    Raises:
+        RefusedError: ``bad_setting``.
+    """
+    at, seen = target, {queue}
+    while at not in seen:
+        seen.add(at)
+        further = named(at)
+        if not further and at.endswith(DEAD_LETTER_SUFFIX):
+            return
+        at = further or at + DEAD_LETTER_SUFFIX
+    raise RefusedError(
+        "bad_setting",
+        f"dead_letter_queue {target!r} would send dead letters in a circle, by way of {at!r}",
+    )
+
+
 def _problem(queue: str, name: str, value: Any) -> str | None:
     """Return what is wrong with a value, as the rest of a sentence."""
     if name in _SWITCHES:
@@ -69,12 +99,14 @@ def _problem(queue: str, name: str, value: Any) -> str | None:
     if (most := _NUMBERS.get(name)) is not None:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         return None if is_number and 0 <= value <= most else f"must be a number from 0 to {most}"
-    if name == "payload_policy":
-        return None if value in POLICIES else f"must be one of {', '.join(POLICIES)}"
+    if (choices := _CHOICES.get(name)) is not None:
+        return None if value in choices else f"must be one of {', '.join(choices)}"
     if not isinstance(value, str):
         return "must be a text"
     if name == "on_expire":
         return _on_expire_problem(queue, value)
+    if name == "dead_letter_queue":
+        return _dead_letter_queue_problem(queue, value)
     return _text_problem(value, _TEXTS[name], is_link=name == "link")
 
 
@@ -100,3 +132,13 @@ def _on_expire_problem(queue: str, value: str) -> str | None:
         return "cannot forward to the same queue"
     problem = name_problem(target)
     return None if problem is None else f"forwards to a queue whose name {problem}"
+
+
+def _dead_letter_queue_problem(queue: str, value: str) -> str | None:
+    """Circles by way of other queues are found in ``Queues.check_dead_letter_queue``."""
+    if not value:
+        return None
+    if value == queue:
+        return "cannot be the queue itself"
+    problem = name_problem(value)
+    return None if problem is None else f"is a queue whose name {problem}"

@@ -6,6 +6,7 @@ A sweep looks at what was in the queue when it began; later arrivals are not inc
 from collections.abc import Callable
 from typing import Any
 
+from phpmq_lite.broker import redriving
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.model import Message, PageRequest, State
@@ -106,15 +107,14 @@ def redrive(
     target_id = None if target is None else target.queue_id
 
     def act(record: Message, body: bytes | None) -> bool:
-        origin = lives.by_id.get(target_id or record.source_queue_id or 0)  # it may be gone by now
-        if origin is None or origin.queue_id == queue.queue_id:
+        goal = None if target_id is None else lives.by_id.get(target_id)
+        if target_id is not None and goal is None:  # it is gone by now
             return False
-        if target_id is None and queues is not None and origin.queue_id not in queues:
+        way = redriving.find(lives, record, body, goal, queues)
+        if isinstance(way, str):
             return False
-        if record.state != State.READY or body is None or origin.refusal() is not None:
-            return False
-        lives.redrive(record, body, origin, ttl_s)
-        origin.totals.count_source(source)
+        lives.redrive(record, way.content, way.queue, ttl_s, way.looked)
+        way.queue.totals.count_source(source)
         return True
 
     Sweep(lives, queue, act, answer, note, limit=limit, with_bodies=True)

@@ -23,6 +23,7 @@ from phpmq_lite.bench.session import (
     Watcher,
     measure,
 )
+from phpmq_lite.bench.streams import CONTENTS, PLAIN
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, write
@@ -90,6 +91,13 @@ def host_and_port(value: str) -> Address:
     help="Bytes of a message.",
 )
 @click.option(
+    "--content",
+    type=click.Choice(CONTENTS),
+    default=PLAIN,
+    show_default=True,
+    help="What the messages are; the broker indexes envelopes.",
+)
+@click.option(
     "--window",
     type=click.IntRange(1, 100_000),
     default=100,
@@ -126,6 +134,7 @@ def host_and_port(value: str) -> Address:
 def bench(
     seconds: float,
     size: int,
+    content: str,
     window: int,
     workloads: tuple[str, ...],
     data: Path | None,
@@ -143,7 +152,7 @@ def bench(
     kind = file_system(folder)
     if kind in _IN_MEMORY:
         raise CommandError(f"{folder} is in memory ({kind}); name a folder on a disk with --data")
-    plan = Plan(seconds, size, window, workloads, folder, connect)
+    plan = Plan(seconds, size, window, workloads, folder, connect, content)
     with unwound_by_signals(), _Bar(plan) as bar:
         report = measure(plan, bar)
     if output == "json":

@@ -1,5 +1,6 @@
 """``dead``: the records of dead letters, by queue and cause, and the way back."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
@@ -16,6 +17,13 @@ COLUMNS: Final = (
     Column("queue", "QUEUE"),
     Column("origin", "FROM"),
     Column("reason", "REASON"),
+    Column("count", "COUNT", is_number=True),
+)
+
+
+PLAN_COLUMNS: Final = (
+    Column("what", "WOULD BE"),
+    Column("name", "QUEUE OR REASON"),
     Column("count", "COUNT", is_number=True),
 )
 
@@ -54,7 +62,10 @@ def groups(node: Node, output: str | None) -> None:
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many, oldest first.")
 @click.option("--rate", metavar="N/s", type=str, help="At most so many a second, as 20/s.")
+@click.option("--filter", "q", default="", metavar="SEARCH", help="Only records that match.")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
 @node_options
+@output_option
 def redrive(
     node: Node,
     queue: str,
@@ -62,11 +73,18 @@ def redrive(
     ttl_s: int | None,
     limit: int | None,
     rate: str | None,
+    q: str,
+    dry_run: bool,
+    output: str | None,
 ) -> None:
     """Publish the dead letters of QUEUE again; QUEUE may be given with or without its .dlq."""
     path = f"/dead/{encode_name(queue.removesuffix(SUFFIX) + SUFFIX)}/redrive"
     body = {"target": target, "ttl_s": ttl_s, "limit": limit, "rate": per_second(rate)}
+    body |= {"q": q or None, "dry_run": dry_run or None}
     answer = node.post(path, {key: value for key, value in body.items() if value is not None})
+    if answer.get("plan") is not None:
+        write(list(_plan_rows(answer["plan"])), PLAN_COLUMNS, output, "no dead letters")
+        return
     talk(f"{answer['redriven']:,} messages published again")
 
 
@@ -77,6 +95,16 @@ def redrive(
 def rm(node: Node, ids: tuple[str, ...], **bulk: Any) -> None:
     """Delete dead letters; the history keeps them."""
     act(node, "delete", ids, **bulk)
+
+
+def _plan_rows(plan: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
+    for member, what in (
+        ("targets", "published again to"),
+        ("quarantined", "of them quarantined again:"),
+        ("skipped", "stay:"),
+    ):
+        for name, count in plan[member].items():
+            yield {"what": what, "name": name, "count": count}
 
 
 def per_second(text: str | None) -> int | None:

@@ -75,7 +75,9 @@ COMMANDS: Final = {
         "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
         "import_initphp",
     ),
-    "worker": Entry("phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."),
+    "worker": Entry(
+        "phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."
+    ),
     "outbox": Entry("phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."),
     "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
     "schema": Entry("phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."),

@@ -99,6 +99,19 @@ def load_settings(
     return effective
 
 
+def read_content(path: Path) -> bytes:
+    """Read a file whole; ``-`` is standard input.
+
+    Raises:
+        UsageError: standard input is a terminal, where nobody would know when to stop.
+    """
+    if str(path) != "-":
+        return path.read_bytes()
+    if is_terminal():
+        raise click.UsageError("nothing to read: give a file, or pipe into standard input")
+    return sys.stdin.buffer.read()
+
+
 def talk(message: str) -> None:
     """Say something to the person at the terminal: on standard error."""
     click.echo(message, err=True)

@@ -2,6 +2,7 @@
 
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.model import Judged
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     ClientFrame,
@@ -12,11 +13,15 @@ from phpmq_lite.protocol.frames import (
 )
 
 
-def apply(core: Broker, connection: Connection, frame: ClientFrame) -> Result:
-    """Give one frame of a connection to the core."""
+def apply(
+    core: Broker, connection: Connection, frame: ClientFrame, judged: Judged | None = None
+) -> Result:
+    """Give one frame of a connection to the core; ``judged`` was its content ahead of it."""
     match frame:
         case Publish():
-            return core.publish(connection, frame.queue, frame.content, frame.ttl_s, frame.key)
+            return core.publish(
+                connection, frame.queue, frame.content, frame.ttl_s, frame.key, judged
+            )
         case Acknowledge():
             return core.acknowledge(connection, frame.queue, frame.message_id)
         case Consume():

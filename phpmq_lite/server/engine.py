@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from phpmq_lite.broker.core import Broker
@@ -67,6 +68,8 @@ class Engine:
         self._is_recording = False
         self._patient: deque[asyncio.Future[None]] = deque()  # what goes on between two batches
         self._loaded: Loaded | None = None
+        self._asides = 0  # pieces of work in their thread, whose results a batch waits for
+        self._thread = ThreadPoolExecutor(1, "aside")  # one: more would only share the interpreter
 
     @property
     def waiting(self) -> int:
@@ -98,7 +101,11 @@ class Engine:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def answer(result: Any) -> None:
-            if not future.done():
+            if future.done():
+                return
+            if isinstance(result, RefusedError):  # it was refused only after it had waited
+                future.set_exception(result)
+            else:
                 future.set_result(result)
 
         def run(core: Broker) -> None:
@@ -119,7 +126,9 @@ class Engine:
         Raises:
             OutcomeUnknownError: a commit failed; memory is worth nothing now, stop the process.
         """
-        while not (self.is_stopping and not self.waiting and self._loaded is None):
+        while not (
+            self.is_stopping and not self.waiting and not self._asides and self._loaded is None
+        ):
             await self._wait()
             batch = self._decide()
             self._loaded = await self._record(batch)
@@ -165,7 +174,7 @@ class Engine:
         """Wait for a command, a deadline, or the time for upkeep."""
         loop = asyncio.get_running_loop()
         while not (self.waiting or self._loaded is not None or self.core.wants_batch
-                   or self.is_stopping):  # fmt: skip
+                   or (self.is_stopping and not self._asides)):  # fmt: skip
             wake_ms = self.core.next_wake_ms
             delay_s = _UPKEEP_S
             if wake_ms is not None:
@@ -229,6 +238,19 @@ class Engine:
             answer(value)
         for connection in batch.wakes:
             connection.peer.resume()
+        for work, give in batch.aside:
+            self._set_aside(work, give)
+
+    def _set_aside(self, work: Callable[[], Any], give: Callable[[Any], None]) -> None:
+        """Do work in its thread; a later batch begins with giving its result to the core."""
+        self._asides += 1
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+        def take(_core: Broker) -> None:
+            self._asides -= 1
+            give(future.result())  # a failure ends the loop
+
+        future.add_done_callback(lambda _: self.submit(take))
 
     def _show(self, batch: Batch) -> None:
         """Let others look at a batch; whoever fails at it looks at no more of them."""
@@ -260,6 +282,7 @@ class Engine:
 
     async def end(self) -> None:
         """Wait for upkeep under way; call after ``run`` has ended, before closing the writer."""
+        self._thread.shutdown(wait=False)
         if self._upkeep_task is not None:
             await self._upkeep_task
 

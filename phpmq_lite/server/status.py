@@ -50,6 +50,7 @@ class QueueStatus:
     wait: Sequence[int] = ()  # histograms, empty where nothing was measured
     hold: Sequence[int] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)  # of totals["dead"], by reason
+    is_dead_letter_queue: bool = False  # by its name, or because another queue names it
 
 
 @dataclass(slots=True, frozen=True)
@@ -233,15 +234,11 @@ class Front:
         if engine is None:
             return
         queues = list(engine.core.lives.queues.values())
-        dead = {
-            queue.name.removesuffix(DEAD_LETTER_SUFFIX): queue.row.live_count
-            for queue in queues
-            if queue.is_dead_letter_queue
-        }
+        known = engine.core.lives.queues
         at_s = asyncio.get_running_loop().time()
         for at in range(0, len(queues), size):
             some = queues[at : at + size]
-            yield [self._queue(queue, dead.get(queue.name, 0), at_s) for queue in some]
+            yield [self._queue(queue, _records(queue, known), at_s) for queue in some]
         if len(self._quiet) > 2 * len(queues):
             self._quiet.clear()  # many are gone
 
@@ -258,6 +255,7 @@ class Front:
                 before == turns
                 and status.settings is queue.settings
                 and status.dead == dead
+                and status.is_dead_letter_queue is queue.is_dead_letter_queue
                 and status.bytes == row.live_bytes
                 and status.ready + status.dispatched == row.live_count
                 and status.dispatched == queue.held
@@ -266,6 +264,14 @@ class Front:
         status = _queue(queue, dead, rates)
         self._quiet[queue.queue_id] = (turns, status)
         return status
+
+
+def _records(queue: Queue, known: dict[str, Queue]) -> int:
+    """Give how many records are in the dead-letter queue of a queue; none in its own."""
+    if queue.is_dead_letter_queue:
+        return 0
+    records = known.get(queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX)
+    return 0 if records is None else records.row.live_count
 
 
 def _queue(queue: Queue, dead: int, rates: tuple[float, float, float]) -> QueueStatus:
@@ -290,6 +296,7 @@ def _queue(queue: Queue, dead: int, rates: tuple[float, float, float]) -> QueueS
         wait=queue.wait or (),
         hold=queue.hold or (),
         deaths=queue.deaths,
+        is_dead_letter_queue=queue.is_dead_letter_queue,
     )
 
 

@@ -14,7 +14,7 @@ from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Message, Receipt
+from phpmq_lite.model import Judged, Message, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import (
     Acknowledge,
@@ -107,6 +107,7 @@ class Session(asyncio.Protocol):
         self._is_ended = False
         self._guard_timer: asyncio.TimerHandle | None = None
         self._is_forced = False  # the next parked publish is stored all the same
+        self._judged: Judged | None = None  # the first of the frames
 
     # -- the loop calls
 
@@ -342,12 +343,13 @@ class Session(asyncio.Protocol):
                 self._submit()
                 break
             frame = frames[0]
-            result = apply(core, connection, frame)
+            result = apply(core, connection, frame, self._judged)
             if result is not Result.DONE:
                 if self._must_stop(core, connection, frame, result):
                     break
                 continue
             frames.popleft()
+            self._judged = None
             done += 1
             if type(frame) is Publish:
                 self._frame_bytes -= len(frame.content)
@@ -375,6 +377,10 @@ class Session(asyncio.Protocol):
             self._is_queued = True
             self._engine.submit_first(self._walk)
             return True
+        if result is Result.JUDGE and isinstance(frame, Publish):
+            self._is_queued = True  # what follows waits for the verdict
+            core.judge_ahead(frame.queue, frame.content, self._take_verdict)
+            return True
         if result is Result.CLOSE:
             self._drop_frames()
             self._finish("refused: too many queues")
@@ -387,15 +393,21 @@ class Session(asyncio.Protocol):
             core.refused["connection ended"] += 1
         elif self._is_forced:
             self._is_forced = False
-            core.force_publish(connection, frame.queue, frame.content, frame.ttl_s)
+            core.force_publish(connection, frame.queue, frame.content, frame.ttl_s, self._judged)
         else:
             if connection.consumers and not self.is_parked:
                 self._loop.call_later(PARKED_RATE_S, self._force)
             self.is_parked = True
             return True
         self._frames.popleft()
+        self._judged = None
         self._frame_bytes -= len(frame.content)
         return False
+
+    def _take_verdict(self, judged: Judged) -> None:
+        """A large content was judged meanwhile: go on with it."""
+        self._judged = judged
+        self._walk(self._engine.core)
 
     def _force(self) -> None:
         if self.is_parked and not self._is_ended:

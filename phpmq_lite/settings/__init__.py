@@ -31,6 +31,7 @@ from phpmq_lite.settings.sections import (
     TIB,
     Admin,
     Audit,
+    Envelopes,
     History,
     Limits,
     Log,
@@ -67,6 +68,7 @@ class Settings(BaseSettings):
     admin: Admin = Admin()
     limits: Limits = Limits()
     queues: Queues = Queues()
+    envelopes: Envelopes = Envelopes()
     receipts: Receipts = Receipts()
     history: History = History()
     storage: Storage = Storage()

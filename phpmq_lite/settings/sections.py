@@ -202,6 +202,23 @@ class Queues(Section):
     default_ttl_s: SecondsOrOff = field(0, "for messages without a TTL; 0: they never expire")
     max_messages: NumberOrOff = field(0, "past it a publish is refused; 0: no limit")
     max_bytes: SizeOrOff = size(0, "the same in bytes; 0: no limit")
+    payload_policy: Literal["opaque", "observe", "envelope"] = field(
+        "observe", "opaque: nothing is read; envelope: what is no proper one is a dead letter"
+    )
+    schema_mode: Literal["off", "warn", "quarantine"] = field(
+        "off", "on envelope queues, data that its schema refuses: off, warn or quarantine"
+    )
+    empty_list_data: Literal["php", "never", "always"] = field(
+        "php", "where data: [] counts as {}: in envelopes of php, never or always"
+    )
+
+
+class Envelopes(Section):
+    """What the broker knows about BabelQueue envelopes."""
+
+    schemas: Path | None = field(
+        None, "folder with registry.json: schemas of payloads, read anew when they change"
+    )
 
 
 class Receipts(Section):

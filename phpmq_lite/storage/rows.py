@@ -23,6 +23,19 @@ def flat_plain(messages: Iterable[Message]) -> list[Any]:
     return flat
 
 
+def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_enveloped``: the columns up to ``attempts``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.token, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
+            m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries,
+            m.charged, m.size, m.crc, m.publisher, m.consumer,
+            m.urn, m.trace_id, m.meta_id, m.attempts,
+        )  # fmt: skip
+    return flat
+
+
 def flat_whole(messages: Iterable[Message]) -> list[Any]:
     """Lay out new messages for ``insert_whole``: all columns."""
     flat: list[Any] = []

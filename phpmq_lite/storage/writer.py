@@ -152,11 +152,16 @@ class Store:
             execute(load(file)[name], parameters)
 
     def _insert(self, batch: Batch) -> None:
-        """New rows; records and envelopes, which have more columns, are the rare ones."""
-        plain = [m for m in batch.born if m.source_seq is None and m.urn is None]
-        many("live", "insert_plain").run(self.execute, rows.flat_plain(plain))
-        if len(plain) < len(batch.born):
-            whole = [m for m in batch.born if m.source_seq is not None or m.urn is not None]
+        """New rows; records, which have all columns, are the rare ones."""
+        born = [m for m in batch.born if m.source_seq is None and m.source_reason is None]
+        if batch.has_envelopes:  # plain ones among them have NULL there
+            many("live", "insert_enveloped").run(self.execute, rows.flat_enveloped(born))
+        else:
+            many("live", "insert_plain").run(self.execute, rows.flat_plain(born))
+        if len(born) < len(batch.born):
+            whole = [
+                m for m in batch.born if m.source_seq is not None or m.source_reason is not None
+            ]
             many("live", "insert_whole").run(self.execute, rows.flat_whole(whole))
         many("live", "insert_body").run(self.execute, batch.bodies)
 
@@ -192,6 +197,8 @@ class Store:
                 loaded.named[row[0]] = rows.message_of(row)
         if batch.body_seqs:
             loaded.bodies = self._bodies(list(batch.body_seqs))
+        if batch.record_seqs:
+            loaded.records = self._records(list(batch.record_seqs))
         if batch.due_at is not None:
             loaded.asked_due = True
             found = self.execute(self._sql["due"], (batch.due_at, DUE_AT_ONCE)).fetchall()
@@ -255,6 +262,17 @@ class Store:
         found = many("live", "bodies").run(self.execute, seqs)
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
         return {seq: whole.get(seq) for seq in seqs}
+
+    def _records(self, seqs: list[int]) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return id and content of the records about messages, by the seq of those."""
+        found = many("live", "records").run(self.execute, seqs)
+        bodies = self._bodies([seq for _, seq, _ in found])
+        about: dict[int, list[tuple[bytes, bytes]]] = {}
+        for source_seq, seq, token in sorted(found):
+            body = bodies[seq]
+            if body is not None:
+                about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))
+        return about
 
     # -- between batches
 

@@ -1,5 +1,6 @@
 """The documents' examples, as a person would try them: through ``nc``, through ``php``, pasted."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -124,6 +125,17 @@ def read_dispatch(nc: Netcat, style: Style, queue: str, content: str, *ttls: int
     return message_id
 
 
+def wrapper(queue: str, message_id: str, failed_at: int = 10**12) -> str:
+    """Give the record of "Hello World", which is no envelope and takes no block."""
+    block = {
+        "reason": "failed", "error": None, "exception": None, "failed_at": failed_at,
+        "original_queue": queue, "attempts": 0, "lang": "python", "detail": "client",
+        "message_id": message_id,
+    }  # fmt: skip
+    record = {"raw": "Hello World", "dead_letter": block}
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
 def state_of(admin: Admin, message_id: str) -> dict[str, Any]:
     found: dict[str, Any] = admin.get(f"/api/v1/messages/{message_id}")
     return found
@@ -210,8 +222,16 @@ def test_netcat_dead_letters(broker: BrokerProcess, admin: Admin, style: Style, 
         nc.paste(style.write("H0100602", ("01", queue), ("03", message_id)) + line)
         nc.paste(consume(style, f"{queue}.dlq"))
         nc.paste(line)
-        record = read_dispatch(nc, style, f"{queue}.dlq", "Hello World", 0)
-        assert record != message_id
+        length = len(dispatch_of(style, f"{queue}.dlq", wrapper(queue, message_id), "0" * 32, 0))
+        shown = nc.shows(length).decode()
+        found = re.search(r'"failed_at":(\d{13}),', shown)
+        assert found is not None
+        content = wrapper(queue, message_id, int(found[1]))
+        ids = re.findall("(?=([0-9a-f]{32}))", shown.replace(content, ""))
+        assert shown.encode() in [
+            dispatch_of(style, f"{queue}.dlq", content, record, 0) for record in ids
+        ]
+        assert message_id not in ids
         nc.end()
     assert state_of(admin, message_id)["state"] == "dead"
 

@@ -5,10 +5,14 @@
 seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer
 
+-- part: enveloped
+-- With what is indexed of an envelope.
+{plain},
+  urn, trace_id, meta_id, attempts
+
 -- part: message
 -- All columns of a message that is alive, in that order.
-{plain},
-  urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+{enveloped}, source_seq, source_queue_id, source_reason
 
 -- part: settled
 -- What the history takes over from it: all but the state.
@@ -22,6 +26,12 @@ seq, token, queue_id, position, ttl_s,
 -- rows: seq to consumer
 INSERT INTO message ({plain})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
+
+-- name: insert_enveloped
+-- New messages, envelopes among them; the record's columns stay NULL.
+-- rows: seq to attempts
+INSERT INTO message ({enveloped})
+VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: insert_whole
 -- New messages with all columns.
@@ -161,6 +171,13 @@ SELECT seq, crc FROM message WHERE seq IN ({rows:?});
 -- rows: seq
 -- index: history_seq
 SELECT seq, crc FROM history WHERE seq IN ({rows:?});
+
+-- name: records
+-- Records about messages, alive: what a client wrote before the message itself was dead.
+-- rows: source_seq
+-- columns: source_seq, seq, token
+-- index: message_source
+SELECT source_seq, seq, token FROM message WHERE source_seq IN ({rows:?});
 
 -- name: release_held
 -- At start: what connections held is ready again, in its old place.

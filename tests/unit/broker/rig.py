@@ -13,6 +13,7 @@ from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
+    Envelopes,
     Limits,
     Loaded,
     Message,
@@ -72,9 +73,10 @@ class Rig:
     limits: Limits = field(default_factory=Limits)
     defaults: QueueSettings = field(default_factory=QueueSettings)
     steady_ms: int = STEADY_MS
+    envelopes: Envelopes | None = None
 
     def __post_init__(self) -> None:
-        self.core = Broker(Stored([], [], {}, None, 0), self.limits, self.defaults)
+        self.core = Broker(Stored([], [], {}, None, 0), self.limits, self.defaults, self.envelopes)
         self.batch = Batch(0)
         self.answers: list[Any] = []
 

@@ -1,0 +1,137 @@
+"""All queues by name and number: made, removed, configured, and where their dead letters go."""
+
+from collections import Counter
+from typing import Final
+
+from phpmq_lite.broker.queue import (
+    DEAD_LETTER_SUFFIX,
+    RETRY_SUFFIX,
+    Connection,
+    Queue,
+    home_of,
+    settings_of,
+)
+from phpmq_lite.model import Batch, Envelopes, Limits, Now, QueueRow, QueueSettings
+
+REMOVED: Final = "removed"  # beside the settings in the row of a queue that is no more
+
+
+class Queues:
+    """The queues in memory, and the batch in which they change.  ``Lives`` adds their messages."""
+
+    def __init__(
+        self, limits: Limits, defaults: QueueSettings, envelopes: Envelopes | None
+    ) -> None:
+        self.limits = limits
+        self.defaults = defaults
+        self.envelopes = envelopes  # None: no content is looked at
+        self.now = Now(0, 0)
+        self.batch = Batch(0)
+        self.queues: dict[str, Queue] = {}
+        self.by_id: dict[int, Queue] = {}
+        self.hungry: dict[int, Queue] = {}  # may have both a ready message and free credit
+        self.limited: set[Connection] = set()  # got all that one batch may send to them
+        self.removed: dict[str, QueueRow] = {}  # their names are in the history
+        self.next_queue_id = 1
+        self._named: Counter[str] = Counter()  # by how many queues as their dead-letter queue
+
+    def queue(self, name: str) -> Queue | None:
+        """Return the queue, made now where there is none; None where the limit is reached."""
+        queue = self.queues.get(name)
+        if queue is None and len(self.queues) < self.limits.queues:
+            row = self.removed.pop(name, None)
+            if row is None:
+                row = QueueRow(self.next_queue_id, name, self.now.wall_ms)
+                self.batch.new_queues.append(row)
+                self.batch.counters["next_queue_id"] = self.next_queue_id + 1
+            else:  # under its old number: what the history has of it is the same queue
+                row.own = {}
+                self.batch.configured.append(row)
+            queue = self.adopt(row)
+        return queue
+
+    def adopt(self, row: QueueRow) -> Queue | None:
+        """Take over a queue's row into memory; one that was removed only keeps its name."""
+        self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
+        if REMOVED in row.own:
+            self.removed[row.name] = row
+            return None
+        queue = Queue(row, self.defaults)
+        self.queues[row.name] = self.by_id[row.queue_id] = queue
+        self.configure(queue)
+        return queue
+
+    def remove(self, queue: Queue) -> None:
+        """Forget an empty queue without consumers; its row stays, for the history's sake."""
+        row = queue.row
+        row.own = {REMOVED: True}
+        self.removed[row.name] = row
+        self.batch.configured.append(row)
+        del self.queues[row.name], self.by_id[row.queue_id]
+        self.hungry.pop(row.queue_id, None)
+        self.batch.wakes |= queue.parked  # whoever waits publishes to a new one
+        queue.parked.clear()
+        self._rename(queue.settings.dead_letter_queue, "")
+        self._refresh_retry(queue)
+
+    def revive(self, queue_id: int) -> Queue | None:
+        """Make a removed queue again; None where there was none, or the limit is reached."""
+        names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
+        name = next(names, None)
+        return None if name is None else self.queue(name)
+
+    # -- settings
+
+    def configure(self, queue: Queue, former: str = "") -> None:
+        """Have a queue go by the settings of its row; ``former`` dead-letter queue before."""
+        self._refresh(queue)
+        self._refresh_retry(queue)
+        self._rename(former, queue.settings.dead_letter_queue)
+
+    def _refresh_retry(self, queue: Queue) -> None:
+        if (retry := self.queues.get(queue.name + RETRY_SUFFIX)) is not None:
+            self._refresh(retry)
+
+    def _refresh(self, queue: Queue) -> None:
+        name = queue.name
+        home = self.queues.get(home_of(name) or "")
+        queue.is_dead_letter_queue = self._named[name] > 0 or name.endswith(DEAD_LETTER_SUFFIX)
+        queue.settings = settings_of(
+            queue.row,
+            self.defaults,
+            has_records=queue.is_dead_letter_queue,
+            home=None if home is None else home.settings,
+        )
+        policy = queue.settings.payload_policy
+        queue.looks = self.envelopes is not None and policy != "opaque"
+        queue.judges = queue.looks and policy == "envelope" and not queue.is_dead_letter_queue
+
+    def _rename(self, former: str, name: str) -> None:
+        """One queue more names this one, and one less the former; empty: none."""
+        if former == name:
+            return
+        self._named[name] += 1
+        self._named[former] -= 1
+        for changed in (former, name):
+            if changed and (queue := self.queues.get(changed)) is not None:
+                self._refresh(queue)
+
+    def dead_letter_name(self, queue: Queue) -> str:
+        """Name the queue that has the records of ``queue``."""
+        return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
+
+    def named_dead_letter_queue(self, name: str) -> str:
+        """Give the dead-letter queue that a queue of this name names; empty: none."""
+        queue = self.queues.get(name)
+        return "" if queue is None else queue.settings.dead_letter_queue
+
+    def refuses_dead(self, queue: Queue) -> tuple[Queue | None, str] | None:
+        """Tell why a record of ``queue`` would find no room, and in which queue; None: it does.
+
+        Makes the dead-letter queue where there is none.
+        """
+        target = self.queue(self.dead_letter_name(queue))
+        if target is None:
+            return None, "too many queues"
+        reason = target.refusal()
+        return None if reason is None else (target, f"dead-letter queue {reason}")

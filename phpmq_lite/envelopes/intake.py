@@ -1,0 +1,127 @@
+"""What the broker is given to look at contents: index, verdict, records and the way back."""
+
+import json
+from typing import Final, cast
+
+import msgspec
+
+from phpmq_lite.envelopes import record, verdict
+from phpmq_lite.envelopes.schema import Schemas
+from phpmq_lite.model import Death, Looked, QueueSettings, Source
+
+_REASON_CHARACTERS: Final = 200
+_KNOWN: Final = frozenset(verdict.REASONS)
+_UNREAD: Final = "unsupported_schema_version"
+_NOTHING: Final = verdict.Index(None, None, None, None)
+
+
+class _Meta(msgspec.Struct):
+    queue: str | None = None
+
+
+class _Origin(msgspec.Struct):
+    """Where an envelope was published to; all else is passed over."""
+
+    meta: _Meta | None = None
+
+
+class _Data(msgspec.Struct):
+    data: object = None
+
+
+_ORIGIN: Final = msgspec.json.Decoder(_Origin)
+_DATA: Final = msgspec.json.Decoder(_Data)
+
+
+class Intake:
+    """Implements ``model.Envelopes``.  Its methods are pure and total, and may run in a thread.
+
+    ``schemas`` are the payloads' schemas by URN; None: none is registered.
+    """
+
+    def __init__(self, schemas: Schemas | None = None) -> None:
+        self._schemas = schemas
+
+    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
+        """Read what is indexed; on an ``envelope`` queue with the verdict, and never None."""
+        if settings.payload_policy == "envelope":
+            return self._judge(content, settings)
+        index = verdict.index_of(content)
+        if index is None:
+            return None
+        return Looked(index.urn, index.trace_id, index.meta_id, index.attempts)
+
+    def _judge(self, content: bytes, settings: QueueSettings) -> Looked:
+        mode = cast(verdict.EmptyListData, settings.empty_list_data)
+        found = verdict.judge(content, mode)
+        index = found.index or _NOTHING
+        problem = found.problem
+        if problem is None and settings.schema_mode != "off":
+            problem = self._mismatch(content, index.urn, is_empty=found.is_tolerated)
+            if settings.schema_mode != "quarantine":
+                problem = None  # it is counted
+        shown = (index.urn, index.trace_id, index.meta_id, index.attempts)
+        return Looked(*shown) if problem is None else Looked(*shown, problem.reason, problem.detail)
+
+    def _mismatch(
+        self, content: bytes, urn: str | None, *, is_empty: bool
+    ) -> verdict.Problem | None:
+        schemas = self._schemas
+        if schemas is None or urn is None or not schemas.is_registered(urn):
+            return None
+        return schemas.check(urn, {} if is_empty else _data_of(content))
+
+    def unread(self, content: bytes) -> str | None:
+        """Give ``unsupported_schema_version`` where it is that; its record has no block."""
+        problem = verdict.judge(content).problem
+        is_unread = problem is not None and problem.reason == _UNREAD
+        return _UNREAD if is_unread else None
+
+    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+        """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
+        index = verdict.index_of(content)
+        block = record.Block(
+            reason="poison" if death.reason in _KNOWN else "failed",
+            original_queue=death.queue,
+            failed_at=death.at_ms,
+            attempts=(index.attempts if index is not None else None) or 0,
+            error=death.detail or None,
+            detail=death.reason,
+            message_id=death.message_id.decode(),
+        )
+        return record.build(content, block, is_kept=settings.payload_policy == "opaque")
+
+    def source(self, content: bytes) -> Source | None:
+        """Read whole id and exact cause out of a block; None where it names no message."""
+        block = record.read_block(content)
+        if block is None or not block.message_id:
+            return None
+        cause = (block.detail or block.reason or "client")[:_REASON_CHARACTERS]
+        return Source(block.message_id.encode(), cause, block.error)
+
+    def revive(self, content: bytes) -> bytes:
+        """Give what is sent again: no block, attempts 0, a wrapper unwrapped."""
+        return record.revive(content)
+
+    def origin(self, content: bytes) -> str | None:
+        """Give ``dead_letter.original_queue``, else ``meta.queue``."""
+        block = record.read_block(content)
+        if block is not None and block.original_queue:
+            return block.original_queue
+        try:
+            meta = _ORIGIN.decode(content).meta
+        except (ValueError, RecursionError):
+            return None
+        return None if meta is None else meta.queue or None
+
+
+def _data_of(content: bytes) -> object:
+    """Read ``data`` of a content that was found right."""
+    try:
+        return _DATA.decode(content).data
+    except (ValueError, RecursionError):  # msgspec is stricter with numbers
+        pass
+    try:
+        return json.loads(content)["data"]
+    except (ValueError, RecursionError):
+        return None  # no schema takes it

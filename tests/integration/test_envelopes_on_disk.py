@@ -1,0 +1,293 @@
+"""Envelopes through core and store on a real file: index, quarantine, records, redrive."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.judging import ASIDE_BYTES
+from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import QueueSettings, State
+from tests.driving import Delivery, Driver
+from tests.envelope_cases import CASES, Case, body, record_of
+
+MakeDriver = Callable[..., Driver]
+
+URN = "urn:babel:orders:created"
+TRACE = "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
+META_ID = "f1e2d3c4-b5a6-4789-90ab-cdef01234567"
+INDEX = (URN, TRACE, META_ID, 0)
+ALL_FOUR = "urn, trace_id, meta_id, attempts"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[MakeDriver]:
+    drivers: list[Driver] = []
+
+    def make(**settings: Any) -> Driver:
+        drivers.append(Driver(tmp_path, None, QueueSettings(**settings), Intake()))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.close()
+
+
+def content(driver: Driver, seq: int) -> bytes:
+    [(found,)] = driver.rows("SELECT content FROM body WHERE seq = ?", seq)
+    assert isinstance(found, bytes)
+    return found
+
+
+def block(driver: Driver, seq: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(content(driver, seq))["dead_letter"]
+    return found
+
+
+def worker_record(held: Delivery, **changes: Any) -> bytes:
+    said = {
+        "reason": "failed", "error": "no stock", "exception": "OutOfStock", "failed_at": 1,
+        "original_queue": "orders", "attempts": 3, "lang": "python", "detail": "max_attempts",
+        "message_id": held.message_id.decode(),
+    } | changes  # fmt: skip
+    return held.body[:-1] + b',"dead_letter":' + json.dumps(said).encode() + b"}"
+
+
+# -- the index
+
+
+def test_index_lies_in_the_live_row_and_in_the_history(make: MakeDriver) -> None:
+    driver = make()
+    worker = driver.consume()
+    driver.publish(body(), b"plain", body(attempts="7"))
+    live = f"SELECT {ALL_FOUR} FROM message ORDER BY seq"
+    assert driver.rows(live) == [INDEX, (None,) * 4, (*INDEX[:3], 7)]
+    for delivery in worker.take():
+        worker.acknowledge("orders", delivery.message_id)
+    driver.step()
+    assert driver.rows(f"SELECT {ALL_FOUR} FROM history ORDER BY seq") == [
+        INDEX, (None,) * 4, (*INDEX[:3], 7),
+    ]  # fmt: skip
+
+
+def test_what_is_not_indexed_costs_an_opaque_queue_nothing(make: MakeDriver) -> None:
+    driver = make(payload_policy="opaque")
+    driver.publish(body())
+    assert driver.rows(f"SELECT {ALL_FOUR} FROM message") == [(None,) * 4]
+
+
+# -- quarantine
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.reason], ids=lambda case: str(case.name))
+def test_bad_content_is_in_history_and_quarantine_in_one_transaction(
+    make: MakeDriver, case: Case
+) -> None:
+    driver = make(payload_policy="envelope")
+    worker = driver.consume()
+    client = driver.connect()
+    client.publish("orders", case.content, 0, b"k")
+    turns = driver.step()
+    assert len([turn for turn in turns if turn.batch.born]) == 1
+    assert worker.take() == []
+    assert [receipt.reason for receipt in client.receipts] == [None]
+    assert driver.outcomes() == [(1, 1, State.DEAD, case.reason)]
+    assert content(driver, 1) == case.content
+    if case.record == "keep":
+        assert content(driver, 2) == case.content
+    else:
+        found = content(driver, 2)
+        start = found.index(b'"reason":"poison"') - 1
+        end = found.index(b"}", start) + 1
+        assert found == record_of(case, found[start:end])
+        said = json.loads(found[start:end])
+        assert (said["detail"], said["original_queue"]) == (case.reason, "orders")
+    assert driver.rows("SELECT source_seq, source_queue_id, source_reason FROM message") == [
+        (1, 1, case.reason)
+    ]
+    assert driver.rows(f"SELECT {ALL_FOUR} FROM message") == driver.rows(
+        f"SELECT {ALL_FOUR} FROM history"
+    )
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.reason], ids=lambda c: str(c.name))
+def test_right_content_reaches_its_consumer_byte_for_byte(make: MakeDriver, case: Case) -> None:
+    driver = make(payload_policy="envelope")
+    worker = driver.consume()
+    driver.publish(case.content)
+    assert [d.body for d in worker.take()] == [case.content]
+
+
+def test_large_bad_content_is_quarantined_too(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    large = body(trace_id=None, x='"%s"' % ("x" * ASIDE_BYTES))
+    driver.publish(large, body())
+    assert driver.outcomes() == [(1, 1, State.DEAD, "missing_trace_id")]
+    assert json.loads(content(driver, 2))["x"] == "x" * ASIDE_BYTES
+    [(message_id,)] = driver.rows("SELECT printf('%016x%016x', seq, token) FROM history")
+    assert block(driver, 2)["message_id"] == message_id
+
+
+def test_quarantine_that_is_not_committed_leaves_nothing(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    driver.connect().publish("orders", b"bad", 0, b"k")
+    driver.decide()
+    driver.kill_and_restart()
+    assert driver.states() == driver.outcomes() == []
+
+
+def test_empty_list_of_php_is_taken_as_the_queue_says(make: MakeDriver) -> None:
+    php = body(data="[]", meta='{"lang":"php","schema_version":1}')
+    driver = make(payload_policy="envelope")
+    driver.publish(php)
+    assert driver.outcomes() == []
+    driver.ask("configure", "orders", {"empty_list_data": "never"})
+    driver.step()
+    driver.publish(php)
+    assert driver.outcomes() == [(1, 2, State.DEAD, "poison")]
+
+
+# -- what dies later
+
+
+@pytest.mark.parametrize("how", ["client", "max_deliveries", "expired"])
+def test_death_of_any_cause_leaves_a_record_with_its_block(make: MakeDriver, how: str) -> None:
+    driver = make(max_deliveries=1, on_expire="dead_letter")
+    driver.publish(body(attempts="2"), ttl_s=60)
+    if how == "expired":
+        driver.clock.advance(60)
+        driver.step()
+    else:
+        worker = driver.consume()
+        [held] = worker.take()
+        if how == "client":
+            worker.dead_letter("orders", held.message_id)
+        else:
+            worker.requeue("orders", held.message_id)
+        driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, how)]
+    found = block(driver, 2)
+    assert (found["reason"], found["detail"], found["attempts"]) == ("failed", how, 2)
+    assert content(driver, 2).startswith(body(attempts="2")[:-1])
+    assert driver.rows("SELECT trace_id FROM message") == [(TRACE,)]
+
+
+def test_bare_006_of_another_version_names_it(make: MakeDriver) -> None:
+    driver = make()
+    newer = body(meta='{"schema_version":2}')
+    driver.publish(newer)
+    worker = driver.consume()
+    [held] = worker.take()
+    worker.dead_letter("orders", held.message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, "unsupported_schema_version")]
+    assert content(driver, 2) == newer
+
+
+@pytest.mark.parametrize("crash", ["none", "before", "between", "after"])
+def test_record_of_a_worker_stays_the_only_one(make: MakeDriver, crash: str) -> None:
+    driver = make()
+    driver.publish(body())
+    worker = driver.consume()
+    [held] = worker.take()
+    key = held.message_id + b":dead"
+    if crash == "before":
+        worker.publish("orders.dlq", worker_record(held), 0, key)
+        driver.decide()  # never stored
+        driver.kill_and_restart()
+        worker = driver.consume()
+        [held] = worker.take()
+    worker.publish("orders.dlq", worker_record(held), 0, key)
+    driver.step()
+    if crash == "between":
+        driver.kill_and_restart()
+        worker = driver.consume()
+        [held] = worker.take()
+        worker.publish("orders.dlq", worker_record(held), 0, key)
+    worker.dead_letter("orders", held.message_id)
+    if crash == "after":
+        driver.turn()  # the command is known, the death is not stored
+        driver.kill_and_restart()
+        worker = driver.consume()
+        [held] = worker.take()
+        worker.publish("orders.dlq", worker_record(held), 0, key)
+        worker.dead_letter("orders", held.message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, "max_attempts")]
+    assert driver.rows("SELECT source_seq, source_queue_id, source_reason FROM message") == [
+        (1, 1, "max_attempts")
+    ]
+    assert driver.rows("SELECT kind FROM event WHERE kind = 'dead_letter'") == [("dead_letter",)]
+
+
+def test_record_of_a_worker_is_found_where_its_message_returned(make: MakeDriver) -> None:
+    """Who wrote it is gone, and another one has the message: it expires there."""
+    driver = make(on_expire="dead_letter")
+    driver.publish(body(), ttl_s=60)
+    worker = driver.consume()
+    [held] = worker.take()
+    worker.publish("orders.dlq", worker_record(held))
+    driver.step()
+    worker.disconnect()
+    driver.step()
+    driver.clock.advance(60)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, "max_attempts")]
+    assert len(driver.states()) == 1
+
+
+# -- the way back
+
+
+def test_redrive_gives_back_what_was_published(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    driver.publish(b"\xff", body(data=None, attempts="3"))
+    driver.ask("configure", "orders", {"payload_policy": "observe"})
+    driver.ask("redrive", "orders.dlq")
+    driver.step()
+    got = [d.body for d in driver.consume().take()]
+    assert got == [b"\xff", body(data=None, attempts="0")]
+    assert driver.live("orders.dlq") == (0, 0)
+
+
+def test_plan_of_a_redrive_changes_nothing_on_disk(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    driver.publish(b"bad", body(data=None))
+    before = list(driver.store.connection.iterdump())
+    plan = driver.ask("act", Action.REDRIVE, [2, 4], Options(is_dry_run=True))
+    driver.step()
+    assert plan.answer.targets == {"orders": 2}
+    assert plan.answer.poisoned == {"poison": 1, "invalid_data": 1}
+    assert list(driver.store.connection.iterdump()) == before
+
+
+def test_named_dead_letter_queue_is_one_after_a_restart_too(make: MakeDriver) -> None:
+    driver = make(max_deliveries=1)
+    driver.publish(body())
+    driver.ask("configure", "orders", {"dead_letter_queue": "orders.failed"})
+    driver.step()
+    driver.publish(b"{}", queue="orders.failed")
+    driver.kill_and_restart()
+    failed = driver.core.lives.queues["orders.failed"]
+    assert (failed.is_dead_letter_queue, failed.settings.max_deliveries) == (True, 0)
+    worker = driver.consume()
+    [held] = worker.take()
+    worker.dead_letter("orders", held.message_id)
+    driver.step()
+    assert driver.live("orders.failed")[0] == 2
+
+
+def test_circle_is_refused_and_nothing_stored(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(body())
+    driver.publish(body(), queue="mails")
+    driver.ask("configure", "orders", {"dead_letter_queue": "mails"})
+    driver.step()
+    question = driver.ask("configure", "mails", {"dead_letter_queue": "orders"})
+    driver.step()
+    assert isinstance(question.answer, RefusedError)
+    assert driver.rows("SELECT settings FROM queue ORDER BY queue_id")[1] == ("{}",)

@@ -1,0 +1,581 @@
+"""Contents that the core has looked at: index, quarantine, records, and the way back."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.judging import ASIDE_BYTES
+from phpmq_lite.broker.lives import LOOKED_BYTES
+from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import (
+    Death,
+    Limits,
+    Loaded,
+    Looked,
+    Message,
+    QueueSettings,
+    Source,
+    State,
+)
+from tests.unit.broker.rig import Rig, kinds, message, outcomes, receipts, sent
+
+GOOD = b'{"urn":"urn:a"}'
+BAD = b'{"bad":"invalid_data"}'
+
+
+class FakeEnvelopes:
+    """JSON objects: ``urn`` is indexed, ``bad`` is the reason of the verdict."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
+        self.looks += 1
+        try:
+            read = json.loads(content)
+        except ValueError:
+            read = {"bad": "poison"}
+        is_judged = settings.payload_policy == "envelope"
+        reason = read.get("bad") if is_judged else None
+        return Looked(read.get("urn"), "t", "i", 3, reason, "because" if reason else "")
+
+    def unread(self, content: bytes) -> str | None:
+        reason: str | None = json.loads(content).get("unread")
+        return reason
+
+    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+        read = {"raw": content.decode(), "dead_letter": {
+            "reason": death.reason, "error": death.detail, "original_queue": death.queue,
+            "message_id": death.message_id.decode(), "at": death.at_ms,
+        }}  # fmt: skip
+        return json.dumps(read).encode()
+
+    def source(self, content: bytes) -> Source | None:
+        block = json.loads(content).get("dead_letter") or {}
+        if "message_id" not in block:
+            return None
+        return Source(block["message_id"].encode(), block["reason"], block.get("error"))
+
+    def revive(self, content: bytes) -> bytes:
+        raw: str = json.loads(content).get("raw", content.decode())
+        return raw.encode()
+
+    def origin(self, content: bytes) -> str | None:
+        name: str | None = (json.loads(content).get("dead_letter") or {}).get("original_queue")
+        return name
+
+
+def make(limits: Limits | None = None, **settings: Any) -> Rig:
+    return Rig(limits or Limits(), QueueSettings(**settings), envelopes=FakeEnvelopes())
+
+
+def strict(limits: Limits | None = None, **settings: Any) -> Rig:
+    return make(limits, payload_policy="envelope", **settings)
+
+
+def index(given: Message) -> tuple[Any, ...]:
+    return given.urn, given.trace_id, given.meta_id, given.attempts
+
+
+def looks(rig: Rig) -> int:
+    envelopes = rig.core.lives.envelopes
+    assert isinstance(envelopes, FakeEnvelopes)
+    return envelopes.looks
+
+
+def block_of(content: bytes) -> dict[str, Any]:
+    block: dict[str, Any] = json.loads(content)["dead_letter"]
+    return block
+
+
+def said(rig: Rig, made: Message, **changes: Any) -> bytes:
+    """Make the record that a worker would write about a message."""
+    block = {"reason": "no stock", "message_id": made.message_id.decode()} | changes
+    return json.dumps({"urn": "urn:a", "dead_letter": block}).encode()
+
+
+# -- what is indexed
+
+
+def test_object_is_indexed_and_the_writer_told() -> None:
+    batch = make().publish(GOOD)
+    assert index(batch.born[0]) == ("urn:a", "t", "i", 3)
+    assert batch.has_envelopes
+
+
+@pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * LOOKED_BYTES])
+def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(content: bytes) -> None:
+    rig = make()
+    batch = rig.publish(content)
+    assert looks(rig) == 0
+    assert index(batch.born[0]) == (None, None, None, None)
+    assert not batch.has_envelopes
+
+
+def test_nothing_is_looked_at_on_an_opaque_queue() -> None:
+    rig = make(payload_policy="opaque")
+    assert not rig.publish(GOOD, BAD).has_envelopes
+    assert looks(rig) == 0
+
+
+def test_observed_queue_delivers_what_is_wrong() -> None:
+    rig = make()
+    worker = rig.consumer()
+    assert [m.seq for m in sent(rig.publish(BAD), worker)] == [1]
+
+
+def test_change_of_the_policy_counts_for_what_comes_then() -> None:
+    rig = make()
+    rig.publish(GOOD)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
+    assert not rig.publish(GOOD).has_envelopes
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": None}))
+    assert rig.publish(GOOD).has_envelopes
+
+
+# -- quarantine
+
+
+def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> None:
+    rig = strict()
+    worker = rig.consumer()
+    batch = rig.publish(BAD)
+    assert sent(batch, worker) == []
+    assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
+    original, record = batch.born
+    assert batch.bodies[:2] == [1, BAD]
+    assert block_of(batch.bodies[3]) == {
+        "reason": "invalid_data", "error": "because", "original_queue": "orders",
+        "message_id": original.message_id.decode(), "at": batch.wall_ms,
+    }  # fmt: skip
+    assert record.queue_id == rig.queue("orders.dlq").queue_id
+    assert (record.source_seq, record.source_queue_id) == (1, original.queue_id)
+    assert record.source_reason == "invalid_data"
+    assert index(record) == index(original) == (None, "t", "i", 3)
+    assert kinds(batch) == [(1, "dead_letter")]
+    assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
+    assert rig.queue("orders.dlq").row.live_count == 1
+    assert rig.queue().totals.published == rig.queue().totals.dead == 1
+    assert rig.queue().deaths == {"invalid_data": 1}
+
+
+def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other() -> None:
+    rig = strict()
+    worker = rig.consumer()
+    batch = rig.publish(GOOD, BAD, GOOD, b"plain")
+    assert [m.body for m in sent(batch, worker)] == [GOOD, GOOD]
+    assert outcomes(batch) == {(State.DEAD, "invalid_data"): [2], (State.DEAD, "poison"): [5]}
+
+
+def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
+    rig = make()
+    rig.publish(GOOD, queue="orders.retry", ttl_s=9)
+    assert not rig.queue("orders.retry").judges
+    rig.publish(GOOD)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
+    batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
+    assert outcomes(batch) == {(State.DEAD, "invalid_data"): [3]}
+    rig.turn(lambda: rig.configure("orders.retry", {"payload_policy": "observe"}))  # its own word
+    assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
+
+
+def test_retry_queue_that_comes_second_judges_too() -> None:
+    rig = make()
+    rig.publish(GOOD)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
+    batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
+    assert (State.DEAD, "invalid_data") in outcomes(batch)
+
+
+def test_publisher_of_bad_content_gets_its_receipt() -> None:
+    rig = strict()
+    publisher = rig.connect()
+    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    assert receipts(batch, publisher) == [(b"k", None)]
+    again = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    assert again.born == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"publishing_paused": True}, "dead-letter queue paused"),
+        ({"max_messages": 1}, "dead-letter queue queue full: messages"),
+        ({"max_bytes": 1}, "dead-letter queue queue full: bytes"),
+    ],
+)
+def test_bad_content_is_refused_where_its_record_has_no_room(
+    changes: dict[str, Any], reason: str
+) -> None:
+    rig = strict()
+    rig.publish(BAD)
+    rig.turn(lambda: rig.configure("orders.dlq", changes))
+    publisher = rig.connect()
+    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    assert receipts(batch, publisher) == [(b"k", reason)]
+    assert batch.born == []
+    with pytest.raises(RefusedError, match="dead-letter queue"):
+        publish(rig, BAD)
+    assert rig.publish(GOOD).born[0].body is None  # good ones are taken
+
+
+def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
+    rig = strict()
+    rig.publish(BAD)
+    rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
+    publisher = rig.connect()
+    rig.begin()
+    assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.PARK
+    assert rig.finish().born == []
+    batch = rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
+    assert batch.wakes == {publisher}
+
+
+def test_bad_content_is_refused_where_there_is_no_room_for_its_dead_letter_queue() -> None:
+    rig = strict(Limits(queues=1))
+    rig.publish(GOOD)
+    publisher = rig.connect()
+    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    assert receipts(batch, publisher) == [(b"k", "too many queues")]
+    rig.begin()
+    assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.CLOSE
+    assert rig.finish().born == []
+
+
+def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
+    rig = strict()
+    publisher = rig.connect()
+    large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * ASIDE_BYTES)
+    rig.begin()
+    assert rig.core.publish(publisher, "orders", large, 0, b"k") is Result.JUDGE
+    judged: list[Any] = []
+    rig.core.judge_ahead("orders", large, judged.append)
+    [(work, give)] = rig.finish().aside
+    assert rig.batch.born == []
+    give(work())
+    before = looks(rig)
+    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
+    assert looks(rig) == before
+    assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
+    assert block_of(batch.bodies[3])["message_id"] == batch.born[0].message_id.decode()
+
+
+def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> None:
+    rig = strict()
+    publisher = rig.connect()
+    large = b'{"x":"%b"}' % (b"x" * ASIDE_BYTES)
+    rig.begin()
+    rig.core.publish(publisher, "orders", large, 0, None)
+    judged: list[Any] = []
+    rig.core.judge_ahead("orders", large, judged.append)
+    [(work, give)] = rig.finish().aside
+    give(work())
+    rig.turn(lambda: rig.configure("orders", {"note": "new"}))
+    rig.begin()
+    result = rig.core.publish(publisher, "orders", large, 0, None, judged[0])
+    assert result is Result.JUDGE
+
+
+# -- publishing without a connection
+
+
+def publish(rig: Rig, *contents: bytes, key: bytes | None = None) -> Any:
+    rig.turn(
+        lambda: operations.publish(
+            rig.core, rig.entry("message.publish"), "orders", [(c, None) for c in contents],
+            rig.answers.append, key=key,
+        )
+    )  # fmt: skip
+    return rig.answers[-1] if rig.answers else None
+
+
+def test_operator_is_told_what_was_quarantined() -> None:
+    rig = strict()
+    ids = publish(rig, GOOD, BAD)
+    assert len(ids) == 2
+    assert ids.quarantined == {ids[1]: "invalid_data"}
+    assert outcomes(rig.batch) == {(State.DEAD, "invalid_data"): [2]}
+
+
+def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
+    rig = strict()
+    large = b'{"bad":"too_deep","x":"%b"}' % (b"x" * ASIDE_BYTES)
+    assert publish(rig, GOOD, large) is None
+    assert rig.batch.born == []
+    [(work, give)] = rig.batch.aside
+    found = work()
+    rig.turn(lambda: give(found))
+    [ids] = rig.answers
+    assert ids.quarantined == {ids[1]: "too_deep"}
+
+
+def test_refusal_behind_the_verdict_is_the_answer() -> None:
+    rig = strict()
+    publish(rig, b'{"x":"%b"}' % (b"x" * ASIDE_BYTES))
+    [(work, give)] = rig.batch.aside
+    found = work()
+    rig.turn(lambda: rig.configure("orders", {"publishing_paused": True}))
+    rig.turn(lambda: give(found))
+    [_, error] = rig.answers
+    assert isinstance(error, RefusedError)
+    assert error.code == "paused"
+
+
+# -- records of messages that died later
+
+
+def dispatched(rig: Rig, body: bytes = GOOD) -> tuple[Any, Message]:
+    worker = rig.consumer()
+    [held] = sent(rig.publish(body), worker)
+    held.body = None  # it was sent
+    return worker, held
+
+
+def die(rig: Rig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
+    """Have the worker send 006, and give what the store has."""
+    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    assert (batch.body_seqs, batch.record_seqs) == ({held.seq}, {held.seq})
+    return rig.turn(loaded=Loaded(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
+
+
+def test_bare_006_leaves_a_record_with_a_block() -> None:
+    rig = make()
+    worker, held = dispatched(rig)
+    batch = die(rig, worker, held)
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert block_of(batch.bodies[1])["reason"] == "client"
+    assert block_of(batch.bodies[1])["message_id"] == held.message_id.decode()
+    assert index(batch.born[0]) == ("urn:a", "t", "i", 3)
+
+
+def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
+    rig = make()
+    worker, held = dispatched(rig)
+    rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
+    batch = rig.turn(loaded=Loaded(bodies={held.seq: body}))
+    assert outcomes(batch) == {(State.DEAD, "unsupported_schema_version"): [1]}
+
+
+def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
+    rig = make(payload_policy="opaque")
+    worker, held = dispatched(rig)
+    assert die(rig, worker, held).bodies == [2, GOOD]
+
+
+def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
+    rig = make()
+    worker, held = dispatched(rig)
+    own = said(rig, held)
+    [record] = rig.publish(own, queue="orders.dlq", by=worker).born
+    assert (record.source_seq, record.source_queue_id) == (1, held.queue_id)
+    assert record.source_reason == "no stock"
+    batch = die(rig, worker, held, (record.message_id, own))
+    assert outcomes(batch) == {(State.DEAD, "no stock"): [1]}
+    assert batch.born == []
+    assert kinds(batch) == [(1, "dead_letter")]
+    assert batch.events[3] == record.message_id.decode()
+    assert rig.queue().deaths == {"no stock": 1}
+
+
+def test_record_about_another_message_of_the_same_number_does_not_count() -> None:
+    rig = make()
+    worker, held = dispatched(rig)
+    foreign = said(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
+    batch = die(rig, worker, held, (b"%032x" % 9, foreign))
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert len(batch.born) == 1
+
+
+@pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])
+def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(message_id: str) -> None:
+    rig = make()
+    rig.publish(GOOD)
+    content = said(rig, message(1), message_id=message_id, original_queue="orders")
+    [record] = rig.publish(content, queue="orders.dlq").born
+    assert (record.source_seq, record.source_reason) == (None, "no stock")
+    assert record.source_queue_id == rig.queue().queue_id
+
+
+def test_message_that_nobody_had_dies_at_once() -> None:
+    rig = make()
+    rig.publish(GOOD)
+    stranger = rig.connect()
+    made = message(1, body=GOOD)
+    made.token = 5
+    batch = rig.turn(lambda: rig.core.lives.kill(made, "client"))
+    assert batch.record_seqs == set()
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert stranger.is_open
+
+
+def test_record_of_a_large_message_is_made_in_a_thread() -> None:
+    rig = make()
+    large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * ASIDE_BYTES)
+    worker, held = dispatched(rig, large)
+    rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.turn(loaded=Loaded(bodies={1: large}))
+    assert outcomes(batch) == {}
+    assert list(rig.core.lives.dying) == [1]
+    [(work, give)] = batch.aside
+    made = work()
+    batch = rig.turn(lambda: give(made))
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert json.loads(batch.bodies[1])["raw"] == large.decode()
+    assert rig.core.lives.dying == {}
+
+
+# -- named dead-letter queues
+
+
+def test_records_go_to_the_queue_that_was_named() -> None:
+    rig = strict()
+    rig.publish(GOOD)
+    rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.failed"}))
+    batch = rig.publish(BAD)
+    failed = rig.queue("orders.failed")
+    assert batch.born[1].queue_id == failed.queue_id
+    assert failed.is_dead_letter_queue
+    assert (failed.settings.max_deliveries, failed.settings.payload_policy) == (0, "observe")
+    rig.publish(BAD, queue="orders.failed")  # takes anything
+    assert failed.row.live_count == 2
+
+
+def test_queue_is_a_dead_letter_queue_only_while_it_is_named() -> None:
+    rig = make()
+    rig.publish(GOOD, queue="failed")
+    rig.publish(GOOD)
+    rig.publish(GOOD, queue="mails")
+    for name in ("orders", "mails"):
+        rig.turn(partial(rig.configure, name, {"dead_letter_queue": "failed"}))
+    rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": None}))
+    assert rig.queue("failed").is_dead_letter_queue
+    rig.turn(lambda: rig.configure("mails", {"dead_letter_queue": "other"}))
+    assert not rig.queue("failed").is_dead_letter_queue
+    assert rig.queue("failed").settings.max_deliveries == 20
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"a": "a"},
+        {"a": "b", "b": "a"},
+        {"a": "b", "b": "c", "c": "a"},
+        {"a.dlq": "a"},
+        {"a": "b", "b.dlq": "a"},
+    ],
+)
+def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
+    rig = make()
+    for name in named:
+        rig.publish(GOOD, queue=name)
+    *rest, last = named
+    for name in rest:
+        rig.turn(partial(rig.configure, name, {"dead_letter_queue": named[name]}))
+    rig.begin()
+    with pytest.raises(RefusedError, match=r"itself|circle"):
+        rig.configure(last, {"dead_letter_queue": named[last]})
+
+
+def test_dead_letter_queue_by_its_own_name_is_allowed() -> None:
+    rig = make()
+    rig.publish(GOOD)
+    rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
+    assert rig.core.lives.dead_letter_name(rig.queue()) == "orders.dlq"
+
+
+# -- the way back
+
+
+def act(rig: Rig, row: Message, body: bytes | None, options: Options) -> Outcome:
+    rig.turn(
+        lambda: operations.act(
+            rig.core, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq], options,
+            rig.answers.append,
+        )
+    )  # fmt: skip
+    [request] = rig.batch.rows
+    row.body = body
+    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
+    outcome: Outcome = rig.answers[-1]
+    return outcome
+
+
+def dead_one(rig: Rig, content: bytes = BAD) -> tuple[Message, bytes]:
+    """Have one quarantined; return its record as a row on disk, and its content."""
+    batch = rig.publish(content)
+    record = batch.born[1]
+    row = message(record.seq, queue_id=record.queue_id)
+    row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
+    return row, batch.bodies[3]
+
+
+def test_redrive_sends_the_revived_content() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    outcome = act(rig, row, body, Options())
+    assert rig.batch.bodies == [3, BAD]
+    assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
+    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {})
+    assert kinds(rig.batch) == [(3, "redrive"), (2, "redrive")]
+
+
+def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    outcome = act(rig, row, body, Options())
+    assert outcome.poisoned == {"invalid_data": 1}
+    assert outcomes(rig.batch)[State.DEAD, "invalid_data"] == [3]
+
+
+def test_dry_run_tells_and_changes_nothing() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    outcome = act(rig, row, body, Options(is_dry_run=True))
+    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {"invalid_data": 1})
+    assert not rig.batch.stores
+
+
+def test_redrive_stays_where_poison_would_find_no_room() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
+    outcome = act(rig, row, body, Options())
+    assert outcome.skipped == {"dead-letter queue paused": 1}
+    assert rig.batch.born == []
+
+
+def test_record_that_a_program_published_goes_where_it_says() -> None:
+    rig = make()
+    rig.publish(GOOD)
+    content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
+    [record] = rig.publish(content, queue="orders.dlq").born
+    row = message(record.seq, queue_id=record.queue_id)
+    assert act(rig, row, content, Options()).targets == {"orders": 1}
+    assert rig.batch.bodies == [3, b"x"]
+
+
+def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
+    rig = make()
+    [made] = rig.publish(b"{}", queue="orders.dlq").born
+    row = message(made.seq, queue_id=made.queue_id)
+    assert act(rig, row, b"{}", Options()).skipped == {"not a record": 1}
+    rig.publish(GOOD)
+    assert act(rig, row, b"{}", Options(target="orders")).targets == {"orders": 1}
+
+
+def test_sweep_revives_too() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    rig.turn(lambda: rig.redrive("orders.dlq"))
+    [request] = rig.batch.pages
+    row.body = body
+    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
+    assert rig.batch.bodies == [3, BAD]
