@@ -231,6 +231,10 @@ def _finish(connection: sqlite3.Connection, last: int) -> None:
         'INSERT INTO history_place SELECT queue_id, outcome, "offset" FROM history ORDER BY 1, 2, 3'
     )
     connection.execute(
+        'INSERT INTO history_number SELECT queue_id, seq, "offset", outcome FROM history '
+        "ORDER BY 1, 2, 3"
+    )
+    connection.execute(
         "INSERT OR REPLACE INTO counter "
         "SELECT 'placed_upto', coalesce(max(\"offset\"), 0) FROM history"
     )

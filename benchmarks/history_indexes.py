@@ -1,9 +1,10 @@
 """What finding the history costs each message that settles.
 
 Moves messages from the live table to the history as the writer does, in commits of 1,000: with the
-first schema, with today's, with an index for the pages of a queue in place of the table that is
-filled behind, and without the indexes of traces.  Then it fills that table in slices, as upkeep
-does, and last it removes everything, as retention does, with and without places::
+first schema, with today's, without what searches by number need, with an index for the pages of a
+queue in place of the tables that are filled behind, and without the indexes of traces.  Then it
+fills those tables in slices, as upkeep does, and last it removes everything, as retention does,
+with and without places::
 
     python benchmarks/history_indexes.py --messages 200000 --queues 50 --data .
 """
@@ -30,11 +31,15 @@ VARIANTS: Final = {
     "now": (),
     "first schema": (
         "DROP TABLE history_place",
+        "DROP TRIGGER history_number_goes",
+        "DROP TABLE history_number",
+        "DROP INDEX message_moved",
         "DROP INDEX history_unusual",
         "DROP INDEX message_trace",
         "DROP INDEX history_trace",
         'CREATE INDEX history_deleted ON history ("offset") WHERE outcome = 5',
     ),
+    "no numbers": ("DROP TRIGGER history_number_goes", "DROP INDEX message_moved"),
     "an index of queues": ('CREATE INDEX history_queue ON history (queue_id, outcome, "offset")',),
     "no index of traces": ("DROP INDEX message_trace", "DROP INDEX history_trace"),
 }

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phpmq_lite.admin import formats
+from phpmq_lite.admin.query import of_verdict
+from phpmq_lite.admin.shelves import RETRY, named
+from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.server.status import QueueStatus, Status
 from phpmq_lite.storage.signs import LOOKED_AT, Holding
 
@@ -12,6 +15,7 @@ EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
 LATELY_MS: Final = 86_400_000  # deaths and expiries count for a day
 NOTICES_MAX: Final = 200
 _HELD_LONG_MS: Final = 3_600_000  # where there is no acknowledgement timeout
+_LOST: Final = ("Envelopes", "Dead letters")  # what to do about what was not handled
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
@@ -52,13 +56,15 @@ def notices(status: Status, seen: Seen) -> list[Notice]:
             who = f"Client {client.client}"
             text = f"{client.address} is not read: {client.paused_reason}"
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
-    held = _longest(seen.held)
+    held, shelves = _longest(seen.held), named(status.queues)
     for queue in status.queues:
         # What is left over anyway is not written out: with 10,000 queues that takes 40 ms.
-        found += _of_queue(queue, seen, only_bad=len(found) >= NOTICES_MAX)
+        is_waiting = is_shelf(queue) or queue.name in shelves
+        found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
-    found.sort(key=lambda notice: notice.level)
+    # Of equal ones those that lost their way to a consumer come before those that only wait.
+    found.sort(key=lambda notice: (notice.level, notice.go not in _LOST))
     return found[:NOTICES_MAX]
 
 
@@ -91,7 +97,10 @@ def _of_broker(status: Status, seen: Seen) -> Iterator[Notice]:
 # -- queues
 
 
-def _of_queue(queue: QueueStatus, seen: Seen, *, only_bad: bool) -> Iterator[Notice]:
+def _of_queue(
+    queue: QueueStatus, seen: Seen, is_waiting: bool, *, only_bad: bool
+) -> Iterator[Notice]:
+    """Judge one queue; ``is_waiting``: its messages are meant to lie there."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
     # What is forwarded or made a dead letter when it expires is not lost.
     is_losing = expires and queue.settings.on_expire == "history"
@@ -101,17 +110,37 @@ def _of_queue(queue: QueueStatus, seen: Seen, *, only_bad: bool) -> Iterator[Not
     yield from _over_limits(queue, seen)
     if only_bad:
         return
-    if queue.ready and not queue.consumers and not is_losing and not is_shelf(queue):
+    if queue.ready and not queue.consumers and not is_losing and not is_waiting:
         text = f"{formats.number(queue.ready)} ready and no consumer"
         yield _notice(queue, "warn", text, "See messages")
     if paused := pauses(queue):
         yield _notice(queue, "warn", " and ".join(paused).capitalize(), "Resume")
-    if queue.dead and (reasons := seen.deaths.get(queue.queue_id)):
-        text = f"{_at_least(sum(reasons.values()))} died in the last 24 h: {_by_reason(reasons)}"
-        yield _notice(queue, "warn", text, "Dead letters", tab="dead")
-    if (unread := seen.unread.get(queue.queue_id)) and not is_shelf(queue):
+    yield from _deaths(queue, seen.deaths.get(queue.queue_id, {}))
+    if queue.consumers and queue.name.endswith(RETRY):
+        yield _notice(queue, "warn", says_retry(queue), "Consumers", tab="consumers")
+    if (unread := seen.unread.get(queue.queue_id)) and not is_waiting:
         text = f"{_at_least(unread)} expired in the last 24 h without ever being dispatched"
         yield _notice(queue, "warn", text, "History", tab="history", outcome="expired")
+
+
+def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
+    """Tell those that the verdict of their envelope kept from consumers from all others."""
+    refused = {reason: count for reason, count in reasons.items() if reason in REASONS}
+    others = {reason: count for reason, count in reasons.items() if reason not in REASONS}
+    if refused:
+        text = f"{_at_least(sum(refused.values()))} quarantined in the last 24 h: "
+        q = str(of_verdict(queue.name))
+        text += _by_reason(refused)
+        yield Notice("warn", queue.name, text, "messages", {"q": q}, "Envelopes")
+    if others and queue.dead:
+        text = f"{_at_least(sum(others.values()))} died in the last 24 h: {_by_reason(others)}"
+        yield _notice(queue, "warn", text, "Dead letters", tab="dead")
+
+
+def says_retry(queue: QueueStatus) -> str:
+    """Say what is odd about consumers of a queue whose messages wait for a retry."""
+    who = _count(queue.consumers, "consumer takes", "consumers take")
+    return f"{who} messages before their delay is over; it forwards them to {queue.name[:-6]}"
 
 
 def _over_limits(queue: QueueStatus, seen: Seen) -> Iterator[Notice]:

@@ -18,6 +18,7 @@ from phpmq_lite.admin.route import Route
 from phpmq_lite.admin.streams import Hub
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.broker.core import Broker
+from phpmq_lite.envelopes.schema import Schemas
 from phpmq_lite.model import Batch
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.rollups import Rollups
@@ -82,6 +83,7 @@ class Context:
     entrance: Entrance  # accounts, passwords, tries, the set-up token
     sessions: Sessions = field(default_factory=Sessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
+    schemas: Schemas = field(default_factory=lambda: Schemas(None))  # of payloads, by URN
     live: Hub = field(default_factory=Hub)  # streams, and who waits
     http: HttpFigures = field(default_factory=HttpFigures)
     labels: Labels = field(default_factory=Labels)  # of the metrics

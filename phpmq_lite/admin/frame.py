@@ -24,6 +24,7 @@ RAIL: Final = (
     ("clients", "Clients", "c"),
     ("history", "History", "h"),
     ("publish", "Publish", "p"),
+    ("schemas", "Schemas", "e"),
     ("audit", "Audit", "a"),
     ("system", "System", "s"),
 )

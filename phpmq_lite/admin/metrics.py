@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 from phpmq_lite.admin.http_figures import BOUNDS_S, HttpFigures
 from phpmq_lite.admin.labels import Group
 from phpmq_lite.broker import histogram
+from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.server.engine import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import Status
 
@@ -174,6 +175,9 @@ def _messages(groups: Sequence[Group]) -> Iterator[Metric]:
                         "queue", "by")  # fmt: skip
     expired = _counter("messages_expired", "Messages whose time ran out", "queue", "dispatched")
     dead = _counter("messages_dead", "Messages that became dead letters", "queue", "reason")
+    quarantined = _counter(
+        "messages_quarantined", "Of the dead: for the verdict of their envelope", "queue", "reason"
+    )
     for group in groups:
         name, counts = group.label, group.counts
         others = {source: counts[f"published_{source}"] for source in _SOURCES}
@@ -189,7 +193,10 @@ def _messages(groups: Sequence[Group]) -> Iterator[Metric]:
         for key in sorted(counts):
             if key.startswith("dead "):
                 dead.add_metric([name, key.removeprefix("dead ")], counts[key])
-    yield from (published, requeued, expired, dead)
+        for reason in REASONS:
+            if count := counts[f"dead {reason}"]:
+                quarantined.add_metric([name, reason], count)
+    yield from (published, requeued, expired, dead, quarantined)
     for key, (family, text) in _COUNTERS.items():
         counter = _counter(family, text, "queue")
         for group in groups:

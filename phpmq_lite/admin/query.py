@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final, NoReturn
 
 from phpmq_lite.admin.problems import Problem
+from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.model import State
 from phpmq_lite.storage.deaths import DeathGroup
-from phpmq_lite.storage.terms import Query, Term, escape_pattern, is_pattern
+from phpmq_lite.storage.terms import Query, Term, as_glob, escape_pattern, is_pattern
 
 QUERY_CHARACTERS: Final = 2_000
 TERMS: Final = 20
@@ -42,7 +44,10 @@ QUALIFIERS: Final = (
     Qualifier("queue", "queue:mail*", "queue, * and ? allowed"),
     Qualifier("state", "state:dead", ", ".join(STATES)),
     Qualifier("urn", "urn:orders:*", "URN; urn: and urn:babel: may be left out"),
-    Qualifier("trace", "trace:7b3f*", "trace id"),
+    Qualifier("trace", "trace:7b3f*", "trace id of an envelope"),
+    Qualifier("meta", "meta:c0ffee*", "meta.id of an envelope; its retries share it"),
+    Qualifier("attempts", "attempts:>1", "what an envelope counts; deliveries are counted apart"),
+    Qualifier("verdict", "verdict:poison", "envelopes refused for this; * for any reason"),
     Qualifier("id", "id:d7e7*", "message id or its beginning, or #number"),
     Qualifier(
         "data.",
@@ -190,8 +195,24 @@ def _id(name: str, value: str, is_negated: bool) -> Term:
     return Term(name, plain if len(plain) == 32 else f"{plain}*", is_negated)
 
 
+def _verdict(name: str, value: str, is_negated: bool) -> Term:
+    """Take a reason of a verdict, or a pattern that fits one."""
+    term = _pattern(name, value.lower(), is_negated)
+    if not any(fnmatchcase(reason, as_glob(term.value)) for reason in REASONS):
+        _refuse(f"There is no verdict {value!r}.", ", ".join(REASONS))
+    return term
+
+
 def _count(name: str, value: str, is_negated: bool) -> Term:
     return _compared(name, value, is_negated, {"": 1}, "a number: 3, >3, <=3")
+
+
+def _attempts(name: str, value: str, is_negated: bool) -> Term:
+    """Take a whole number, below 0 too: an envelope may say anything."""
+    found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
+    if found is None:
+        _refuse(f"{name}: does not take {value!r}.", "a number: 3, >3, <=3")
+    return Term(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
 
 
 def _size(name: str, value: str, is_negated: bool) -> Term:
@@ -239,6 +260,9 @@ _READERS: Final[dict[str, Callable[[str, str, bool], Term]]] = {
     "queue": _pattern,
     "urn": _pattern,
     "trace": _pattern,
+    "meta": _pattern,
+    "verdict": _verdict,
+    "attempts": _attempts,
     "reason": _pattern,
     "origin": _pattern,
     "client": _pattern,
@@ -261,15 +285,29 @@ def of_trace(trace_id: str) -> Query:
     return Query((Term("trace", escape_pattern(trace_id)),))
 
 
+def of_meta(meta_id: str) -> Query:
+    """Ask for the messages of one meta.id: a message and its retries."""
+    return Query((Term("meta", escape_pattern(meta_id)),))
+
+
+def of_verdict(queue: str, reason: str = "*") -> Query:
+    """Ask for the messages of a queue that the verdict kept from consumers."""
+    terms = Term("queue", escape_pattern(queue)), Term("state", "dead"), Term("verdict", reason)
+    return Query(terms)
+
+
 def of_group(group: DeathGroup) -> Query:
     """Ask for the dead-letter records of a group; ``*`` in its cause is any text."""
     terms = [Term("queue", escape_pattern(group.queue)), Term("state", "ready")]
-    pairs = (("origin", group.origin), ("urn", group.urn), ("reason", group.reason))
+    tied = (None, None) if group.said else (group.origin, group.reason)
+    pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
     for kind, value in pairs:
         if value is not None and not _HIDDEN.search(value):
             terms.append(Term(kind, escape_pattern(value)))
         elif value is None:
             terms.append(Term(kind, "*", is_negated=True))
+    for name, value in group.said:
+        terms.append(Term("data", escape_pattern(value), path=f"dead_letter.{name}"))
     path = "dead_letter.error"
     if group.cause is None:
         terms.append(Term("data", "*", is_negated=True, path=path))

@@ -62,6 +62,20 @@ GROUPS: Final[tuple[tuple[str, tuple[_Kind, ...]], ...]] = (
             ("observe", "Observe: problems of an envelope are shown"),
             ("envelope", "Envelope: what is none becomes a dead letter"),
         )),
+        _Kind("dead_letter_queue", "Dead-letter queue",
+              "Where records of dead letters go; empty: the queue's name with .dlq.", "text"),
+        _Kind("schema_mode", "Schemas",
+              "Of envelope queues: what becomes of data that its schema refuses.", "choice", (
+            ("off", "Off: nothing is compared"),
+            ("warn", "Warn: it is counted"),
+            ("quarantine", "Quarantine: it becomes a dead letter"),
+        )),
+        _Kind("empty_list_data", "Empty list as data",
+              "Where data: [] of an envelope is read as {}.", "choice", (
+            ("php", "In envelopes of php"),
+            ("never", "Never"),
+            ("always", "Always"),
+        )),
     )),
     ("Limits", (
         _Kind("max_messages", "Messages", "Past it a publish is refused; 0: no limit.", "number"),
@@ -84,9 +98,14 @@ def fields(
     defaults: Mapping[str, Any],
     typed: Mapping[str, str] | None = None,
     error: tuple[str, str] = ("", ""),
+    *,
+    home: QueueStatus | None = None,
 ) -> list[tuple[str, list[Field]]]:
-    """Give the form by groups; ``typed`` stands in the fields instead, ``error`` beside one."""
-    plain = settings_of(QueueRow(0, queue.name, 0), QueueSettings(**defaults))
+    """Give the form by groups; ``typed`` stands in the fields instead, ``error`` beside one.
+
+    ``home`` is the queue that a ``.retry`` queue belongs to.
+    """
+    plain = _plain(queue, defaults, home)
     made = []
     for title, kinds in GROUPS:
         shown = [_field(kind, queue.settings, plain) for kind in kinds]
@@ -96,6 +115,19 @@ def fields(
             (title, [replace(f, error=error[1]) if f.name == error[0] else f for f in shown])
         )
     return made
+
+
+def _plain(
+    queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
+) -> QueueSettings:
+    """Give the settings that the queue would have without any of its own."""
+    row = QueueRow(0, queue.name, 0)
+    return settings_of(
+        row,
+        QueueSettings(**defaults),
+        has_records=queue.is_dead_letter_queue,
+        home=None if home is None else home.settings,
+    )
 
 
 def _field(kind: _Kind, settings: QueueSettings, plain: QueueSettings) -> Field:
@@ -151,14 +183,20 @@ class BadFieldError(ValueError):
 
 
 def changes(
-    queue: QueueStatus, defaults: Mapping[str, Any], read: Callable[[str], str]
+    queue: QueueStatus,
+    defaults: Mapping[str, Any],
+    read: Callable[[str], str],
+    *,
+    home: QueueStatus | None = None,
 ) -> dict[str, Any]:
     """Give the settings that differ from those in force; an empty number is the default.
+
+    ``home`` as for ``fields``.
 
     Raises:
         BadFieldError: a number is none.
     """
-    plain = settings_of(QueueRow(0, queue.name, 0), QueueSettings(**defaults))
+    plain = _plain(queue, defaults, home)
     found: dict[str, Any] = {}
     for kind in KINDS.values():
         value = _value(kind, read)

@@ -13,8 +13,10 @@ from phpmq_lite.admin import bodies, formats, views
 from phpmq_lite.admin import frame as frame_parts
 from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.envelopes import Badges, cut
 from phpmq_lite.admin.pauses import gather_slowly
 from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.query import of_meta
 from phpmq_lite.admin.trends import polyline
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
@@ -50,6 +52,8 @@ def environment(folder: Path) -> jinja2.Environment:
         pieces=formats.pieces,
         preview=bodies.preview,
         client_name=views.client_name,
+        cut=cut,
+        meta_search=lambda meta_id: str(of_meta(meta_id)),
         plural=views.plural,
     )
     return made
@@ -158,6 +162,7 @@ def frame(request: web.Request, context: Context) -> dict[str, Any]:
         "csrf": lambda: context.sessions.token(request),
         "back_to": _own_path(request),
         "request_id": request.get(REQUEST_ID, ""),
+        "badge_of": Badges(request).of,
         "search_text": "",
         "is_bare": identity_of(request).kind == "nobody",
     }

@@ -177,6 +177,8 @@ class MessageOut(BaseModel):
     size: int
     urn: str | None
     trace_id: str | None
+    meta_id: str | None
+    attempts: int | None  # of the envelope; deliveries are the broker's
     publisher: str | None
     holder: str | None
     reason: str | None
@@ -205,6 +207,8 @@ class MessageOut(BaseModel):
             size=row.size,
             urn=row.urn,
             trace_id=row.trace_id,
+            meta_id=row.meta_id,
+            attempts=row.attempts,
             publisher=row.publisher_address,
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
             reason=row.reason,

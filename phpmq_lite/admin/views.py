@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.lists import ListedQueue
+from phpmq_lite.admin.shelves import has_records, named
 from phpmq_lite.model import State
 from phpmq_lite.server.status import ClientStatus, Status
 
@@ -14,9 +15,9 @@ def totals(status: Status) -> dict[str, float]:
 
     Dead-letter records count as dead only, though they are ready in their own queues.
     """
-    queues = status.queues
+    queues, others = status.queues, named(status.queues)
     return {
-        "ready": sum(queue.ready for queue in queues if not queue.name.endswith(".dlq")),
+        "ready": sum(queue.ready for queue in queues if not has_records(queue.name, others)),
         "dispatched": sum(queue.dispatched for queue in queues),
         "dead": sum(queue.dead for queue in queues),
         "published": sum(queue.published_per_s for queue in queues),
@@ -27,7 +28,8 @@ def totals(status: Status) -> dict[str, float]:
 def tiles(status: Status, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
     """Give the numbers at the head of the overview, by the name of their live field."""
     sums = totals(status)
-    shelves = {queue.queue_id for queue in status.queues if queue.name.endswith(".dlq")}
+    others = named(status.queues)
+    shelves = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
     oldest = min((at for key, at in ages.items() if key not in shelves), default=None)
     return {
         "total.ready": formats.number(int(sums["ready"])),

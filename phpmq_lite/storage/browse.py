@@ -63,6 +63,8 @@ class MessageRow:
     consumer_address: str | None
     urn: str | None
     trace_id: str | None
+    meta_id: str | None
+    attempts: int | None  # as the envelope has it
     source_seq: int | None
     source_token: int | None
     source_queue: str | None

@@ -6,7 +6,7 @@ Queues of millions of records are looked at from the newest on, for a bounded ti
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
@@ -30,11 +30,19 @@ _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*
 
 
 _ERROR: Final = re.compile(rb'"error" ?: ?"([^"\\\x00]+)')
+_SAID: Final = {  # member of a block -> its text, where that is plain and whole
+    name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,255})"' % name.encode())
+    for name in ("reason", "detail", "original_queue")
+}
 
 
 @dataclass(slots=True)
 class DeathGroup:
-    """Records that share queue, origin, URN, reason and cause; None where they have none."""
+    """Records that share queue, origin, URN, reason and cause; None where they have none.
+
+    ``said`` has the members of the block that origin and reason were taken from, where the
+    broker did not tie the record to a message itself: a program published it.
+    """
 
     queue_id: int
     queue: str
@@ -43,6 +51,7 @@ class DeathGroup:
     reason: str | None
     cause: str | None  # what a worker wrote, numbers and ids as *
     origin: str | None = None
+    said: tuple[tuple[str, str], ...] = ()
     records: int = 0
     size: int = 0  # bytes of their bodies
     first_at: int = 0
@@ -81,6 +90,18 @@ def cause_of(block: bytes | None) -> str | None:
     return strip_numbers(found[1].decode(errors="replace")[:CAUSE_CHARACTERS]) if found else None
 
 
+def said_in(block: bytes | None) -> tuple[tuple[str, str], ...]:
+    """Read why and where from a block, by its bytes: the detail, else the reason; the queue."""
+    found: dict[str, str] = {}
+    for name, pattern in _SAID.items():
+        value = pattern.search(block) if block else None
+        if value is not None:
+            found[name] = value[1].decode(errors="replace")
+    if "detail" in found:
+        found.pop("reason", None)
+    return tuple(sorted(found.items()))
+
+
 class DeadLetters:
     """Reads dead-letter records in groups."""
 
@@ -92,11 +113,15 @@ class DeadLetters:
         now_ms: int,
         *,
         queues: frozenset[int] | None = None,
+        names: Iterable[str] = (),
         looked: int = LOOKED,
         limit_s: float = LIMIT_S,
     ) -> Deaths:
-        """Group the newest records; ``queues`` are those that may be seen, None: all."""
-        rows = await self._readers.read("browse", "shelves")
+        """Group the newest records; ``queues`` are those that may be seen, None: all.
+
+        ``names`` are queues of records that are not called ``….dlq``.
+        """
+        rows = await self._readers.read("browse", "shelves", names=json.dumps(sorted(names)))
         shelves = [row for row in rows if queues is None or row[0] in queues]
         total = sum(count for _, _, count in shelves)
         found: dict[tuple[object, ...], DeathGroup] = {}
@@ -140,13 +165,16 @@ class DeadLetters:
         since_ms = now_ms - SPANS * SPAN_MS
         for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
             cause = cause_of(block)
-            key = (queue_id, origin, urn, reason, cause)
+            said = said_in(block) if origin is None and reason is None else ()
+            key = (queue_id, origin, urn, reason, cause, said)
             group = found.get(key)
             if group is None:
                 if len(found) >= _CAUSES:
                     urn = cause = None
-                key = (queue_id, origin, urn, reason, cause)
+                    said = ()
+                key = (queue_id, origin, urn, reason, cause, said)
                 made = DeathGroup(queue_id, name, origin, urn, reason, cause, first_at=at_ms)
+                made.said = said
                 group = found.setdefault(key, made)
             group.records += 1
             group.size += size
@@ -166,4 +194,8 @@ class DeadLetters:
         tokens: dict[int, int] = dict(await self._readers.read("browse", "tokens", seqs=seqs))
         for group in groups:
             group.origin = names.get(group.origin_id or 0)
+            if group.said:
+                said = dict(group.said)
+                group.origin = said.get("original_queue")
+                group.reason = said.get("detail") or said.get("reason")
             group.sample_id = wire_id(group.last_seq, tokens.get(group.last_seq, 0))

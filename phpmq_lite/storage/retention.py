@@ -166,9 +166,7 @@ class _Step:
     def _remove(self, name: str, part: Slice) -> None:
         if part.offsets:
             self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(part.seqs)})
-            offsets = {"offsets": json.dumps(part.offsets)}
-            self._execute(self._sql["remove_places"], offsets)
-            self._execute(self._sql["remove_settled"], offsets)
+            self._execute(self._sql["remove_settled"], {"offsets": json.dumps(part.offsets)})
             self._count(f"{name}_rows", -len(part.offsets))
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", len(part.offsets))

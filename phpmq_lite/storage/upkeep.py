@@ -43,8 +43,8 @@ class Upkeep:
             if now.steady_ms >= self._seen_due_ms:
                 note_seen(store, now)
                 self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
-            placed = self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
-            store.wal_bytes += placed * places.WAL_BYTES
+            self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
+            store.wal_bytes += self._places.wal_bytes
             if self._places.has_more:
                 return True
             if now.steady_ms < self._retention_due_ms:

@@ -38,6 +38,22 @@ def envelope(number: int) -> bytes:
     return json.dumps(body).encode()
 
 
+SHOP_TRACE = "4bf92f35-77b3-4da6-a3ce-929d0e0e4736"
+
+
+def right_envelope(**changes: Any) -> bytes:
+    """Make an envelope without a fault; ``changes`` replace its members, ``id`` that of meta."""
+    meta = {
+        "id": changes.pop("id", "a1c2d3e4-0000-4000-8000-000000000001"), "queue": "shop.cart",
+        "lang": "php", "schema_version": 1, "created_at": 1_767_326_400_000,
+    }  # fmt: skip
+    body = {
+        "job": "urn:babel:cart:checked-out", "trace_id": SHOP_TRACE,
+        "data": {"cart": 7, "total": "19.90"}, "meta": meta, "attempts": 0,
+    } | changes  # fmt: skip
+    return json.dumps(body).encode()
+
+
 @dataclass
 class Site:
     """The broker, the connections that stay open, and ids of messages by what they are."""
@@ -90,6 +106,7 @@ async def fill(site: Site) -> None:
         await client.publish_many(name, [envelope(n) for n in range(7)], ttl_s=3600)
     await client.publish_many("zoo", BODIES.values())
     await _settle(client)
+    await _trace(client)
     await _hold(site)
 
 
@@ -108,6 +125,24 @@ async def _settle(client: Client) -> None:
             if count == 20:
                 break
     await client.publish_confirmed("mail.outgoing", b"{}")  # what was sent before is done
+
+
+async def _trace(client: Client) -> None:
+    """Leave one trace over queues: a hop, a retry, a dead letter; and envelopes that are wrong."""
+    for queue, changes in (
+        ("shop.cart", {"attempts": 0}),
+        ("shop.cart", {"attempts": 1}),
+        ("shop.mail", {"job": "urn:babel:mail:send", "id": "b1c2d3e4-0000-4000-8000-000000000002"}),
+        ("shop.cart", {"attempts": True}),
+        ("shop.cart", {"data": []}),
+    ):
+        await client.publish_confirmed(queue, right_envelope(**changes))
+    record = json.loads(right_envelope(attempts=2)) | {"dead_letter": {
+        "reason": "failed", "error": "RuntimeError: the mail server said 554", "detail": "failed",
+        "exception": "RuntimeError", "failed_at": 1_767_326_400_000, "original_queue": "shop.cart",
+        "attempts": 2, "lang": "php",
+    }}  # fmt: skip
+    await client.publish_confirmed("shop.cart.dlq", json.dumps(record).encode())
 
 
 async def _hold(site: Site) -> None:

@@ -4,6 +4,7 @@ Light, dark and 360 px wide, on a full and on an empty broker; WORD picks the na
 """
 
 import asyncio
+import json
 import re
 import sys
 import tempfile
@@ -21,7 +22,32 @@ LOOKS: Final[dict[str, dict[str, Any]]] = {
     "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
     "narrow": {"viewport": {"width": 360, "height": 740}, "color_scheme": "light"},
 }
-EMPTY: Final = ("/", "/queues", "/dead", "/clients", "/history", "/messages", "/publish")
+EMPTY: Final = (
+    "/",
+    "/queues",
+    "/dead",
+    "/clients",
+    "/history",
+    "/messages",
+    "/publish",
+    "/schemas",
+)
+ORDER: Final = {
+    "type": "object",
+    "title": "An order was placed",
+    "required": ["order_id", "total"],
+    "properties": {
+        "order_id": {"type": "integer", "minimum": 1},
+        "total": {"type": "string", "minLength": 1, "description": "In the currency of the shop."},
+        "currency": {"enum": ["EUR", "USD", "TRY"]},
+        "mail": {"type": "string", "x-gdpr-sensitive": "email"},
+        "lines": {
+            "type": "array",
+            "items": {"type": "object", "required": ["sku"], "properties": {"sku": {}}},
+        },
+    },
+    "maxProperties": 9,
+}
 
 
 async def take(site: Site, browser: Any, names: dict[str, str], folder: Path, word: str) -> None:
@@ -39,6 +65,16 @@ async def take(site: Site, browser: Any, names: dict[str, str], folder: Path, wo
         await context.close()
 
 
+def write_schemas(folder: Path) -> Path:
+    """Write a registry of three URNs."""
+    folder.mkdir()
+    urns = ("urn:orders:created", "urn:orders:created.v2", "urn:babel:invoices:sent.v12")
+    rows = [{"urn": urn, "schema": "order.json", "owner": "shop"} for urn in urns]
+    (folder / "registry.json").write_text(json.dumps({"schemas": rows}))
+    (folder / "order.json").write_text(json.dumps(ORDER))
+    return folder
+
+
 async def main(folder: Path, word: str) -> None:
     """Run both brokers."""
     ui = {"environment": "staging"}
@@ -47,7 +83,8 @@ async def main(folder: Path, word: str) -> None:
             executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
         with tempfile.TemporaryDirectory() as data:
-            async with site_of(Path(data) / "full", ui=ui) as site:
+            schemas = {"schemas": write_schemas(Path(data) / "schemas")}
+            async with site_of(Path(data) / "full", ui=ui, envelopes=schemas) as site:
                 await take(site, browser, await paths(site), folder, word)
             async with site_of(Path(data) / "empty", is_filled=False) as site:
                 names = {f"empty {path}": path for path in EMPTY}

@@ -1,12 +1,15 @@
 """Hostile strings in every place that is shown, on every page: no dialog, no report, no node."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 
+from phpmq_lite.admin.query import of_meta
 from phpmq_lite.admin.urls import encode_name
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import open_tab
@@ -54,6 +57,7 @@ async def hostile(tmp_path: Path) -> AsyncIterator[Site]:
         for text in STRINGS:
             await client.publish_confirmed(text[:100], text.encode())
             await client.publish_confirmed("json", envelope(text))
+            await client.publish_confirmed("json.dlq", record(text))
         await site.client.publish_confirmed("orders", b"last")
         await say(site)
         yield site
@@ -61,12 +65,17 @@ async def hostile(tmp_path: Path) -> AsyncIterator[Site]:
 
 def envelope(text: str) -> bytes:
     """Make an envelope that has the text in every member, and as the name of one."""
-    import json
-
     return json.dumps(
         {"job": f"urn:{text}", "trace_id": text, "data": {text: [text, {"x": text}]},
          "meta": {"queue": text, "id": text}, "attempts": 0}
     ).encode()  # fmt: skip
+
+
+def record(text: str) -> bytes:
+    """Make a dead-letter record whose block has the text wherever one may stand."""
+    names = ("reason", "error", "exception", "original_queue", "lang", "detail", "message_id")
+    block = dict.fromkeys(names, text) | {"failed_at": 1, "attempts": 1}
+    return json.dumps(json.loads(envelope(text)) | {"dead_letter": block}).encode()
 
 
 async def say(site: Site) -> None:
@@ -94,7 +103,12 @@ async def test_hostile_strings_do_nothing_on_any_page(hostile: Site, chromium: A
     tour |= {f"queue {text}": f"/queues/{encode_name(text[:100])}" for text in STRINGS}
     tour |= {"settings": f"/queues/{encode_name(STRINGS[0])}?tab=settings"}
     tour |= {f"search {text}": f"/messages?q={encode_name(text)}" for text in STRINGS[:12]}
+    tour |= {
+        f"trace {text}": f"/trace/{encode_name(text)}" for text in STRINGS if text.isprintable()
+    }
+    tour |= {f"meta {text}": f"/messages?q={quote(str(of_meta(text)))}" for text in STRINGS[:12]}
     tour |= {"queues": "/queues?limit=200", "json": "/queues/json?limit=200"}
+    tour |= {"records": "/queues/json.dlq?limit=200", "dead": "/dead?deep=1"}
     foreign = []
     for name, path in tour.items():
         await page.goto(hostile.url(path))
@@ -105,11 +119,14 @@ async def test_hostile_strings_do_nothing_on_any_page(hostile: Site, chromium: A
     assert (foreign, troubles) == ([], [])
 
 
-async def test_hostile_bodies_do_nothing_in_any_view(hostile: Site, chromium: Any) -> None:
+@pytest.mark.parametrize("queue", ["json", "json.dlq"])
+async def test_hostile_bodies_do_nothing_in_any_view(
+    hostile: Site, chromium: Any, queue: str
+) -> None:
     page, troubles = await open_tab(chromium)
     async with (
         aiohttp.ClientSession() as http,
-        http.get(hostile.url("/queues/json?format=json&limit=200")) as answer,
+        http.get(hostile.url(f"/queues/{queue}?format=json&limit=200")) as answer,
     ):
         ids = [item["id"] for item in (await answer.json())["items"]]
     assert len(ids) == len(STRINGS)
@@ -117,6 +134,7 @@ async def test_hostile_bodies_do_nothing_in_any_view(hostile: Site, chromium: An
     for at, message_id in enumerate(ids):
         view = ("tree", "pretty", "raw", "hex")[at % 4]
         await page.goto(hostile.url(f"/messages/{message_id}?view={view}"))
+        assert await page.locator("#envelope").count() == 1
         if await page.evaluate(FOREIGN):
             foreign.append((STRINGS[at], view))
     assert (foreign, troubles) == ([], [])

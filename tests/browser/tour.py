@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from phpmq_lite.admin.routes import ROUTES
-from tests.browser.filled import BODIES, Site
+from tests.browser.filled import BODIES, SHOP_TRACE, Site
 
 # Routes that answer with something else than a page, or lead to one.
 NO_PAGES: Final = frozenset({"livez", "readyz", "startupz", "metrics", "body", "search"})
@@ -76,17 +76,19 @@ async def _values(site: Site) -> dict[str, list[str]]:
         dead = (await ids("/history?outcome=dead&format=json"))[:1]
         acked = (await ids("/history?outcome=acked&format=json"))[:1]
         orders = (await ids("/queues/orders?format=json"))[:1]
+        carts = await ids("/queues/shop.cart?format=json")
+        shop = [carts[2], *await ids("/queues/shop.cart.dlq?format=json")]  # a wrong one, a record
         client = [str((await items("/clients?format=json"))[-1]["client"])]
         return {
             "q": ["orders"],
-            "messages.id": [*orders, *zoo, *dead, *acked],
+            "messages.id": [*orders, *shop, *zoo, *dead, *acked],
             "messages.id/": [*orders, *dead],
             "clients.id": client,
             "client": client,
             "n": client,
             "name": ["nobody"],
             "trace_id": [TRACE],
-            "trace": [TRACE],
+            "trace": [TRACE, SHOP_TRACE],
             "token": [await _select(http, site, "queue:invoices")],
             "job": [await _delete(http, site, "mail.bounces")],
         }

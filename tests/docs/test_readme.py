@@ -113,6 +113,20 @@ def test_commands_work_in_their_order(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.acceptance
+def test_envelope_goes_through_a_worker_to_the_next_queue(broker: BrokerProcess) -> None:
+    title = "With BabelQueue envelopes"
+    handlers = broker.data.parent / "handlers.py"
+    handlers.write_text(moved(fenced(title, "python"), broker), encoding="utf-8")
+    lines = [line for line in pasted(title).splitlines() if line.startswith("phpmq-lite ")]
+    out = run("bash", "-euc", "\n".join(lines), broker=broker)
+    assert "urn:babel:orders:created" in out
+    with connect_blocking(broker.phpmq[0]) as client, client.consume("orders", 1, 1) as left:
+        assert next(left, None) is None
+    with connect_blocking(broker.phpmq[0]) as client, client.consume("mails", 1, 10) as got:
+        assert b"urn:babel:mails:wanted" in next(got).body
+
+
+@pytest.mark.acceptance
 def test_curl_reads_and_publishes(broker: BrokerProcess) -> None:
     need("curl")
     script = moved(pasted("With curl"), broker).replace("curl -s", "curl -sS --fail-with-body")

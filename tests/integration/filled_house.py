@@ -55,6 +55,7 @@ class Filled:
 async def filled_house(data: Path, base_path: str = "", **sections: Any) -> AsyncIterator[Filled]:
     """Run a broker with one of everything; ``me`` asks below the base path."""
     sections["admin"] = {"base_path": base_path} | sections.get("admin", {})
+    sections["envelopes"] = {"schemas": _write_schemas(data.with_name("schemas"))}
     async with house(data, **sections) as home:
         origin = re.sub(r"(://[^/]+).*", r"\1", home.url)
         async with connect(home.broker.host, home.broker.port) as gone:
@@ -69,9 +70,18 @@ async def filled_house(data: Path, base_path: str = "", **sections: Any) -> Asyn
             await home.add(NAME)
             await home.token(NAME, "viewer")
             assert (await me.log_in(NAME)).status == 303
-            filled = Filled(home, me, {"q": "orders", "trace": TRACE, "name": NAME}, ids)
+            known = {"q": "orders", "trace": TRACE, "name": NAME, "urn": str(ENVELOPE["urn"])}
+            filled = Filled(home, me, known, ids)
             await _fill(filled)
             yield filled
+
+
+def _write_schemas(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    row = {"urn": ENVELOPE["urn"], "schema": "order.json"}
+    (folder / "registry.json").write_text(json.dumps({"schemas": [row]}), encoding="utf-8")
+    (folder / "order.json").write_text('{"type": "object"}', encoding="utf-8")
+    return folder
 
 
 async def _publish(home: House) -> list[str]:

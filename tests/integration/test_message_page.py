@@ -79,7 +79,7 @@ def dump(data: Path) -> list[str]:
     try:
         return [
             line for line in connection.iterdump()
-            if not re.match(r'INSERT INTO "?(counter|rollup|history_place|sqlite_\w+)', line)
+            if not re.match(r'INSERT INTO "?(counter|rollup|history_[np]\w+|sqlite_\w+)', line)
         ]  # fmt: skip
     finally:
         connection.close()

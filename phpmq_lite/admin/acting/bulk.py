@@ -113,9 +113,21 @@ async def on_queue(
     upto: int | None = None,
 ) -> Job:
     """Act on the first messages of a queue, in its order; later arrivals are left alone."""
+    return await on_found(request, name, asked, of_queue(name, states), limit, upto)
+
+
+async def on_found(
+    request: web.Request,
+    name: str,
+    asked: Asked,
+    query: Query,
+    limit: int | None = None,
+    upto: int | None = None,
+) -> Job:
+    """Act on the first messages of a queue that a search finds, in its order."""
     context = context_of(request)
     frozen = await context.search.freeze(
-        of_queue(name, states), queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
+        query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
     )
     seqs = frozen.seqs
     if upto is not None:

@@ -5,21 +5,31 @@ the row of the audit, written in the same transaction.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phpmq_lite.admin.context import Answer, Context
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.operations import SLICE, Action, Options, Outcome, Published
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.saved import put, remove
 
 ANSWER_S: Final = 30.0
-DEAD_LETTER_SUFFIX: Final = ".dlq"
 
 Piece = tuple[bytes, int | None]  # body, ttl_s
 Statement = tuple[str, str, tuple[Any, ...]]
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """What a redrive would do."""
+
+    targets: Counter[str]  # messages that would be published, by queue
+    poisoned: Counter[str]  # of them: quarantined again, by reason
+    skipped: Counter[str]  # records that would stay, by reason
 
 
 async def call(context: Context, command: Callable[[Broker, Answer], None]) -> Any:
@@ -46,8 +56,8 @@ async def publish(
     *,
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
-) -> list[str]:
-    """Store messages at the end of a queue, all or none; returns their ids.
+) -> Published:
+    """Store messages at the end of a queue, all or none; returns their ids, and which are dead.
 
     Args:
         context: of the application.
@@ -57,7 +67,7 @@ async def publish(
         key: repeated, it stores nothing and gives the first ids.
         source: seq of the message that this one is made from, and how: ``edit``.
     """
-    ids: list[str] = await call(
+    ids: Published = await call(
         context,
         lambda core, ok: operations.publish(core, entry, queue, messages, ok, key=key,
                                             source=source),
@@ -84,26 +94,20 @@ async def purge(
     )
 
 
-def dead_letter_queue(queue: str) -> str:
-    """Give the queue that has the records of a queue; the name of such a queue stays."""
-    return queue.removesuffix(DEAD_LETTER_SUFFIX) + DEAD_LETTER_SUFFIX
-
-
 async def redrive(
     context: Context,
     entry: AuditEntry,
-    queue: str,
+    records: str,
     *,
     target: str | None = None,
     ttl_s: int | None = None,
     limit: int | None = None,
     queues: frozenset[int] | None = None,
 ) -> int:
-    """Send dead-letter records back to where they died, or to ``target``; returns how many.
+    """Send the records of a queue back to where they died, or to ``target``; returns how many.
 
     ``queues`` are those that they may go back to; None: all.
     """
-    records = dead_letter_queue(queue)
     return int(
         await call(
             context,
@@ -112,6 +116,21 @@ async def redrive(
             ),
         )
     )
+
+
+async def plan_redrive(
+    context: Context, entry: AuditEntry, seqs: Sequence[int], options: Options
+) -> Plan:
+    """Say what a redrive of these records would do; nothing is changed, the audit neither."""
+    options = replace(options, is_dry_run=True)
+    plan = Plan(Counter(), Counter(), Counter())
+    for at in range(0, len(seqs), SLICE):
+        some = seqs[at : at + SLICE]
+        found = await act(context, entry, Action.REDRIVE, some, options)
+        plan.targets.update(found.targets)
+        plan.poisoned.update(found.poisoned)
+        plan.skipped.update(found.skipped)
+    return plan
 
 
 async def pause(

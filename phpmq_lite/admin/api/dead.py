@@ -1,18 +1,25 @@
 """Dead letters over HTTP."""
 
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
+from phpmq_lite.admin import shelves
 from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right, entry_of
 from phpmq_lite.admin.acting import bulk, commands
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.lists import as_json
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.query import of_queue, parse
 from phpmq_lite.admin.requests import check_queue_name, json_of, queue_name_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.storage.terms import Query
+
+PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
 
 
 class RedriveIn(BaseModel):
@@ -24,33 +31,75 @@ class RedriveIn(BaseModel):
     ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # null: the queue's default; 0: never
     limit: int | None = Field(None, ge=1, le=1 << 50)  # the oldest only
     rate: int | None = Field(None, ge=1, le=100_000)  # messages a second, in the background
+    q: str = Field("", max_length=1_000)  # a search: only those records that match
+    dry_run: bool = False  # say what would happen, change nothing
+
+
+class PlanOut(BaseModel):
+    """What a redrive would do, in messages."""
+
+    targets: dict[str, int]  # published again, by queue
+    quarantined: dict[str, int]  # of them: dead letters again at once, by reason
+    skipped: dict[str, int]  # records that would stay, by reason
 
 
 class RedrivenOut(BaseModel):
-    """How many went back; with a rate, so far, and the ``job`` that goes on."""
+    """How many went back; with a rate or a search, so far, and the ``job`` that goes on.
+
+    ``bypassed`` is false: no message can carry a mark that it is sent again.
+    """
 
     redriven: int
     job: int | None = None
+    plan: PlanOut | None = None  # of a dry run
+    bypassed: bool = False
 
 
 async def redrive(request: web.Request) -> web.StreamResponse:
     """Send the records of a queue back to it, or to a target; with or without ``.dlq``."""
     context, asked = context_of(request), await json_of(request, RedriveIn)
-    name = commands.dead_letter_queue(queue_name_of(request))
+    name = shelves.records_of(status_of(request).queues, queue_name_of(request))
     check_queue_right(request, name)
     if asked.target is not None:
         check_queue_name(asked.target)
         check_queue_right(request, asked.target, "target")
-    if asked.rate is not None:
-        options = Options(ttl_s=asked.ttl_s, target=asked.target)
+    options = Options(ttl_s=asked.ttl_s, target=asked.target)
+    query = Query((*of_queue(name, ("ready",)).terms, *_further(asked.q).terms))
+    if asked.dry_run:
+        plan = await _plan(request, name, query, options, asked.limit)
+        return as_json(RedrivenOut(redriven=0, plan=plan))
+    if asked.rate is not None or asked.q:
         order = bulk.Asked(Action.REDRIVE, options, asked.rate)
-        job = await bulk.on_queue(request, name, order, ("ready",), asked.limit)
+        job = await bulk.on_found(request, name, order, query, asked.limit)
         return as_json(RedrivenOut(redriven=job.done, job=job.number))
     count = await commands.redrive(
         context, entry_of(request, target=name), name,
         target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
     )  # fmt: skip
     return as_json(RedrivenOut(redriven=count))
+
+
+def _further(q: str) -> Query:
+    """Read a search among the records of a queue; it names neither queue nor state."""
+    query = parse(q)
+    if query.of("queue") or query.of("state"):
+        raise Problem(
+            422, "bad_query", "The search is among the ready records of the queue.",
+            field="q", bound="neither queue: nor state:",
+        )  # fmt: skip
+    return query
+
+
+async def _plan(
+    request: web.Request, name: str, query: Query, options: Options, limit: int | None
+) -> PlanOut:
+    context = context_of(request)
+    seqs = (
+        await context.search.freeze(query, queues=None, limit=min(limit or PLAN_MAX, PLAN_MAX))
+    ).seqs
+    options = replace(options, queues=allowed_queues(request))
+    plan = await commands.plan_redrive(context, entry_of(request, target=name), seqs, options)
+    return PlanOut(targets=plan.targets, quarantined=plan.poisoned, skipped=plan.skipped)
 
 
 ROUTES: Final = (

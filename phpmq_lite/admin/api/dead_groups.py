@@ -6,12 +6,13 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.access.identity import allowed_queues
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.query import of_group
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import OutputFormat
+from phpmq_lite.admin.shelves import named
 from phpmq_lite.storage.deaths import DEEP_LIMIT_S, LIMIT_S, DeadLetters, DeathGroup, Deaths
 
 
@@ -76,6 +77,7 @@ async def find_groups(request: web.Request, *, is_deep: bool) -> Deaths:
     return await DeadLetters(context.readers).groups(
         context.now_ms(),
         queues=allowed_queues(request),
+        names=named(status_of(request).queues),
         limit_s=DEEP_LIMIT_S if is_deep else LIMIT_S,
     )
 

@@ -21,7 +21,7 @@ from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.queue_settings import check_name, check_settings
+from phpmq_lite.broker.queue_settings import check_circle, check_name, check_settings
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, Saved, put
 
@@ -86,6 +86,8 @@ async def define(request: web.Request) -> web.StreamResponse:
         check_name(name)
         check_queue_right(request, name, f"queues.{name}")
         check_forward_right(request, settings.get("on_expire"), f"queues.{name}.on_expire")
+        if target := settings.get("dead_letter_queue"):
+            check_queue_right(request, target, f"queues.{name}.dead_letter_queue")
         check_settings(name, settings)
     named = {"queues": list(queues)} | {member: list(getattr(asked, member)) for member in _KINDS}
     detail = dumps(named, ensure_ascii=False)[:DETAIL_MAX]
@@ -101,6 +103,7 @@ async def define(request: web.Request) -> web.StreamResponse:
     def run(core: Broker, answer: Answer) -> None:
         if len(core.lives.queues.keys() | queues.keys()) > core.limits.queues:
             raise RefusedError("too_many_queues", f"the limit is {core.limits.queues} queues")
+        _check_circles(core, queues)
         for name, settings in queues.items():
             operations.create_queue(core, entry, name, _nobody)
             changes = dict.fromkeys(core.lives.queues[name].row.own) | settings
@@ -109,6 +112,16 @@ async def define(request: web.Request) -> web.StreamResponse:
 
     await commands.call(context, run)
     return as_json(await _read(request))
+
+
+def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
+    """Refuse dead-letter queues that would send dead letters in a circle, before any change."""
+    named = {
+        name: queue.settings.dead_letter_queue for name, queue in core.lives.queues.items()
+    } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
+    for name, settings in queues.items():
+        if target := settings.get("dead_letter_queue"):
+            check_circle(name, target, named.get)
 
 
 def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,8 @@ class PublishedOut(BaseModel):
 
     ids: list[str]
     cursor: str
+    # id -> reason of those that are dead letters at once: the queue takes proper envelopes only
+    quarantined: dict[str, str] = {}
 
 
 class ActedOut(BaseModel):
@@ -107,7 +109,9 @@ async def publish(request: web.Request) -> web.StreamResponse:
     entry = entry_of(request, target=name)
     before = await Mark.now(context.readers)  # so that what settles at once is not missed
     ids = await commands.publish(context, entry, name, pieces, key=key)
-    return as_json(PublishedOut(ids=ids, cursor=before.after(ids).text), status=201)
+    cursor = before.after(ids).text
+    out = PublishedOut(ids=ids, cursor=cursor, quarantined=ids.quarantined)
+    return as_json(out, status=201)
 
 
 def _key_of(request: web.Request) -> bytes | None:

@@ -3,12 +3,13 @@
 import asyncio
 import hashlib
 from base64 import b64encode
-from typing import Final
+from dataclasses import asdict
+from typing import Final, Self
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin import paging
+from phpmq_lite.admin import envelopes, paging
 from phpmq_lite.admin.access.headers import as_download
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
@@ -24,6 +25,7 @@ from phpmq_lite.admin.schemas import (
     MessagesQuery,
     OutputFormat,
 )
+from phpmq_lite.envelopes import verdict
 from phpmq_lite.storage.browse import MessageRow
 
 
@@ -54,6 +56,84 @@ class FoundOut(ListOut):
     searched: int  # messages looked at since it began, about
     total: int  # that there are, about
     complete: bool  # everything was looked at
+
+
+class ProblemOut(BaseModel):
+    """One thing that is wrong with an envelope."""
+
+    reason: str
+    detail: str
+    pointer: str  # RFC 6901; empty: the whole
+
+    @classmethod
+    def of(cls, problem: verdict.Problem) -> Self:
+        """Take over what a verdict says; a text of a program is cut."""
+        cut = envelopes.cut
+        return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))
+
+
+class BlockOut(BaseModel):
+    """Why a dead-letter record was written, as it says itself."""
+
+    reason: str
+    detail: str | None
+    error: str | None
+    exception: str | None
+    failed_at: int  # Unix ms
+    original_queue: str
+    attempts: int
+    lang: str
+    message_id: str | None
+
+
+class EnvelopeOut(BaseModel):
+    """What an envelope says, and its verdict; of a record, what a redrive would send."""
+
+    urn: str | None
+    trace_id: str | None
+    meta_id: str | None
+    attempts: int | None
+    lang: str | int | float | None  # of meta, as the next three; numbers where they are such
+    queue: str | int | float | None
+    created_at: str | int | float | None
+    schema_version: str | int | float | None
+    reason: str | None  # of the verdict; null: a consumer may handle it
+    tolerated: bool  # data: [] was read as {}
+    warnings: list[str]
+    problems: list[ProblemOut]  # that of the verdict first, then those of the producer schema
+    more_problems: int  # left out
+    dead_letter: BlockOut | None
+
+    @classmethod
+    def of(cls, card: envelopes.Card) -> Self:
+        """Take over a card."""
+        block = None
+        if card.block is not None:
+            block = BlockOut.model_validate(asdict(card.block))
+            block.error, block.exception = map(_cut, (block.error, block.exception))
+        return cls(
+            urn=card.index.urn,
+            trace_id=card.index.trace_id,
+            meta_id=card.index.meta_id,
+            attempts=card.index.attempts,
+            **{name: card.said[name] for name in envelopes.MEMBERS},
+            reason=card.reason,
+            tolerated=card.verdict.is_tolerated,
+            warnings=list(card.verdict.warnings),
+            problems=[ProblemOut.of(problem) for problem in card.problems],
+            more_problems=card.hidden,
+            dead_letter=block,
+        )
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else envelopes.cut(text)
+
+
+class DetailOut(MessageOut):
+    """A message with its envelope; null where it is none, or above 1 MiB, or its body is gone."""
+
+    envelope: EnvelopeOut | None = None
 
 
 class EventsOut(BaseModel):
@@ -94,9 +174,13 @@ def found_as(format_: str, found: paging.FoundPage) -> web.Response:
 
 
 async def message(request: web.Request) -> web.StreamResponse:
-    """Give one message, alive or settled, without its body."""
-    row = await message_of(request, context_of(request))
-    return as_json(MessageOut.of(row))
+    """Give one message, alive or settled, without its body, with the verdict of its envelope."""
+    context = context_of(request)
+    row = await message_of(request, context)
+    card = await envelopes.card_of(request, context, row, await context.reader.body(row))
+    found = DetailOut.of(row)
+    found.envelope = None if card is None else EnvelopeOut.of(card)
+    return as_json(found)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -153,7 +237,7 @@ ROUTES: Final = (
     ),
     Route(
         "GET", "/api/v1/messages/{id}", Role.VIEWER, "api-message", message,
-        gives=MessageOut, cli="msg get",
+        gives=DetailOut, cli="msg get",
     ),
     Route("GET", "/api/v1/messages/{id}/body", Role.VIEWER, "api-body", body, gives=BodyOut),
     Route(

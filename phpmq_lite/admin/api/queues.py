@@ -46,6 +46,9 @@ class SettingsOut(BaseModel):
     max_messages: int
     max_bytes: int
     payload_policy: str
+    schema_mode: str
+    dead_letter_queue: str
+    empty_list_data: str
     delivery_paused: bool
     publishing_paused: bool
     pinned: bool
@@ -82,6 +85,9 @@ class SettingsIn(BaseModel):
     max_messages: _Number | None = None
     max_bytes: _Number | None = None
     payload_policy: Literal["opaque", "observe", "envelope"] | None = None
+    schema_mode: Literal["off", "warn", "quarantine"] | None = None
+    dead_letter_queue: str | None = Field(None, max_length=255)  # empty: the name with .dlq
+    empty_list_data: Literal["php", "never", "always"] | None = None
     delivery_paused: bool | None = None
     publishing_paused: bool | None = None
     pinned: bool | None = None
@@ -174,6 +180,8 @@ async def configure(request: web.Request) -> web.StreamResponse:
     context, name = context_of(request), queue_of(request).name
     changes = (await json_of(request, SettingsIn)).changes()
     check_forward_right(request, changes.get("on_expire"))
+    if target := changes.get("dead_letter_queue"):
+        check_queue_right(request, target, "dead_letter_queue")
     made = await commands.configure(
         context, entry_of(request, target=name), name, changes, _matching(request, name)
     )

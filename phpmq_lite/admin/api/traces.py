@@ -18,6 +18,7 @@ from phpmq_lite.admin.query import QUALIFIERS, STATES, of_trace
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.urls import decode_name
+from phpmq_lite.envelopes.verdict import REASONS
 
 TRACE_CHARACTERS: Final = 512
 COMPLETIONS: Final = 20
@@ -81,6 +82,8 @@ async def _values(request: web.Request, name: str) -> list[str]:
     """Give what may stand behind a qualifier, quoted where it must be."""
     if name == "state":
         return list(STATES)
+    if name == "verdict":
+        return list(REASONS)
     if name in ("queue", "origin"):
         return [_quoted(queue.name) for queue in status_of(request).queues]
     if name == "urn" and allowed_queues(request) is None:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin import bodies, timeline
+from phpmq_lite.admin import bodies, envelopes, timeline
 from phpmq_lite.admin.access.hosts import host_name
 from phpmq_lite.admin.access.identity import allowed_queues, identity_of
 from phpmq_lite.admin.api.message_list import download
@@ -18,9 +18,10 @@ from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import QUERY_CHARACTERS, parse
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import message_of, query_of
+from phpmq_lite.admin.requests import find_queue, message_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import MessageOut, OutputFormat
+from phpmq_lite.admin.shelves import is_shelf
 from phpmq_lite.admin.snippets import Snippet, http_address, tcp_address
 from phpmq_lite.model import State
 from phpmq_lite.storage.audit import Audit, AuditRow
@@ -62,6 +63,7 @@ async def message(request: web.Request) -> web.StreamResponse:
     shown = None
     if body is not None:  # indenting 256 KiB takes a while
         shown = await asyncio.to_thread(bodies.show, body.content, body.size, query.view)
+    card = await envelopes.card_of(request, context, row, body)
     newer, older = await _beside(request, context, query, row)
     others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
     return await page(
@@ -71,6 +73,12 @@ async def message(request: web.Request) -> web.StreamResponse:
         body=body,
         shown=shown,
         sha256=sha256 if body is not None else None,
+        card=card,
+        elsewhere=envelopes.elsewhere(card, row) if card is not None else "",
+        is_too_large=envelopes.is_too_large(row),
+        is_record=is_shelf(status_of(request).queues, row.queue or ""),
+        policy=envelopes.policy_of(request, row.queue_id),
+        has_queue=lambda name: find_queue(request, name) is not None,
         steps=timeline.timeline(row, life.events[row.seq], context.now_ms(), others),
         relatives=timeline.relatives(row, life.links, life.rows),
         last=await _deletion(context, row),

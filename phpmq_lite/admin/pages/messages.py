@@ -15,13 +15,14 @@ from phpmq_lite.admin.acting.flash import leave
 from phpmq_lite.admin.acting.forms import form_of
 from phpmq_lite.admin.acting.notes import Note
 from phpmq_lite.admin.api.message_list import found_as
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import QUALIFIERS, QUERY_CHARACTERS, parse
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit, OutputFormat
+from phpmq_lite.admin.shelves import has_records, named
 from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow, is_message_id
 from phpmq_lite.storage.saved import NAME_MAX, Saved
@@ -93,15 +94,20 @@ async def _page(
         says=paging.say_searched(found) if found is not None else "",
         problem=problem,
         qualifiers=QUALIFIERS,
-        actions=actions_for(found.rows if found is not None else ()),
+        actions=actions_for(
+            found.rows if found is not None else (), named(status_of(request).queues)
+        ),
         command=f"phpmq-lite search {shlex.quote(typed)}",
         views=views[:VIEWS_SHOWN],
         may_act=identity_of(request).role.may(Role.OPERATOR),
     )
 
 
-def actions_for(rows: Sequence[MessageRow]) -> list[str]:
-    """Name what can be done to at least one of these messages, harmless first."""
+def actions_for(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
+    """Name what can be done to at least one of these messages, harmless first.
+
+    ``others`` are queues of dead-letter records that settings name.
+    """
     states = {State(row.state) for row in rows}
     found = []
     if states & {State.READY, State.DISPATCHED}:
@@ -110,13 +116,17 @@ def actions_for(rows: Sequence[MessageRow]) -> list[str]:
         found.append("release")
     if State.READY in states:
         found.append("move")
-    if any(row.is_alive and row.source_seq is not None for row in rows):
+    if any(row.is_alive and _is_record(row, others) for row in rows):
         found.append("redrive")
     if State.DELETED in states:
         found.append("restore")
     if states & {State.READY, State.DISPATCHED}:
         found.append("delete")
     return found
+
+
+def _is_record(row: MessageRow, others: frozenset[str]) -> bool:
+    return row.source_seq is not None or has_records(row.queue or "", others)
 
 
 async def save_view(request: web.Request) -> web.StreamResponse:

@@ -1,6 +1,7 @@
 """The page that publishes: queue, body, time to live, count, file, envelope, templates."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,7 +9,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from phpmq_lite.admin import formats
+from phpmq_lite.admin import envelopes, formats
 from phpmq_lite.admin.access.identity import check_queue_right, entry_of, identity_of
 from phpmq_lite.admin.acting import commands, drafts, words
 from phpmq_lite.admin.acting.flash import back, leave
@@ -22,10 +23,13 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, message_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX
+from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow
 from phpmq_lite.storage.saved import NAME_MAX, Saved
 
 TOTAL_MAX: Final = 64 << 20  # bytes of all copies
+JUDGED_MAX: Final = 100  # copies that differ, before they are sent
 EDIT_MAX: Final = 1 << 20  # bytes that a form takes up for editing
 _KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
 
@@ -44,7 +48,9 @@ class Draft:
     urn: str = ""
     data: str = ""
     template: str = ""  # its name, to save it
+    anyway: bool = False  # although the queue would quarantine it
     checked: str = ""  # the answer of "Check"
+    card: envelopes.Card | None = None  # what "Check" found in an envelope
     errors: dict[str, str] = field(default_factory=dict)  # field -> what is wrong
 
 
@@ -56,6 +62,7 @@ def _draft_of(form: Form) -> Draft:
     draft.data = drafts.from_field(draft.data)
     draft.kind = draft.kind if draft.kind in drafts.KINDS else "json"
     draft.count, draft.fill = form.text("count", 40) or "1", form.flag("fill")
+    draft.anyway = form.flag("anyway")
     return draft
 
 
@@ -145,6 +152,8 @@ async def _publish(request: web.Request, form: Form, draft: Draft, row: MessageR
     count = form.number("count", 1, PUBLISH_MAX) or 1
     ttl_s = form.ttl_s()
     made = await asyncio.to_thread(_bodies, context, form, draft, count)  # a thousand checks
+    if not draft.anyway:
+        await asyncio.to_thread(_check_envelopes, find_queue(request, name), made)
     pieces = [(body, ttl_s) for body in made]
     entry = entry_of(request, target=row.message_id if row else name, reason=form.reason())
     source = None if row is None else (row.seq, "edit")
@@ -152,7 +161,29 @@ async def _publish(request: web.Request, form: Form, draft: Draft, row: MessageR
     undo = undo_of_publish(ids, identity_of(request).actor, name)
     token = context.acting.undos.add(undo, context.now_ms())
     link = (context.urls.to("message", id=ids[0]), f"#{int(ids[0][:16], 16)}")
-    leave(request, Note(f"{words.messages(len(ids))} published to {name}.", token, link))
+    told = f"{words.messages(len(ids))} published to {name}."
+    if refused := Counter(ids.quarantined.values()):
+        reasons = ", ".join(f"{reason} {formats.number(n)}" for reason, n in refused.items())
+        told += f" Of those {formats.number(refused.total())} were quarantined: {reasons}."
+    leave(request, Note(told, token, link))
+
+
+def _check_envelopes(queue: QueueStatus | None, made: Sequence[bytes]) -> None:
+    """Refuse what the queue would quarantine, before anything is sent; large ones it judges itself.
+
+    Raises:
+        Problem: 422 with the reason.
+    """
+    if queue is None or queue.settings.payload_policy != "envelope":
+        return
+    empty_list_data = envelopes.empty_list_data_of(queue.settings)
+    for body in dict.fromkeys(made[:JUDGED_MAX]):
+        found = judge(body, empty_list_data).problem if len(body) <= envelopes.CARD_BYTES else None
+        if found is not None:
+            why = f"{found.reason}, {envelopes.cut(found.detail)}"
+            raise Problem(
+                422, "bad_envelope", f"The queue would quarantine it: {why}.", field="envelope"
+            )
 
 
 def _bodies(context: Context, form: Form, draft: Draft, count: int) -> Sequence[bytes]:
@@ -196,9 +227,21 @@ async def _check(request: web.Request, draft: Draft, row: MessageRow | None) -> 
         draft.body, draft.kind, 1, context.now_ms(), lambda: str(uuid4()), is_filled=draft.fill
     )[0]
     check_size(context, made, "content")
+    await _judge(request, draft, made)
     is_json = draft.kind == "json"
     draft.checked = f"{'JSON, ' if is_json else ''}{formats.size(len(made))}."
     return await _show(request, draft, row)
+
+
+async def _judge(request: web.Request, draft: Draft, made: bytes) -> None:
+    """Put the verdict of an envelope beside the form."""
+    queue = find_queue(request, draft.queue)
+    if len(made) <= envelopes.CARD_BYTES:
+        draft.card = await envelopes.judged(
+            made,
+            queue.settings if queue is not None else None,
+            context_of(request).schemas.registry,
+        )
 
 
 async def _wrap(request: web.Request, draft: Draft, row: MessageRow | None) -> web.Response:
@@ -206,6 +249,8 @@ async def _wrap(request: web.Request, draft: Draft, row: MessageRow | None) -> w
     entry_of(request, target=draft.queue[:255]).result = "checked"
     draft.body = drafts.envelope(draft.urn, draft.data, draft.queue)
     draft.kind, draft.fill = "json", True
+    made = drafts.fill(draft.body, 1, context_of(request).now_ms(), lambda: str(uuid4()))
+    await _judge(request, draft, made.encode())
     return await _show(request, draft, row)
 
 

@@ -8,22 +8,22 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import attention, charts, histories, queue_settings, trends, views
-from phpmq_lite.admin.acting.commands import dead_letter_queue
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import ListedQueue, as_data
 from phpmq_lite.admin.paging import Listed, history_page, messages_page, oldest
 from phpmq_lite.admin.problems import not_found
-from phpmq_lite.admin.query import of_queue
+from phpmq_lite.admin.query import of_queue, of_verdict
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, query_of, queue_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit, MessageOut, MessagesQuery, OutputFormat
+from phpmq_lite.admin.shelves import RETRY, is_shelf, records_of
 from phpmq_lite.admin.trends import SPANS
+from phpmq_lite.broker.queue import home_of
+from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.browse import MessageRow
 from phpmq_lite.storage.signs import Holding, Signs
-
-SHELF: Final = ".dlq"
 
 Tab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
 
@@ -78,7 +78,7 @@ async def show(
     **values: Any,
 ) -> web.Response:
     """Make the page; ``values`` come on top of what its part needs."""
-    context = context_of(request)
+    context, queues = context_of(request), status_of(request).queues
     ages = await oldest(context, [status])
     figures = views.queue_figures(ListedQueue(status, ages.get(status.queue_id)), context.now_ms())
     shown = await _part(request, query, status)
@@ -89,13 +89,21 @@ async def show(
         queue=status,
         query=query,
         figures=figures,
-        forecast=_forecast(context, status),
+        forecast=_forecast(request, status),
         pauses=attention.pauses(status),
-        records=find_queue(request, dead_letter_queue(status.name)),
+        records=find_queue(request, records_of(queues, status.name)),
+        records_name=records_of(queues, status.name),
+        quarantined=await _quarantined(context, status),
         consumers=views.consumers_of(status_of(request), status.name),
-        is_shelf=status.name.endswith(SHELF),
+        is_shelf=is_shelf(queues, status.name),
+        retry_warning=_warning(status),
         **(shown | values),
     )
+
+
+def _warning(queue: QueueStatus) -> str:
+    is_odd = queue.consumers and queue.name.endswith(RETRY)
+    return f"{attention.says_retry(queue)}." if is_odd else ""
 
 
 async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
@@ -104,11 +112,36 @@ async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus
     if query.tab == "consumers":
         return {"consuming": await _consuming(request, status)}
     if query.tab == "charts":
-        return await _charts(context, status, find_queue(request, status.name + SHELF), query.span)
+        return await _charts(context, status, _records(request, status), query.span)
     if query.tab == "settings":
-        return {"fields": queue_settings.fields(status, _defaults(context))}
+        home = find_queue(request, home_of(status.name) or "")
+        return {"fields": queue_settings.fields(status, _defaults(context), home=home)}
     listed = await _listed(request, query, status)
-    return {"listed": listed, "all_text": _all_text(query, status, listed.rows)}
+    about = records if query.tab == "dead" and (records := _records(request, status)) else status
+    return {"listed": listed, "all_text": _all_text(query, about, listed.rows)}
+
+
+def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
+    """Give the queue that has the records of a queue; None where there is none."""
+    return find_queue(request, records_of(status_of(request).queues, queue.name))
+
+
+async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, int, str]]:
+    """Count what the verdict kept from consumers lately: reason, messages, the search for them.
+
+    It is only read where there may be any.
+    """
+    if queue.settings.payload_policy != "envelope" and not any(
+        reason in REASONS for reason in queue.deaths
+    ):
+        return []
+    since_ms = context.now_ms() - attention.LATELY_MS
+    lately = (await Signs(context.readers).deaths(since_ms)).get(queue.queue_id, {})
+    return [
+        (reason, count, str(of_verdict(queue.name, reason)))
+        for reason, count in sorted(lately.items(), key=lambda item: -item[1])
+        if reason in REASONS
+    ]
 
 
 def _defaults(context: Context) -> dict[str, Any]:
@@ -120,7 +153,7 @@ async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatu
     if query.tab == "history":
         return await history_page(context, asked, queue.queue_id)
     if query.tab == "dead":
-        records = find_queue(request, dead_letter_queue(queue.name))
+        records = _records(request, queue)
         if records is None:
             return Listed(())
         return await messages_page(context, asked, records.queue_id)
@@ -133,8 +166,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
         return ""
     if query.tab == "history":
         return str(of_queue(queue.name, (query.outcome,))) if query.outcome else ""
-    name = dead_letter_queue(queue.name) if query.tab == "dead" else queue.name
-    return str(of_queue(name, (query.state,) if query.state else ()))
+    return str(of_queue(queue.name, (query.state,) if query.state else ()))
 
 
 async def _consuming(request: web.Request, queue: QueueStatus) -> list[Consuming]:
@@ -171,9 +203,10 @@ async def _charts(
     }  # fmt: skip
 
 
-def _forecast(context: Context, queue: QueueStatus) -> str:
-    if not queue.ready or queue.name.endswith(SHELF):
+def _forecast(request: web.Request, queue: QueueStatus) -> str:
+    if not queue.ready or is_shelf(status_of(request).queues, queue.name):
         return ""
+    context = context_of(request)
     points, beats = context.rollups.points(queue.queue_id), context.rollups.beats()
     per_s = trends.slope(points, beats, context.now_ms() // 1_000)
     return trends.forecast(queue.ready, per_s, queue.consumers)
@@ -186,7 +219,7 @@ async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...])
         raise not_found("queue", argument)
     ages = await oldest(context, [status])
     figures = views.queue_figures(ListedQueue(status, ages.get(status.queue_id)), context.now_ms())
-    figures["forecast"] = _forecast(context, status)
+    figures["forecast"] = _forecast(request, status)
     shown = {f"{status.queue_id}.{key}": value for key, value in figures.items()}
     return {"shown": shown, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
 

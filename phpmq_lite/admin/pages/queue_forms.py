@@ -8,12 +8,11 @@ from aiohttp import web
 
 from phpmq_lite.admin.access.identity import entry_of
 from phpmq_lite.admin.acting import bulk, commands, ladder
-from phpmq_lite.admin.acting.commands import dead_letter_queue
 from phpmq_lite.admin.acting.flash import back, leave
 from phpmq_lite.admin.acting.forms import Form, form_of
 from phpmq_lite.admin.acting.notes import Note
 from phpmq_lite.admin.acting.selections import MESSAGES_MAX
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.pages.message_forms import options_of
 from phpmq_lite.admin.pages.selections import RATE_MAX, after
 from phpmq_lite.admin.problems import Problem
@@ -21,6 +20,7 @@ from phpmq_lite.admin.query import of_queue
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, queue_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.shelves import records_of
 from phpmq_lite.broker.operations import Action, Options
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.work import Work
@@ -97,7 +97,7 @@ async def _ask(request: web.Request, action: str) -> web.Response:
     ``upto`` goes with it: what arrives from now on is not included, however long the form is open.
     """
     context, queue = context_of(request), queue_of(request)
-    records = find_queue(request, dead_letter_queue(queue.name))
+    records = find_queue(request, records_of(status_of(request).queues, queue.name))
     concerned = records if action == "redrive" else queue
     count = concerned.ready if concerned is not None else 0
     typed = ladder.to_type(context.settings, count, [queue.name])
@@ -140,7 +140,7 @@ async def move(request: web.Request) -> web.StreamResponse:
 async def redrive(request: web.Request) -> web.StreamResponse:
     """Send the dead-letter records of a queue back to it, at once or so many a second."""
     queue, form = queue_of(request), await form_of(request)
-    name = dead_letter_queue(queue.name)
+    name = records_of(status_of(request).queues, queue.name)
     records = find_queue(request, name)
     if records is None:
         raise Problem(404, "unknown_queue", f"There is no queue {name!r}.")

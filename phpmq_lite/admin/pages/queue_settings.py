@@ -15,8 +15,9 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.pages.queue import QueuePageQuery, show
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.queue_settings import KINDS, BadFieldError
-from phpmq_lite.admin.requests import queue_of
+from phpmq_lite.admin.requests import find_queue, queue_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.broker.queue import home_of
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.server.status import QueueStatus
 
@@ -25,10 +26,13 @@ async def configure(request: web.Request) -> web.StreamResponse:
     """Change the settings of a queue, or take one back to its default."""
     context, queue, form = context_of(request), queue_of(request), await form_of(request)
     defaults = context.settings.queues.model_dump()
+    home = find_queue(request, home_of(queue.name) or "")
     try:
         reset = form.raw("reset")
         changes: Mapping[str, Any] = (
-            {reset: None} if reset in KINDS else queue_settings.changes(queue, defaults, form.raw)
+            {reset: None}
+            if reset in KINDS
+            else queue_settings.changes(queue, defaults, form.raw, home=home)
         )
         if changes:
             check_forward_right(request, changes.get("on_expire"))
@@ -64,9 +68,11 @@ async def _again(
     entry_of(request).result = "bad_setting"
     typed = {name: form.raw(name) for name in (*KINDS, "forward_to")}
     defaults = context_of(request).settings.queues.model_dump()
+    home = find_queue(request, home_of(queue.name) or "")
     return await show(
         request, queue, QueuePageQuery(tab="settings"), 422,
-        fields=queue_settings.fields(queue, defaults, typed, (field, text)), has_error=True,
+        fields=queue_settings.fields(queue, defaults, typed, (field, text), home=home),
+        has_error=True,
     )  # fmt: skip
 
 

@@ -4,21 +4,25 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.acting import bulk, words
-from phpmq_lite.admin.acting.commands import DEAD_LETTER_SUFFIX
+from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right, identity_of
+from phpmq_lite.admin.acting import bulk, commands, words
 from phpmq_lite.admin.acting.flash import back, leave
 from phpmq_lite.admin.acting.forms import form_of
 from phpmq_lite.admin.acting.jobs import Job, JobState
 from phpmq_lite.admin.acting.selections import Selection
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.pages.message_forms import options_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import parse
 from phpmq_lite.admin.render import page
+from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker.operations import Action
+from phpmq_lite.admin.shelves import has_records, named
+from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
+PLANNED: Final = 500  # records that a plan looks at
 _NEEDS: Final = {  # action -> the states of which it takes messages
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
@@ -43,16 +47,35 @@ async def selection(request: web.Request) -> web.StreamResponse:
     """What a frozen selection has, and what can be done to it."""
     context = context_of(request)
     found = bulk.selection_of(request, request.match_info["token"])
-    fitting = actions_of(found)
+    fitting = actions_of(found, named(status_of(request).queues))
     asked = request.query.get("action", "")
     action = asked if asked in fitting else next(iter(fitting), "")
+    plan, planned = await _plan(request, found, action)
     return await page(
-        request, "selection.html", selection=found, action=action, actions=fitting,
-        frozen=found.frozen, fits=_fits(found, action) if action else 0,
+        request, "selection.html", plan=plan, planned=planned,
+        plan_target=request.query.get("target", ""), selection=found, action=action,
+        actions=fitting, frozen=found.frozen, fits=_fits(found, action) if action else 0,
         typed=bulk.typed_for(request, found),
         leaves=await bulk.leaves(context, found.count, found.frozen.size),
         back=back(request.query.get("next", ""), context.urls.to("queues")),
     )  # fmt: skip
+
+
+async def _plan(
+    request: web.Request, selection: Selection, action: str
+) -> tuple[commands.Plan | None, int]:
+    """Say what a redrive would do, of the first records, and how many those are."""
+    if action != Action.REDRIVE:
+        return None, 0
+    seqs = selection.frozen.seqs[:PLANNED]
+    target = request.query.get("target") or None
+    if target is not None:
+        check_queue_name(target)
+        check_queue_right(request, target, "target")
+    options = Options(target=target, queues=allowed_queues(request))
+    # Looking is not audited; the core wants to know who asks all the same.
+    entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
+    return await commands.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
 
 
 def _fits(selection: Selection, action: str) -> int:
@@ -61,12 +84,15 @@ def _fits(selection: Selection, action: str) -> int:
     return sum(selection.frozen.by_state.get(state, 0) for state in states)
 
 
-def actions_of(selection: Selection) -> dict[str, str]:
-    """Give what can be done to the messages of a selection: action -> its verb."""
+def actions_of(selection: Selection, others: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Give what can be done to the messages of a selection: action -> its verb.
+
+    ``others`` are queues of dead-letter records that settings name.
+    """
     frozen = selection.frozen
     states = {state for state, count in frozen.by_state.items() if count}
     fitting = {action for action, needed in _NEEDS.items() if needed & states}
-    if not any(name.endswith(DEAD_LETTER_SUFFIX) for name in frozen.by_queue):
+    if not any(has_records(name, others) for name in frozen.by_queue):
         fitting.discard(Action.REDRIVE)
     return {str(action): words.VERBS[action] for action in _NEEDS if action in fitting}
 

@@ -7,12 +7,14 @@ from aiohttp import web
 from phpmq_lite.admin import paging
 from phpmq_lite.admin.api.message_list import found_as
 from phpmq_lite.admin.api.traces import TraceIn, trace_of
+from phpmq_lite.admin.context import status_of
 from phpmq_lite.admin.query import of_trace
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import LIMIT_MAX, OutputFormat
-from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.admin.shelves import named
+from phpmq_lite.admin.traced import tell
 
 
 class TracePageQuery(TraceIn):
@@ -29,33 +31,15 @@ async def trace(request: web.Request) -> web.StreamResponse:
     found = await paging.search_page(request, asked, query.cursor, min(query.limit, LIMIT_MAX))
     if query.format != "html":
         return found_as(query.format, found)
-    rows = sorted(found.rows, key=lambda row: (row.published_at, row.seq))
     return await page(
         request,
         "trace.html",
         trace_id=trace_id,
         found=found,
-        rows=rows,
-        spans=_spans(rows),
+        told=tell(found.rows, named(status_of(request).queues)),
         says=paging.say_searched(found),
         q=str(asked),
     )
-
-
-def _spans(rows: list[MessageRow]) -> dict[int, tuple[float, float]]:
-    """Give when each message began and ended, in per cent of the time that the trace took."""
-    if not rows:
-        return {}
-    first = min(row.published_at for row in rows)
-    last = max(row.settled_at or row.last_dispatched_at or row.published_at for row in rows)
-    whole = max(1, last - first)
-    return {
-        row.seq: (
-            (row.published_at - first) / whole * 100,
-            ((row.settled_at or last) - row.published_at) / whole * 100,
-        )
-        for row in rows
-    }
 
 
 ROUTES: Final = (Route("GET", "/trace/{trace}", Role.VIEWER, "trace", trace),)

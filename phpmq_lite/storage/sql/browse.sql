@@ -11,7 +11,7 @@ coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 m.deadline_ms + {step},
   m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.source_seq, o.token, oq.name, m.source_reason,
+  m.urn, m.trace_id, m.meta_id, m.attempts, m.source_seq, o.token, oq.name, m.source_reason,
   CASE WHEN m.size <= 65536 THEN substr(b.content, 1, 480)
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
@@ -368,9 +368,10 @@ SELECT
 
 -- name: shelves
 -- The queues of dead-letter records that have any, by name.
+-- parameters: names (a JSON array: those that settings name)
 -- columns: queue_id, name, records
 SELECT queue_id, name, live_count FROM queue
-WHERE name GLOB '*.dlq' AND live_count > 0
+WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND live_count > 0
 ORDER BY name;
 
 -- name: dead_slice

@@ -40,15 +40,8 @@ DELETE FROM event WHERE event_id IN (
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
 
--- name: remove_places
--- To be run ahead of remove_settled: the rows say where their places are.
--- parameters: offsets (JSON list)
--- index: history_place USING PRIMARY KEY
-DELETE FROM history_place WHERE (queue_id, outcome, "offset") IN (
-  SELECT queue_id, outcome, "offset" FROM history
-  WHERE "offset" IN (SELECT value FROM json_each(:offsets)));
-
 -- name: remove_settled
+-- Their places go with them: triggers history_leaves and history_leaves_traces.
 -- parameters: offsets (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));

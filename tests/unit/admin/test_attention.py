@@ -104,3 +104,27 @@ def test_broker_tells_its_own_troubles() -> None:
 def test_long_list_ends() -> None:
     queues = [queue_status(f"q{at}", at, ready=1) for at in range(NOTICES_MAX + 5)]
     assert len(found(*queues)) == NOTICES_MAX
+
+
+# -- envelopes
+
+
+def test_what_the_verdict_refused_is_told_apart_from_what_died() -> None:
+    deaths = {1: {"poison": 2, "missing_meta": 1, "client": 4}}
+    told = found(queue_status("orders", 1, dead=7), seen=Seen(NOW_MS, deaths=deaths))
+    assert [(notice.route, notice.text) for notice in told] == [
+        ("messages", "3 quarantined in the last 24 h: poison 2, missing_meta 1"),
+        ("queue", "4 died in the last 24 h: client 4"),
+    ]
+    assert told[0].values == {"q": "queue:orders state:dead verdict:*"}
+
+
+def test_consumers_of_a_retry_queue_are_told() -> None:
+    [told] = found(queue_status("mail.retry", 3, ready=3, consumers=1))
+    assert "1 consumer takes messages before their delay is over" in told.text
+    assert told.text.endswith("it forwards them to mail")
+
+
+def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
+    orders = queue_status("orders", 1, settings=QueueSettings(dead_letter_queue="failed"))
+    assert found(orders, queue_status("failed", 2, ready=3)) == []

@@ -46,7 +46,7 @@ async def test_metrics_have_the_figures_of_a_queue() -> None:
         totals={"published": 9, "published_ui": 2, "acked": 2, "requeued": 5,
                 "requeued_operator": 1, "expired": 4, "expired_never": 3, "deduplicated": 6,
                 "restored": 1},
-        deaths={"client": 2, "crc": 1},
+        deaths={"client": 2, "crc": 1, "poison": 4},
     )  # fmt: skip
     found = await samples(broker_status(queue), {1: NOW_MS - 1_500})
     expected = {
@@ -62,6 +62,8 @@ async def test_metrics_have_the_figures_of_a_queue() -> None:
         ("phpmq_messages_restored_total", "orders"): 1,
         ("phpmq_messages_dead_total", "orders,client"): 2,
         ("phpmq_messages_dead_total", "orders,crc"): 1,
+        ("phpmq_messages_dead_total", "orders,poison"): 4,
+        ("phpmq_messages_quarantined_total", "orders,poison"): 4,
         ("phpmq_queue_messages", "orders,ready"): 5,
         ("phpmq_queue_messages", "orders,dispatched"): 2,
         ("phpmq_queue_dead_letters", "orders"): 1,
@@ -146,6 +148,7 @@ async def test_every_family_of_the_design_is_there() -> None:
         phpmq_messages_redelivered_total phpmq_messages_acked_total phpmq_messages_requeued_total
         phpmq_messages_expired_total phpmq_messages_forwarded_total phpmq_messages_deleted_total
         phpmq_messages_restored_total phpmq_messages_dead_total phpmq_queue_messages
+        phpmq_messages_quarantined_total
         phpmq_queue_dead_letters phpmq_queue_bytes phpmq_queue_oldest_deliverable_age_seconds
         phpmq_queue_consumers phpmq_queue_credit phpmq_queue_paused phpmq_wait_seconds
         phpmq_hold_seconds phpmq_clients phpmq_clients_opened_total phpmq_clients_closed_total

@@ -12,11 +12,13 @@ from phpmq_lite.admin.query import (
     TERMS,
     of_group,
     of_ids,
+    of_meta,
     of_queue,
     of_trace,
+    of_verdict,
     parse,
 )
-from phpmq_lite.storage.deaths import DeathGroup, cause_of, strip_numbers
+from phpmq_lite.storage.deaths import DeathGroup, cause_of, said_in, strip_numbers
 from phpmq_lite.storage.terms import Query, Term, as_glob, escape_pattern, is_pattern, plain_text
 
 
@@ -77,6 +79,11 @@ def test_state_takes_all_six(state: str) -> None:
         ("12:30", Term("text", "12:30")),
         ('{"a":1}', Term("text", '{"a":1}')),
         ('"queue:x"', Term("text", "queue:x")),
+        ("meta:a1c2*", Term("meta", "a1c2*")),
+        ("attempts:>1", Term("attempts", ">1", sign=">", number=1)),
+        ("attempts:-3", Term("attempts", "-3", sign="=", number=-3)),
+        ("verdict:Poison", Term("verdict", "poison")),
+        ("-verdict:*", Term("verdict", "*", is_negated=True)),
         ("id:#1042", Term("id", f"{1042:016x}*")),
         ("id:" + "A" * 32, Term("id", "a" * 32)),
         ("ttl:never", Term("ttl", "never")),
@@ -235,3 +242,37 @@ def test_any_cause_makes_a_search_that_reads_back(block: bytes) -> None:
 )
 def test_numbers_and_ids_are_stripped_from_causes(text: str, bare: str) -> None:
     assert strip_numbers(text) == bare
+
+
+# -- envelopes
+
+
+@pytest.mark.parametrize("text", ["verdict:client", "verdict:x*", "attempts:many", "attempts:1.5"])
+def test_what_no_envelope_can_be_is_refused(text: str) -> None:
+    assert refusal(text).bound
+
+
+def test_group_of_a_record_that_a_program_wrote_is_found_by_its_block() -> None:
+    said = (("detail", "no * answer"), ("original_queue", "orders"))
+    group = DeathGroup(1, "orders.dlq", None, None, "no * answer", None, "orders", said)
+    assert str(of_group(group)) == (
+        "queue:orders.dlq state:ready -origin:* -urn:* -reason:* "
+        r'dead_letter.detail:"no \\* answer" dead_letter.original_queue:orders -dead_letter.error:*'
+    )
+    assert parse(str(of_group(group))) == of_group(group)
+
+
+def test_block_says_why_and_where() -> None:
+    block = b'"dead_letter":{"reason":"failed","detail":"boom","original_queue":"orders"}}'
+    assert said_in(block) == (("detail", "boom"), ("original_queue", "orders"))
+    assert said_in(block.replace(b',"detail":"boom"', b"")) == (
+        ("original_queue", "orders"), ("reason", "failed"),
+    )  # fmt: skip
+    assert said_in(b'"dead_letter":{"reason":7,"detail":"a\\\\"b"}') == ()
+    assert said_in(None) == ()
+
+
+def test_searches_for_envelopes_can_be_typed() -> None:
+    assert str(of_meta("a*b")) == r"meta:a\*b"
+    assert str(of_verdict("a b")) == 'queue:"a b" state:dead verdict:*'
+    assert parse(str(of_verdict("q", "poison"))) == of_verdict("q", "poison")

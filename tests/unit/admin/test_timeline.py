@@ -11,8 +11,9 @@ ROW = MessageRow(
     settled_at=None, ttl_s=None, deadline_at=None, published_at=NOW_MS - 10_000,
     first_dispatched_at=None, last_dispatched_at=None, deliveries=0, charged=0, size=2, crc=0,
     publisher=8, publisher_kind="tcp", publisher_address="10.0.0.1:5", consumer=None,
-    consumer_kind=None, consumer_address=None, urn=None, trace_id=None, source_seq=None,
-    source_token=None, source_queue=None, source_reason=None, preview=b"{}",
+    consumer_kind=None, consumer_address=None, urn=None, trace_id=None, meta_id=None,
+    attempts=None, source_seq=None, source_token=None, source_queue=None, source_reason=None,
+    preview=b"{}",
 )  # fmt: skip
 
 

@@ -1,0 +1,34 @@
+"""Which queues have the dead-letter records of which, as settings name them.  Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from phpmq_lite.server.status import QueueStatus
+
+SUFFIX: Final = ".dlq"
+RETRY: Final = ".retry"
+
+
+def named(queues: Iterable[QueueStatus]) -> frozenset[str]:
+    """Give the queues of records that settings name; all others are called ``….dlq``."""
+    return frozenset(
+        queue.settings.dead_letter_queue for queue in queues if queue.settings.dead_letter_queue
+    )
+
+
+def has_records(name: str, others: frozenset[str]) -> bool:
+    """Tell whether a queue has the records of others; ``others`` are those that settings name."""
+    return name.endswith(SUFFIX) or name in others
+
+
+def is_shelf(queues: Iterable[QueueStatus], name: str) -> bool:
+    """Tell whether a queue has the records of others."""
+    return has_records(name, named(queues))
+
+
+def records_of(queues: Iterable[QueueStatus], name: str) -> str:
+    """Name the queue that has the records of a queue; one that has those of others stays."""
+    if is_shelf(queues, name):
+        return name
+    found = next((queue for queue in queues if queue.name == name), None)
+    return (found.settings.dead_letter_queue if found is not None else "") or name + SUFFIX

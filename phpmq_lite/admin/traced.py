@@ -1,0 +1,127 @@
+"""A trace as a page tells it: lanes of queues over time, and messages of one meta.id together.
+
+Pure.  An envelope names no parent, so nothing here guesses one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from phpmq_lite.admin.shelves import has_records
+from phpmq_lite.storage.browse import MessageRow
+
+LANES: Final = 24  # queues with a lane of their own
+_LEAST: Final = 0.8  # per cent that a bar is wide at least
+
+
+@dataclass(slots=True, frozen=True)
+class Bar:
+    """One message on the time line; both in per cent of the time that the trace took."""
+
+    row: MessageRow
+    start: float
+    width: float
+
+
+@dataclass(slots=True, frozen=True)
+class Turn:
+    """One message of a group, and what it is to those before it: empty for the first."""
+
+    bar: Bar
+    what: str = ""
+
+    @property
+    def row(self) -> MessageRow:
+        """The message."""
+        return self.bar.row
+
+
+@dataclass(slots=True)
+class Group:
+    """Messages that share a meta.id, oldest first; one without is alone."""
+
+    meta_id: str | None
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def retries(self) -> int:
+        """Count the messages with more attempts than all before them."""
+        return sum(turn.what == "retried" for turn in self.turns)
+
+    @property
+    def deaths(self) -> int:
+        """Count its dead-letter records."""
+        return sum(turn.what == "dead letter" for turn in self.turns)
+
+
+@dataclass(slots=True, frozen=True)
+class Lane:
+    """The messages of one queue on the time line; ``queue`` is None where it is gone."""
+
+    queue: str | None
+    bars: list[Bar]
+
+
+@dataclass(slots=True, frozen=True)
+class Told:
+    """A whole trace, or a page of it; times in Unix ms, both 0 without messages."""
+
+    groups: list[Group]
+    lanes: list[Lane]
+    hidden: int  # queues without a lane
+    first_at: int
+    last_at: int
+
+
+def tell(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> Told:
+    """Put the messages of a trace in order; ``others`` are queues of dead-letter records."""
+    ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
+    if not ordered:
+        return Told([], [], 0, 0, 0)
+    first_at = ordered[0].published_at
+    last_at = max(_end_of(row) or row.published_at for row in ordered)
+    bars = [_bar(row, first_at, last_at) for row in ordered]
+    lanes: dict[int, Lane] = {}
+    for bar in bars:
+        lanes.setdefault(bar.row.queue_id, Lane(bar.row.queue, [])).bars.append(bar)
+    shown = list(lanes.values())
+    return Told(_groups(bars, others), shown[:LANES], max(0, len(shown) - LANES), first_at, last_at)
+
+
+def _end_of(row: MessageRow) -> int | None:
+    return row.settled_at or row.last_dispatched_at
+
+
+def _bar(row: MessageRow, first_at: int, last_at: int) -> Bar:
+    """Place a message; what is alive goes on to the end."""
+    whole = max(1, last_at - first_at)
+    start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
+    width = ((row.settled_at or last_at) - row.published_at) / whole * 100
+    return Bar(row, start, min(max(width, _LEAST), 100 - start))
+
+
+def _groups(bars: Sequence[Bar], others: frozenset[str]) -> list[Group]:
+    groups: list[Group] = []
+    by_id: dict[str, Group] = {}
+    for bar in bars:
+        meta_id = bar.row.meta_id
+        group = by_id.get(meta_id) if meta_id is not None else None
+        if group is None:
+            group = Group(meta_id)
+            groups.append(group)
+            if meta_id is not None:
+                by_id[meta_id] = group
+        group.turns.append(Turn(bar, _what(bar.row, group.turns, others)))
+    return groups
+
+
+def _what(row: MessageRow, before: Sequence[Turn], others: frozenset[str]) -> str:
+    """Say what a message is to those of the same meta.id that came before it."""
+    if row.source_seq is not None or has_records(row.queue or "", others):
+        return "dead letter"
+    if not before:
+        return ""
+    most = max((turn.row.attempts or 0 for turn in before), default=0)
+    if (row.attempts or 0) > most:
+        return "retried"
+    return "sent again"

@@ -1,0 +1,28 @@
+"""Which queue has the dead letters of which."""
+
+import pytest
+
+from phpmq_lite.admin.shelves import has_records, is_shelf, named, records_of
+from phpmq_lite.model import QueueSettings
+from tests.unit.admin.cases import queue_status
+
+QUEUES = (
+    queue_status("orders", 1, settings=QueueSettings(dead_letter_queue="failed")),
+    queue_status("mail", 2),
+    queue_status("failed", 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "records"),
+    [("orders", "failed"), ("mail", "mail.dlq"), ("mail.dlq", "mail.dlq"), ("failed", "failed"),
+     ("not.there", "not.there.dlq")],
+)  # fmt: skip
+def test_records_lie_where_the_setting_says_or_beside(name: str, records: str) -> None:
+    assert records_of(QUEUES, name) == records
+
+
+def test_queue_that_a_setting_names_has_records() -> None:
+    assert named(QUEUES) == {"failed"}
+    assert [is_shelf(QUEUES, name) for name in ("failed", "a.dlq", "orders")] == [True, True, False]
+    assert not has_records("failed", frozenset())
