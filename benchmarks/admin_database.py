@@ -235,8 +235,14 @@ def _finish(connection: sqlite3.Connection, last: int) -> None:
         "ORDER BY 1, 2, 3"
     )
     connection.execute(
+        "INSERT INTO trace_place SELECT seq >> 14, trace_id, seq FROM history "
+        "WHERE trace_id IS NOT NULL UNION ALL SELECT seq >> 14, trace_id, seq FROM message "
+        "WHERE trace_id IS NOT NULL ORDER BY 1, 2, 3"
+    )
+    connection.execute(
         "INSERT OR REPLACE INTO counter "
-        "SELECT 'placed_upto', coalesce(max(\"offset\"), 0) FROM history"
+        "SELECT 'placed_upto', coalesce(max(\"offset\"), 0) FROM history "
+        "UNION ALL SELECT 'traced_upto', coalesce(max(seq), 0) FROM message"
     )
 
 

@@ -1,10 +1,10 @@
 """What finding the history costs each message that settles.
 
 Moves messages from the live table to the history as the writer does, in commits of 1,000: with the
-first schema, with today's, without what searches by number need, with an index for the pages of a
-queue in place of the tables that are filled behind, and without the indexes of traces.  Then it
-fills those tables in slices, as upkeep does, and last it removes everything, as retention does,
-with and without places::
+first schema, with today's, with an index for the pages of a queue in place of the tables that are
+filled behind, and with indexes of traces, of which each message has its own.  Then it fills those
+tables in slices, as upkeep does, and last it removes everything, as retention does, with and
+without places::
 
     python benchmarks/history_indexes.py --messages 200000 --queues 50 --data .
 """
@@ -30,18 +30,20 @@ CHECKPOINT: Final = 20_000  # messages
 VARIANTS: Final = {
     "now": (),
     "first schema": (
+        "DROP TRIGGER history_leaves",
+        "DROP TRIGGER history_leaves_traces",
         "DROP TABLE history_place",
-        "DROP TRIGGER history_number_goes",
         "DROP TABLE history_number",
+        "DROP TABLE trace_place",
         "DROP INDEX message_moved",
         "DROP INDEX history_unusual",
-        "DROP INDEX message_trace",
-        "DROP INDEX history_trace",
         'CREATE INDEX history_deleted ON history ("offset") WHERE outcome = 5',
     ),
-    "no numbers": ("DROP TRIGGER history_number_goes", "DROP INDEX message_moved"),
     "an index of queues": ('CREATE INDEX history_queue ON history (queue_id, outcome, "offset")',),
-    "no index of traces": ("DROP INDEX message_trace", "DROP INDEX history_trace"),
+    "indexes of traces": (
+        "CREATE INDEX message_trace ON message (trace_id)",
+        "CREATE INDEX history_trace ON history (trace_id, seq)",
+    ),
 }
 
 
@@ -66,8 +68,9 @@ def prepare(path: Path, number: int, queues: int, changes: tuple[str, ...]) -> s
         connection.execute(change)
     connection.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
-        "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc) "
-        "SELECT i, i * 7919, 1 + ((i * 2654435761) >> 11) % ?, i, 0, 0, 256, 0 FROM n",
+        "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc, "
+        "trace_id) SELECT i, i * 7919, 1 + ((i * 2654435761) >> 11) % ?, i, 0, 0, 256, 0, "
+        "hex(randomblob(18)) FROM n",
         (number, queues),
     )
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -95,9 +95,42 @@ CREATE TABLE history_place (
   PRIMARY KEY (queue_id, outcome, "offset")
 ) WITHOUT ROWID;
 
+-- The same by number, for searches that show alive and settled messages together.
+CREATE TABLE history_number (
+  queue_id INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  "offset" INTEGER NOT NULL,
+  outcome INTEGER NOT NULL,
+  PRIMARY KEY (queue_id, seq, "offset")
+) WITHOUT ROWID;
+
+-- Messages by trace: settled ones up to `placed_upto`, alive ones up to the number in the counter
+-- `traced_upto`, and whoever settled behind that since.  What is there of others is read itself.
+-- Traces are random: were they in one order, each row would dirty a page of its own.  Within the
+-- numbers of a block a page takes many of the rows that are entered at once; a trace is looked up
+-- once in each block.
+CREATE TABLE trace_place (
+  block INTEGER NOT NULL,                 -- seq >> 14
+  trace_id TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  PRIMARY KEY (block, trace_id, seq)
+) WITHOUT ROWID;
+
+-- What leaves the history leaves its places, however it leaves and whether it has them yet or not.
+CREATE TRIGGER history_leaves AFTER DELETE ON history BEGIN
+  DELETE FROM history_place
+  WHERE queue_id = OLD.queue_id AND outcome = OLD.outcome AND "offset" = OLD."offset";
+  DELETE FROM history_number
+  WHERE queue_id = OLD.queue_id AND seq = OLD.seq AND "offset" = OLD."offset";
+END;
+CREATE TRIGGER history_leaves_traces AFTER DELETE ON history WHEN OLD.trace_id IS NOT NULL BEGIN
+  DELETE FROM trace_place
+  WHERE block = OLD.seq >> 14 AND trace_id = OLD.trace_id AND seq = OLD.seq;
+END;
+
+-- Alive messages that message_place does not have in the order of their numbers: those requeued,
+-- moved, forwarded or restored.
+CREATE INDEX message_moved ON message (queue_id) WHERE position <> seq;
+
 DROP INDEX history_deleted;
 CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;
-
--- They cost nothing where there is no trace.
-CREATE INDEX message_trace ON message (trace_id) WHERE trace_id IS NOT NULL;
-CREATE INDEX history_trace ON history (trace_id, seq) WHERE trace_id IS NOT NULL;

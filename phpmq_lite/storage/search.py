@@ -7,7 +7,7 @@ between two slices: the broker's checkpoints and other searches go on.
 import json
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,14 +25,13 @@ PAGE_ROWS: Final = 200
 FROZEN_IDS: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
 _FIRST_WIDTH: Final = 2_000  # numbers that the first slice looks at; it grows while that is fast
+_FIRST_OF_ONE: Final = 50_000  # of one queue, whose numbers are read in order: no more than needed
 _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
 _SLICE_ROWS: Final = 5_000
-_FEW: Final = 2_000  # messages of small queues, looked up one by one
-_AMONG: Final = 500  # settled messages of a queue, among which the newest number is likely
-_MARKS: Final = 100  # remembered
-_MARK_S: Final = 0.004  # a leap that takes longer leaves one
+_LONG_TAIL: Final = 50_000  # messages without a place, as after an upgrade
+_FEW: Final = 2_000  # messages of a trace, looked up one by one
 _ASKED: Final = 500  # numbers in one question
 _URNS: Final = 20  # told apart in a summary
 _URNS_COUNTED: Final = 10_000
@@ -86,7 +85,7 @@ class _Run:
     high: int
     total: int
     upto: int
-    leap: str = ""  # the statement that finds the next place of its queues; "": not needed
+    leap: str = ""  # as in the plan; "": the slices go on without
     place: int = 0  # how far was looked
     is_done: bool = False
 
@@ -112,8 +111,6 @@ class Search:
     ) -> None:
         self._readers = readers
         self._now_ms = now_ms
-        # (offset, seq): what settled up to it has numbers up to that one, which stays true.
-        self._marks: deque[tuple[int, int]] = deque(maxlen=_MARKS)
 
     async def page(
         self,
@@ -268,38 +265,28 @@ class Search:
         self, query: Query, allowed: frozenset[int] | None, upto: int | None
     ) -> _Run | None:
         queues, others = await self._queues(query, allowed)
-        plan = make(query, queues, others, self._now_ms())
-        seqs = None
-        if plan is not None and plan.line == "seq":
-            seqs = await self._traced(query)
-            if seqs is None and queues is not None:
-                seqs = await self._few(queues)
+        asked = json.dumps(list(queues or ()))
+        line = (await self._readers.read("search", "line", queues=asked))[0]
+        has_numbers = (line[4] or 0) - line[8] <= _LONG_TAIL
+        has_traces = has_numbers and (line[9] or 0) <= _LONG_TAIL
+        plan = make(query, queues, others, self._now_ms(), has_traces=has_traces)
+        if plan is not None and plan.line == "seq" and has_traces:
+            seqs = await self._traced(query, plan)
             if seqs is not None:
                 plan = make(query, queues, others, self._now_ms(), seqs=seqs) if seqs else None
         if plan is None:
             return None
-        asked = json.dumps(list(queues or ()))
-        line = (await self._readers.read("search", "line", queues=asked))[0]
-        run = _bounds(plan, line, upto, has_queues=queues is not None)
-        if run is not None and seqs is None and queues is not None and plan.has_settled:
-            run.leap = {"seq": "next_seq", "offset": "next_offset"}[plan.line]
-        return run
+        if plan.leap == "next_seq" and not has_numbers:
+            plan = make(query, queues, others, self._now_ms(), has_numbers=False) or plan
+        return _bounds(plan, line, upto, has_queues=queues is not None)
 
-    async def _few(self, queues: Sequence[int]) -> list[int] | None:
-        """Give all messages of small queues: the line of numbers has no index on queues."""
-        rows = await self._readers.read(
-            "search", "few", queues=json.dumps(list(queues)), limit=_FEW + 1
-        )
-        return [seq for (seq,) in rows] if len(rows) <= _FEW else None
-
-    async def _traced(self, query: Query) -> list[int] | None:
+    async def _traced(self, query: Query, plan: Plan) -> list[int] | None:
         """Give all messages whose traces begin as asked for, if they are few."""
         found: set[int] = set()
         ranges = trace_ranges(query)
+        given = {"low": plan.low, "high": plan.high, "limit": _FEW + 1}
         for start, end in ranges:
-            rows = await self._readers.read(
-                "search", "few_traced", start=start, end=end, limit=_FEW + 1
-            )
+            rows = await self._readers.read("search", "few_traced", start=start, end=end, **given)
             found.update(seq for (seq,) in rows)
             if len(found) > _FEW:
                 return None
@@ -334,7 +321,9 @@ class Search:
         The width of a slice follows the time that the last one took.
         """
         text = run.plan.text(is_newest_first=is_newest_first)
-        width, ends_s = _FIRST_WIDTH, time.monotonic() + limit_s
+        is_of_one = run.plan.leap == "next_seq" and "queue" in run.plan.parameters
+        width = _FIRST_OF_ONE if is_of_one else _FIRST_WIDTH
+        ends_s = time.monotonic() + limit_s
         while not run.is_done:
             low, high = _window(run, width, is_newest_first=is_newest_first)
             began_s = time.monotonic()
@@ -353,7 +342,11 @@ class Search:
                 yield rows
                 if run.leap and is_newest_first and not rows and not run.is_done:
                     await self._leap(run)
-                if took_s < _FAST_S and not full:
+                if full:  # rows behind the last one were sorted in vain
+                    width = min(
+                        width, 2 * (high - run.place if is_newest_first else run.place - low)
+                    )
+                elif took_s < _FAST_S:
                     width = min(width * 4, _LAST_WIDTH)
                 elif took_s > _SLOW_S:
                     width = max(1, width // 2)
@@ -365,25 +358,13 @@ class Search:
 
         Where the time does not suffice for that the slices go on as they were.
         """
-        is_at_top = run.high - run.place <= _FIRST_WIDTH + 1
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
-        asked |= {"among": _AMONG, "marks": json.dumps(list(self._marks))}
         asked |= {"low": run.low, "place": run.place}
-        began_s = time.monotonic()
         try:
             [(place,)] = await self._readers.read("search", run.leap, **asked)
             run.place = (run.low if place is None else int(place)) + 1
-            # A mark further down is of no use: what settled last is of greater numbers.
-            if run.leap == "next_seq" and is_at_top and time.monotonic() - began_s > _MARK_S:
-                await self._mark(run.place - 1)
         except ReadTooLongError:
             run.leap = ""
-
-    async def _mark(self, seq: int) -> None:
-        """Remember up to which offset the history has no number above this one."""
-        [(first,)] = await self._readers.read("search", "first_after", after=seq)
-        if first is not None and (first - 1, seq) not in self._marks:
-            self._marks.append((first - 1, seq))
 
     async def _slice(
         self, plan: Plan, text: str, low: int, high: int, limit: int
@@ -404,7 +385,7 @@ def _window(run: _Run, width: int, *, is_newest_first: bool) -> tuple[int, int]:
 
 def _bounds(plan: Plan, line: Row, upto: int | None, *, has_queues: bool) -> _Run | None:
     """Find the ends of the line that a plan walks along; None: there is nothing on it."""
-    next_number, alive, settled, first, last, position, live, live_there = line
+    next_number, alive, settled, first, last, position, live, live_there, *_ = line
     top = (next_number or 1) - 1
     if plan.line == "offset":
         ends = (first, last)
@@ -424,7 +405,7 @@ def _bounds(plan: Plan, line: Row, upto: int | None, *, has_queues: bool) -> _Ru
         low, high = max(low, plan.low), min(high, plan.high)
     if upto is not None:
         high = min(high, upto + 1)
-    return None if high - low < 2 else _Run(plan, low, high, total, top, is_done=False)
+    return None if high - low < 2 else _Run(plan, low, high, total, top, plan.leap)
 
 
 class _Count:

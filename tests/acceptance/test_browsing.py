@@ -19,8 +19,8 @@ pytestmark = pytest.mark.acceptance
 
 VISITS: Final = 1_000
 # Filled behind, whether anybody looks or not.
-BY_ITSELF: Final = {"rollup", "history_place", "history_number"}
-MOVING: Final = {"last_seen_ms", "placed_upto"}  # counters that move by themselves
+BY_ITSELF: Final = {"rollup", "history_place", "history_number", "trace_place"}
+MOVING: Final = {"last_seen_ms", "placed_upto", "traced_upto"}  # counters that move by themselves
 STREAMS: Final = {"events", "wait", "api-wait"}  # they do not end by themselves
 QUERIES: Final = ("", "?format=json", "?format=csv", "?limit=2", "?tab=history", "?q=state:dead")
 

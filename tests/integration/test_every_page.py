@@ -37,7 +37,7 @@ ODD = (
 )  # fmt: skip
 COUNTING = {  # what the broker writes by itself, and when somebody was seen
     "audit", "rollup", "counter", "start", "session", "token", "sqlite_sequence", "history_place",
-    "history_number",
+    "history_number", "trace_place",
 }  # fmt: skip
 
 

@@ -67,8 +67,15 @@ class Ledger:
         found = self.execute("SELECT value FROM counter WHERE name = 'placed_upto'").fetchone()
         upto = int(found[0]) if found else 0
         rows = 'SELECT queue_id, outcome, "offset" FROM history WHERE "offset" <= ? ORDER BY 1,2,3'
+        expected = self.execute(rows, (upto,)).fetchall()
         placed = 'SELECT queue_id, outcome, "offset" FROM history_place ORDER BY 1,2,3'
-        assert self.execute(placed).fetchall() == self.execute(rows, (upto,)).fetchall()
+        assert self.execute(placed).fetchall() == expected
+        numbered = (
+            'SELECT n.queue_id, n.outcome, "offset" FROM history_number AS n '
+            'JOIN history USING ("offset", seq) ORDER BY 1,2,3'
+        )
+        assert self.execute(numbered).fetchall() == expected
+        assert self.execute("SELECT count(*) FROM history_number").fetchone() == (len(expected),)
         return upto
 
 
@@ -126,6 +133,7 @@ def test_rows_that_left_before_they_had_a_place_are_passed_over(ledger: Ledger) 
 def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
     store = Store(ledger.connection)
     upkeep = Upkeep(ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20)
+    upkeep._places = Places(timer=lambda: 0.0)  # however slow the machine is
     ledger.fill(ROWS * 2 + 5)
     assert upkeep(store, Now(1, 1), False)
     assert not upkeep(store, Now(1, 1), False)
@@ -190,7 +198,13 @@ Places().step(connection, 0, is_idle=True)
 
 @pytest.mark.parametrize(
     ("at", "placed"),
-    [("INSERT INTO history_place", 0), ("INSERT INTO counter", 0), ("COMMIT", ROWS)],
+    [
+        ("INSERT INTO history_place", 0),
+        ("INSERT INTO history_number", 0),
+        ("INSERT OR IGNORE INTO trace_place", 0),
+        ("INSERT INTO counter", 0),
+        ("COMMIT", ROWS),
+    ],
 )
 def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
     tmp_path: Path, at: str, placed: int
@@ -303,9 +317,10 @@ def plain(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer: bool) 
 
 
 async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None:
-    """Compare what a search of the same queue finds."""
+    """Compare what searches of the same queue find, by offset and by number."""
     ledger.execute("INSERT OR IGNORE INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0), "
                    "(2, 'b', 0), (3, 'c', 0)")  # fmt: skip
+    ledger.execute(load("live")["set_counter"], ("next_number", 1_000))
     rows = ledger.execute(
         'SELECT "offset" FROM history WHERE queue_id = ? AND outcome IN (2, 4) ORDER BY 1 DESC',
         (queue_id,),
@@ -313,3 +328,8 @@ async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None
     query = parse(f"queue:{'abc'[queue_id - 1]} state:acked state:dead")
     found = await Search(readers).page(query, limit=200)
     assert [row.offset for row in found.rows] == [offset for (offset,) in rows]
+    rows = ledger.execute(
+        "SELECT seq FROM history WHERE queue_id = ? AND outcome <> 4 ORDER BY 1 DESC", (queue_id,)
+    )
+    found = await Search(readers).page(parse(f"queue:{'abc'[queue_id - 1]} -state:dead"), limit=200)
+    assert [row.seq for row in found.rows] == [seq for (seq,) in rows]

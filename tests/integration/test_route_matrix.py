@@ -20,7 +20,8 @@ WRITING = [route for route in ROUTES if route.is_writing]
 READING = [route for route in ROUTES if not route.is_writing and route.role is not Role.PUBLIC]
 # What the broker writes by itself, and what tells only when somebody was seen.
 NOT_COMPARED = {
-    "audit", "rollup", "counter", "start", "history_place", "history_number", "sqlite_sequence",
+    "audit", "rollup", "counter", "start", "history_place", "history_number", "trace_place",
+    "sqlite_sequence",
 }  # fmt: skip
 STREAMS = {"events", "api-events-stream", "wait", "api-wait"}
 FOREIGN: dict[str, dict[str, str | None]] = {

@@ -87,8 +87,7 @@ def fill(database: Database, count: int = 240) -> None:
             database.settled(queue_id, content, **columns)
     database.set_counter("next_number", 10_000)
     (half,) = database.connection.execute('SELECT max("offset") / 2 FROM history').fetchone()
-    database.connection.execute(load("places")["place"], {"after": 0, "upto": half})
-    database.set_counter("placed_upto", half)
+    place_upto(database, half)
 
 
 # -- the plain filter
@@ -253,13 +252,16 @@ def rows(path: Path) -> list[Plain]:
     return everything(path)
 
 
-@pytest.fixture(params=["looked up", "walked over"])
+@pytest.fixture(params=["along numbers", "walked over"])
 async def search(
     path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Search]:
-    """Search in slices that are much smaller than the database, small queues apart or not."""
-    monkeypatch.setattr(search_module, "_FIRST_WIDTH", 7)
-    monkeypatch.setattr(search_module, "_FEW", 2_000 if request.param == "looked up" else 0)
+    """Search in slices that are much smaller than the database, where most are placed or few."""
+    for name in ("_FIRST_WIDTH", "_FIRST_OF_ONE"):
+        monkeypatch.setattr(search_module, name, 7)
+    monkeypatch.setattr(search_module, "_FEW", 2_000 if request.param == "along numbers" else 0)
+    if request.param == "walked over":
+        monkeypatch.setattr(search_module, "_LONG_TAIL", -1)
     readers = Readers(path, count=1)
     yield Search(readers, now_ms=lambda: NOW_MS)
     await readers.close()
@@ -423,11 +425,15 @@ def store(database: Database, messages: Story, first: int = 1) -> None:
 
 
 def place_upto(database: Database, upto: int) -> None:
-    """Give the first settled messages their place, once."""
+    """Give the first settled messages, and half of those alive, their places, once."""
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
     upto = min(upto, last or 0)
-    database.connection.execute(load("places")["place"], {"after": 0, "upto": upto})
+    for name in ("place", "number", "trace"):
+        database.connection.execute(load("places")[name], {"after": 0, "upto": upto})
     database.set_counter("placed_upto", upto)
+    [(half,)] = database.connection.execute("SELECT max(seq) / 2 FROM message")
+    database.connection.execute(load("places")["trace_alive"], {"after": 0, "upto": half or 0})
+    database.set_counter("traced_upto", half or 0)
 
 
 def settle_all(database: Database) -> None:
@@ -446,24 +452,18 @@ def settle_all(database: Database) -> None:
     placed=st.sampled_from((0, 5, 15, 60)),
     text=st.sampled_from(LEAPS),
     limit=st.integers(1, 5),
-    among=st.integers(0, 1),
 )
-async def test_leaps_change_no_page(
-    messages: Story, later: Story, placed: int, text: str, limit: int, among: int
+async def test_numbers_and_leaps_change_no_page(
+    messages: Story, later: Story, placed: int, text: str, limit: int
 ) -> None:
-    """Rows, figures and cursors are those of a walk over every number; a filter has the rows.
-
-    What a search remembers holds when everything has settled and more was published.
-    """
+    """Rows, figures and cursors are those of a walk over every number; a filter has the rows."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         database = open_queues(Path(folder) / "phpmq.db")
         store(database, messages)
         place_upto(database, placed)
         readers = Readers(database.path, count=1)
-        for name, value in {
-            "_FIRST_WIDTH": 1, "_FAST_S": 0.0, "_FEW": 0, "_AMONG": among, "_MARK_S": -1.0,
-        }.items():  # fmt: skip
-            patch.setattr(search_module, name, value)
+        for name in ("_FIRST_WIDTH", "_FIRST_OF_ONE", "_FAST_S", "_FEW"):
+            patch.setattr(search_module, name, 1 if name.startswith("_FIRST") else 0)
         search = Search(readers, now_ms=lambda: NOW_MS)
         await leaps_agree(search, database, parse(text), limit)
         settle_all(database)
@@ -478,20 +478,18 @@ async def leaps_agree(search: Search, database: Database, query: Query, limit: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Search, "_leap", AsyncMock())
         assert found == await pages(search, query, limit)
+        patch.setattr(search_module, "_LONG_TAIL", -1)
+        assert found == await pages(search, query, limit)
+    assert list((await search.freeze(query)).seqs) == [
+        row.seq for page in reversed(found) for row in reversed(page.rows)
+    ]
     expected = {row.seq for row in everything(database.path) if is_match(query, row)}
     seqs = [row.seq for page in found for row in page.rows]
     assert (set(seqs), len(seqs)) == (expected, len(expected))
 
 
-@given(
-    messages=MESSAGES,
-    placed=st.sampled_from((0, 5, 15, 60)),
-    among=st.integers(0, 1),
-    data=st.data(),
-)
-def test_leap_goes_as_far_as_it_can(
-    messages: Story, placed: int, among: int, data: st.DataObject
-) -> None:
+@given(messages=MESSAGES, placed=st.sampled_from((0, 5, 15, 60)), data=st.data())
+def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataObject) -> None:
     place = data.draw(st.integers(1, len(messages) + 1))
     wanted = data.draw(st.lists(st.integers(1, 3), min_size=1, unique=True))
     with tempfile.TemporaryDirectory() as folder:
@@ -501,7 +499,6 @@ def test_leap_goes_as_far_as_it_can(
         rows = [row for row in everything(database.path) if row.queue_id in wanted]
         given = {
             "queues": json.dumps(wanted), "outcomes": "[2, 3, 4, 5]", "low": 0, "place": place,
-            "among": among, "marks": "[]",
         }  # fmt: skip
         with closing(database.connection) as connection:
             [(seq,)] = connection.execute(load("search")["next_seq"], given)
@@ -524,8 +521,8 @@ async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
         return await run(name, text, parameters)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "_FIRST_OF_ONE", 1)
         patch.setattr(search_module, "_FIRST_WIDTH", 1)
-        patch.setattr(search_module, "_FEW", 0)
         patch.setattr(readers, "run", noted)
         for text in ("queue:orders", "queue:orders -state:ready"):
             texts.clear()
@@ -539,11 +536,10 @@ async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
 async def test_search_goes_on_where_a_leap_takes_too_long(
     path: Path, search: Search, rows: list[Plain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search_module, "_FEW", 0)
     run = search._readers.run
 
     async def slow(name: str, text: str, parameters: dict[str, Any]) -> Any:
-        if "among" in parameters:
+        if name == "next_seq":
             raise ReadTooLongError("too long")
         return await run(name, text, parameters)
 
@@ -653,8 +649,19 @@ COMPOSED = [  # a search, the queues given to the plan, and what it must read al
     ("state:dead", "1", "history_place USING PRIMARY KEY"),
     ("state:acked", "1", "history_place USING PRIMARY KEY"),
     ("state:acked", "1", "m USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
-    ("trace:a", "", "history_trace (trace_id=? AND seq>? AND seq<?)"),
-    ("trace:a trace:b state:ready", "1", "message_trace (trace_id=? AND rowid>? AND rowid<?)"),
+    ("", "1", "m USING INDEX message_place (queue_id=? AND position>? AND position<?)"),
+    ("", "1", "m USING INDEX message_moved (queue_id=? AND rowid>? AND rowid<?)"),
+    ("", "1", "history_number USING PRIMARY KEY (queue_id=? AND seq>? AND seq<?)"),
+    ("-state:dead", "1", "m USING INTEGER PRIMARY KEY (rowid>?)"),
+    ("trace:a", "", "trace_place USING PRIMARY KEY (block=? AND trace_id=? AND seq>? AND seq<?)"),
+    ("trace:a", "", "m USING INDEX history_seq (seq=? AND rowid<?)"),
+    ("trace:a", "", "m USING INTEGER PRIMARY KEY (rowid>?)"),
+    (
+        "trace:a trace:b state:ready",
+        "1",
+        "trace_place USING PRIMARY KEY (block=? AND trace_id=? AND seq>? AND seq<?)",
+    ),
+    ("trace:a state:ready", "", "m USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
     ("", "", "history_seq"),
     ("1042 -data.n:5", "", "history_seq"),
     ("", "", "INTEGER PRIMARY KEY"),
@@ -680,7 +687,7 @@ def test_source_reads_along_its_index(
     ]
     connection.close()
     assert any(index in step for step in steps), steps
-    assert not any(re.match(r"SCAN (m|b|history_place)\b", step) for step in steps), steps
+    assert not any(re.match(r"SCAN (m|b|history_\w+)\b", step) for step in steps), steps
 
 
 @pytest.mark.parametrize(

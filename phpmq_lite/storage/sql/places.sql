@@ -1,16 +1,23 @@
--- How the places of settled messages are filled behind the writer; see history_place.
+-- How the places of messages are filled behind the writer; see history_place, history_number and
+-- trace_place.
 
 -- name: behind
 -- How far the places go, and the next rows without one.
--- columns: placed upto (offset), next and last offset behind it (NULL: all are placed)
+-- columns: placed upto (offset), next and last offset behind it (NULL: all are placed);
+--   traced upto (seq), next and last seq alive behind it (NULL: none)
 -- index: INTEGER PRIMARY KEY
 SELECT
   placed.upto,
   (SELECT "offset" FROM history WHERE "offset" > placed.upto ORDER BY "offset" LIMIT 1),
-  (SELECT "offset" FROM history WHERE "offset" > placed.upto ORDER BY "offset" DESC LIMIT 1)
+  (SELECT "offset" FROM history WHERE "offset" > placed.upto ORDER BY "offset" DESC LIMIT 1),
+  traced.upto,
+  (SELECT seq FROM message WHERE seq > traced.upto ORDER BY seq LIMIT 1),
+  (SELECT seq FROM message WHERE seq > traced.upto ORDER BY seq DESC LIMIT 1)
 FROM (
   SELECT coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0) AS upto
-) AS placed;
+) AS placed, (
+  SELECT coalesce((SELECT value FROM counter WHERE name = 'traced_upto'), 0) AS upto
+) AS traced;
 
 -- name: place
 -- In the order of the table: each of its pages is written once.
@@ -20,3 +27,39 @@ INSERT INTO history_place (queue_id, outcome, "offset")
 SELECT queue_id, outcome, "offset" FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY queue_id, outcome, "offset";
+
+-- name: number
+-- The same by number.
+-- parameters: after (offset, exclusive); upto (inclusive)
+-- index: INTEGER PRIMARY KEY
+INSERT INTO history_number (queue_id, seq, "offset", outcome)
+SELECT queue_id, seq, "offset", outcome FROM history NOT INDEXED
+WHERE "offset" > :after AND "offset" <= :upto
+ORDER BY queue_id, seq, "offset";
+
+-- name: trace
+-- Settled messages by trace; some of them were entered while they were alive.
+-- parameters: after (offset, exclusive); upto (inclusive)
+-- index: INTEGER PRIMARY KEY
+INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
+SELECT seq >> 14, trace_id, seq FROM history NOT INDEXED
+WHERE "offset" > :after AND "offset" <= :upto AND trace_id IS NOT NULL
+ORDER BY 1, 2, 3;
+
+-- name: walk_upto
+-- The last of the next messages alive, and how many they are.
+-- parameters: after (seq, exclusive); limit
+-- columns: seq, number
+-- index: INTEGER PRIMARY KEY
+SELECT max(seq), count(*) FROM (
+  SELECT seq FROM message WHERE seq > :after ORDER BY seq LIMIT :limit
+);
+
+-- name: trace_alive
+-- Messages alive by trace.
+-- parameters: after (seq, exclusive); upto (inclusive)
+-- index: INTEGER PRIMARY KEY
+INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
+SELECT seq >> 14, trace_id, seq FROM message NOT INDEXED
+WHERE seq > :after AND seq <= :upto AND trace_id IS NOT NULL
+ORDER BY 1, 2, 3;

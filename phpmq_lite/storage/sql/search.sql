@@ -7,6 +7,10 @@
 -- What the wall clock is ahead of the scale that deadlines are stored on (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
+-- part: reasons
+('poison', 'too_deep', 'missing_meta', 'unsupported_schema_version', 'invalid_data',
+  'missing_trace_id', 'invalid_attempts', 'schema_mismatch')
+
 -- part: columns
 -- What every source gives behind its place.
 m.seq, m.queue_id, m.{state} AS state, m.urn, m.published_at, m.size,
@@ -33,6 +37,20 @@ FROM message AS m INDEXED BY message_place {join}
 WHERE m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
+-- part: alive_numbers
+-- Alive messages of some queues by number, as far as they are in the place of their arrival.
+-- index: message_place
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_place {join}
+WHERE m.queue_id {these} AND m.position > :low AND m.position < :high AND m.position = m.seq
+
+-- part: alive_moved
+-- Those that are elsewhere: requeued, moved, forwarded, restored.
+-- index: message_moved
+SELECT m.seq AS place, {columns}
+FROM message AS m INDEXED BY message_moved {join}
+WHERE m.queue_id {these} AND m.position <> m.seq AND m.seq > :low AND m.seq < :high
+
 -- part: settled_seq
 -- Settled messages by number.
 -- index: history_seq
@@ -55,7 +73,8 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
   AND m."offset" > :low AND m."offset" < :high
 
 -- part: placed
--- Up to this offset the settled messages stand in history_place too; behind it is a short tail.
+-- Up to this offset the settled messages stand in history_place and history_number too; behind it
+-- is a short tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: settled_queues
@@ -73,19 +92,62 @@ SELECT m."offset" AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > max(:low, {placed}) AND m."offset" < :high
 
--- part: alive_traces
--- Alive messages of some traces by number.
--- index: message_trace
+-- part: settled_numbers
+-- Settled messages of some queues by number, as far as they have a place.
+-- index: history_number USING PRIMARY KEY
+SELECT history_number.seq AS place, {columns}
+FROM history_number CROSS JOIN history AS m ON m."offset" = history_number."offset" {join}
+WHERE history_number.queue_id {these}
+  AND history_number.seq > :low AND history_number.seq < :high
+
+-- part: settled_unnumbered
+-- Those that have none yet.
 SELECT m.seq AS place, {columns}
-FROM message AS m INDEXED BY message_trace {join}
-WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
+FROM history AS m NOT INDEXED {join}
+WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high
+
+-- part: traced
+-- Up to this number the traces of alive messages stand in trace_place; behind it is a short tail.
+coalesce((SELECT value FROM counter WHERE name = 'traced_upto'), 0)
+
+-- part: near
+-- In the blocks of trace_place that there are between two numbers, each found by the one before.
+trace_place.block IN (
+  WITH RECURSIVE near (block) AS (
+    SELECT (SELECT block FROM trace_place WHERE block >= :low >> 14 ORDER BY block LIMIT 1)
+    UNION ALL
+    SELECT (SELECT block FROM trace_place WHERE block > near.block ORDER BY block LIMIT 1)
+    FROM near WHERE near.block < :high >> 14
+  )
+  SELECT block FROM near WHERE block IS NOT NULL
+) AND trace_place.seq > :low AND trace_place.seq < :high
+
+-- part: alive_traces
+-- Alive messages of some traces by number, as far as they are entered.
+-- index: trace_place USING PRIMARY KEY
+SELECT m.seq AS place, {columns}
+FROM trace_place CROSS JOIN message AS m ON m.seq = trace_place.seq {join}
+WHERE trace_place.trace_id IN ({traces}) AND {near}
+
+-- part: alive_untraced
+-- Those that are not.
+SELECT m.seq AS place, {columns}
+FROM message AS m NOT INDEXED {join}
+WHERE m.seq > max(:low, {traced}) AND m.seq < :high AND m.trace_id IN ({traces})
 
 -- part: settled_traces
--- Settled ones by number.
--- index: history_trace
+-- Settled ones by number, as far as they have a place.
+-- index: trace_place USING PRIMARY KEY
+-- index: history_seq
 SELECT m.seq AS place, {columns}
-FROM history AS m INDEXED BY history_trace {join}
-WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
+FROM trace_place CROSS JOIN history AS m INDEXED BY history_seq ON m.seq = trace_place.seq {join}
+WHERE trace_place.trace_id IN ({traces}) AND {near} AND m."offset" <= {placed}
+
+-- part: settled_untraced
+-- Those that have none yet; some were entered while they were alive.
+SELECT m.seq AS place, {columns}
+FROM history AS m NOT INDEXED {join}
+WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high AND m.trace_id IN ({traces})
 
 -- part: body
 LEFT JOIN body AS b ON b.seq = m.seq
@@ -96,14 +158,17 @@ ORDER BY place DESC LIMIT :limit
 -- part: oldest
 ORDER BY place LIMIT :limit
 
--- part: in_queues
-m.queue_id IN (SELECT value FROM json_each(:queues))
+-- part: these_queues
+IN (SELECT value FROM json_each(:queues))
 
--- part: in_queue
-m.queue_id = :queue
+-- part: this_queue
+= :queue
 
 -- part: not_in_queues
 m.queue_id NOT IN (SELECT value FROM json_each(:other_queues))
+
+-- part: in_outcomes
+history_number.outcome IN (SELECT value FROM json_each(:outcomes))
 
 -- part: in_states
 m.{state} IN (SELECT value FROM json_each(:{v}))
@@ -137,6 +202,17 @@ coalesce(m.publisher IN (
   SELECT client FROM client WHERE address GLOB :{v} OR address GLOB :{v} || ':*'
     OR CAST(client AS TEXT) = :{v}
 ), 0)
+
+-- part: meta
+m.meta_id GLOB :{v}
+
+-- part: verdict
+-- The reasons of an envelope's verdict, among all others that are kept in the same columns.
+m.{why} GLOB :{v} AND m.{why} IN {reasons}
+  OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
+
+-- part: attempts
+m.attempts {sign} :{v}
 
 -- part: deliveries
 m.deliveries {sign} :{v}
@@ -185,7 +261,8 @@ json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
 -- How far the lines of numbers go; NULL where there is nothing.
 -- parameters: queues (a JSON array)
 -- columns: next number, first seq alive, first seq settled, first and last offset,
---   first position of these queues, messages alive in all queues, in these
+--   first position of these queues, messages alive in all queues, in these, placed up to (offset),
+--   numbers alive whose traces are not entered
 SELECT
   (SELECT value FROM counter WHERE name = 'next_number'),
   (SELECT seq FROM message ORDER BY seq LIMIT 1),
@@ -199,104 +276,45 @@ SELECT
     FROM json_each(:queues) AS wanted
   ),
   (SELECT sum(live_count) FROM queue),
-  (SELECT sum(live_count) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues)));
-
--- name: few
--- The messages of some queues, alive and settled, up to a limit.
--- parameters: queues (a JSON array); limit
--- columns: seq
--- index: history_place USING PRIMARY KEY
-SELECT seq FROM (
-  SELECT seq FROM message INDEXED BY message_place
-  WHERE queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
-)
-UNION ALL
-SELECT seq FROM (
-  SELECT history.seq FROM history_place
-  CROSS JOIN history ON history."offset" = history_place."offset"
-  WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
-)
-UNION ALL
-SELECT seq FROM (
-  SELECT seq FROM history NOT INDEXED
-  WHERE "offset" > {placed} AND queue_id IN (SELECT value FROM json_each(:queues)) LIMIT :limit
-)
-LIMIT :limit;
+  (SELECT sum(live_count) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues))),
+  {placed},
+  1 + (SELECT max(seq) FROM message) - (
+    SELECT seq FROM message WHERE seq > {traced} ORDER BY seq LIMIT 1
+  );
 
 -- name: next_seq
--- The newest number below a place that messages of some queues have, NULL: none.  Those settled
--- last are looked at first, for most likely it is theirs.  What settled before them has a greater
--- number only where it lived long: that is looked for among the numbers in between, along the
--- index alone, so that the rows of other queues are not read.
--- parameters: queues, outcomes (JSON arrays); low, place (seqs, exclusive); among (settled ones);
---   marks (a JSON array of [offset, seq]: what settled up to it has numbers up to that one)
+-- The newest number below a place that messages of some queues have, NULL: none.
+-- parameters: queues (a JSON array); low, place (seqs, exclusive)
 -- columns: seq
--- index: history_place USING PRIMARY KEY
--- index: COVERING INDEX history_seq
-WITH
-  wanted AS MATERIALIZED (SELECT value AS queue_id FROM json_each(:queues)),
-  lately AS MATERIALIZED (
-    SELECT coalesce(max((
-      SELECT "offset" FROM history_place
-      WHERE queue_id = wanted.queue_id AND outcome = ending.value
-      ORDER BY "offset" DESC LIMIT 1 OFFSET :among
-    )), 0) AS "offset"
-    FROM wanted, json_each(:outcomes) AS ending
-  ),
-  likely AS MATERIALIZED (
-    SELECT max(seq) AS seq FROM (
-      SELECT :low AS seq
-      UNION ALL
-      SELECT max(m.seq)
-      FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset"
-      WHERE history_place.queue_id IN wanted
-        AND history_place.outcome IN (SELECT value FROM json_each(:outcomes))
-        AND history_place."offset" >= (SELECT "offset" FROM lately) AND m.seq < :place
-      UNION ALL
-      SELECT max(seq) FROM history NOT INDEXED
-      WHERE "offset" > {placed} AND queue_id IN wanted AND seq < :place
-      UNION ALL
-      SELECT (
-        SELECT seq FROM message INDEXED BY message_place
-        WHERE queue_id = wanted.queue_id AND position < :place AND seq < :place
-        ORDER BY position DESC LIMIT 1
-      ) FROM wanted
-    )
-  ),
-  settled AS MATERIALIZED (
-    SELECT coalesce((
-      SELECT numbered.seq
-      FROM history AS numbered INDEXED BY history_seq
-      CROSS JOIN history AS m ON m."offset" = numbered."offset"
-      WHERE numbered.seq > (SELECT seq FROM likely)
-        AND numbered.seq < min(:place, coalesce((
-          SELECT 1 + min(json_extract(value, '$[1]')) FROM json_each(:marks)
-          WHERE json_extract(value, '$[0]') >= (SELECT "offset" FROM lately) - 1
-        ), :place))
-        AND numbered."offset" < (SELECT "offset" FROM lately) AND m.queue_id IN wanted
-      ORDER BY numbered.seq DESC LIMIT 1
-    ), (SELECT seq FROM likely)) AS seq
+-- index: history_number USING PRIMARY KEY
+-- index: COVERING INDEX message_place
+-- index: message_moved
+SELECT max(seq) FROM (
+  SELECT (
+    SELECT seq FROM history_number
+    WHERE queue_id = wanted.value AND seq > :low AND seq < :place
+    ORDER BY seq DESC LIMIT 1
+  ) AS seq
+  FROM json_each(:queues) AS wanted
+  UNION ALL
+  SELECT max(seq) FROM history NOT INDEXED
+  WHERE "offset" > {placed} AND seq > :low AND seq < :place
+    AND queue_id IN (SELECT value FROM json_each(:queues))
+  UNION ALL
+  SELECT (
+    SELECT position FROM message INDEXED BY message_place
+    WHERE queue_id = wanted.value AND position > :low AND position < :place AND position = seq
+    ORDER BY position DESC LIMIT 1
   )
-SELECT nullif(max(seq, coalesce(
-  CASE
-    WHEN (SELECT sum(live_count) FROM queue WHERE queue_id IN wanted) < :place - seq THEN (
-      SELECT max(m.seq) FROM message AS m INDEXED BY message_place
-      WHERE m.queue_id IN wanted AND m.seq < :place
-    )
-    ELSE (
-      SELECT m.seq FROM message AS m NOT INDEXED
-      WHERE m.seq > settled.seq AND m.seq < :place AND m.queue_id IN wanted
-      ORDER BY m.seq DESC LIMIT 1
-    )
-  END, :low)), :low)
-FROM settled;
-
--- name: first_after
--- Where the first of the messages settled that have greater numbers; NULL: none did.
--- parameters: after (seq, exclusive)
--- columns: offset
--- index: COVERING INDEX history_seq
-SELECT min("offset") FROM history INDEXED BY history_seq WHERE seq > :after;
+  FROM json_each(:queues) AS wanted
+  UNION ALL
+  SELECT (
+    SELECT seq FROM message INDEXED BY message_moved
+    WHERE queue_id = wanted.value AND position <> seq AND seq > :low AND seq < :place
+    ORDER BY seq DESC LIMIT 1
+  )
+  FROM json_each(:queues) AS wanted
+);
 
 -- name: next_offset
 -- The newest offset below a place that settled messages of some queues have, NULL: none.
@@ -321,18 +339,27 @@ SELECT max("offset") FROM (
 );
 
 -- name: few_traced
--- The messages whose trace begins so, alive and settled, up to a limit of each.
--- parameters: start; end (exclusive): texts; limit
+-- The messages whose trace begins so, alive and settled, up to a limit of those that are entered
+-- and of those that are not; some are in both.
+-- parameters: start; end (exclusive): texts; low, high (seqs, exclusive); limit
 -- columns: seq
--- index: history_trace
+-- index: trace_place USING PRIMARY KEY
 SELECT seq FROM (
-  SELECT seq FROM message INDEXED BY message_trace
-  WHERE trace_id >= :start AND trace_id < :end LIMIT :limit
+  SELECT seq FROM trace_place
+  WHERE trace_id >= :start AND trace_id < :end AND {near} LIMIT :limit
 )
 UNION ALL
 SELECT seq FROM (
-  SELECT seq FROM history INDEXED BY history_trace
-  WHERE trace_id >= :start AND trace_id < :end LIMIT :limit
+  SELECT seq FROM message NOT INDEXED
+  WHERE seq > max(:low, {traced}) AND seq < :high AND trace_id >= :start AND trace_id < :end
+  LIMIT :limit
+)
+UNION ALL
+SELECT seq FROM (
+  SELECT seq FROM history NOT INDEXED
+  WHERE "offset" > {placed} AND seq > :low AND seq < :high
+    AND trace_id >= :start AND trace_id < :end
+  LIMIT :limit
 );
 
 -- name: queues
