@@ -2,18 +2,22 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration, talk
 from phpmq_lite.client.blocking import BlockingClient
 
@@ -122,7 +126,7 @@ def load_app(name: str) -> "BabelQueue":
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
-    if not sign or not module_name or not attribute:
+    if not sign or not attribute or not all(map(str.isidentifier, module_name.split("."))):
         raise click.BadParameter(f"{name!r} is no MODULE:ATTR", param_hint="--app")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -140,6 +144,10 @@ def load_app(name: str) -> "BabelQueue":
         raise click.BadParameter(str(error), param_hint="--app") from None
     made: Any = app
     if callable(made) and not isinstance(made, BabelQueue):
+        try:
+            signature(made).bind()
+        except TypeError as error:
+            raise click.BadParameter(f"{name}: {error}", param_hint="--app") from None
         made = made()
     if not isinstance(made, BabelQueue):
         raise click.BadParameter(f"{name} is a {type(made).__name__}, no app", param_hint="--app")
@@ -204,7 +212,11 @@ def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
         app.dead_letter_enabled = True
         app.dead_letter_queue = transport.dead_letter_queue = options["dead_letter_queue"]
     if options["idempotency"] is not None:
-        transport.claims = SqliteClaims(options["idempotency"])
+        transport.claims = claims = SqliteClaims(options["idempotency"])
+        try:
+            claims.open()
+        except sqlite3.Error as error:
+            raise CommandError(f"cannot open {options['idempotency']}: {error}") from None
 
 
 def _delays(options: Mapping[str, Any]) -> "Delays | None":
@@ -219,6 +231,8 @@ def _delays(options: Mapping[str, Any]) -> "Delays | None":
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--backoff") from None
     if base_s is None:
+        if options["backoff_max"] is not None:
+            raise click.UsageError("--backoff-max needs --backoff-base")
         return None
     longest_s = options["backoff_max"] or 0.0
     return Delays(base_s=base_s, multiplier=options["backoff_multiplier"], longest_s=longest_s)
@@ -258,8 +272,22 @@ class _Children:
             sys.executable, "-m", "phpmq_lite", *sys.argv[1:],
             "--processes", "1", "--parent", str(os.getpid()),
         ]  # fmt: skip
-        self.is_stopping = False
-        self.running = [self._start() for _ in range(number)]
+        self._is_ending = Event()
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._number = number
+
+    def begin(self) -> None:
+        """Start them; signals are passed on by then."""
+        for _ in range(self._number):
+            self._add()
+
+    def _add(self) -> None:
+        if self._is_ending.is_set():
+            return
+        child = self._start()
+        self.running.append(child)
+        if self._is_ending.is_set():  # the signal came in between
+            child.terminate()
 
     def _start(self) -> subprocess.Popen[bytes]:
         # a session of its own: Ctrl-C at the terminal reaches it through us, and once
@@ -267,7 +295,7 @@ class _Children:
 
     def forward(self, number: int, _frame: object) -> None:
         """Pass a signal on."""
-        self.is_stopping = True
+        self._is_ending.set()
         for child in self.running:
             if child.poll() is None:
                 child.send_signal(number)
@@ -279,10 +307,10 @@ class _Children:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             for child in [child for child in self.running if child.poll() is not None]:
                 self.running.remove(child)
-                if child.returncode < 0 and not self.is_stopping:
+                if child.returncode < 0 and not self._is_ending.is_set():
                     talk(f"a worker was ended by signal {-child.returncode}, starting another")
                     time.sleep(_RESTART_S)
-                    self.running.append(self._start())
+                    self._add()
                 else:
                     code = max(code, abs(child.returncode))
         return code
@@ -292,4 +320,5 @@ def _supervise(number: int) -> int:
     children = _Children(number)
     for wanted in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wanted, children.forward)
+    children.begin()
     return children.wait()

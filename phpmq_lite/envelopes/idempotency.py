@@ -109,6 +109,15 @@ class SqliteClaims:
         self._owners: dict[str, str] = {}  # key -> owner, of the claims made here
         self._count = 0
 
+    def open(self) -> None:
+        """Open the file now, so that a wrong path is known before the first claim.
+
+        Raises:
+            sqlite3.Error: it cannot be opened, or is no database.
+        """
+        with self._lock:
+            self._opened()
+
     def claim(self, key: str) -> Claim:
         """Claim a key for ``lease_s``, unless it is done or in flight here or elsewhere."""
         owner = os.urandom(16).hex()

@@ -205,14 +205,15 @@ def _unwrapped(content: bytes, found: list[Member]) -> bytes | None:
     names = sorted(member.name for member in found)
     if names not in (["dead_letter", "raw"], ["dead_letter", "raw", "raw_encoding"]):
         return None
-    values = {
-        member.name: json.loads(content[member.value_start : member.end])
+    texts = {
+        member.name: content[member.value_start : member.end]
         for member in found
         if member.name != "dead_letter"
     }
+    if not all(text.startswith(b'"') for text in texts.values()):
+        return None  # not read: a number of 5,000 digits raises
+    values: dict[str, str] = {name: json.loads(text) for name, text in texts.items()}
     raw = values["raw"]
-    if not isinstance(raw, str):
-        return None
     try:
         if "raw_encoding" not in values:
             return raw.encode()

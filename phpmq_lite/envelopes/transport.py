@@ -219,7 +219,8 @@ class PhpmqTransport(Transport):
             if reason is not None:
                 self.stop(reason)
                 return None
-            delivery = self.link.take(queue, max(0.0, until - self._monotonic()))
+            # The whole time, also behind what was put aside: "none came" means that it is empty.
+            delivery = self.link.take(queue, timeout_s)
             self._is_away = False
             if delivery is None:
                 reason = self.when_empty()
@@ -262,6 +263,8 @@ class PhpmqTransport(Transport):
         key = key_of(codec.decode(job.delivery.body, self._empty_list_data), self._claim_by)
         if key is None:
             return True
+        # Several queues may each have a copy: one file of claims serves the workers of all.
+        key = f"{job.delivery.queue}\0{key}"
         answer = self.claims.claim(key)
         if answer is Claim.DONE:
             self._end(job, End.ACK)

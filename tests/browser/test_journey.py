@@ -98,11 +98,8 @@ async def test_dead_letters_are_found_by_cause_and_sent_home(site: Site, chromiu
     await page.goto(site.url("/dead"))
     await expect(page.get_by_text("orders").first).to_be_visible()
     before = len(await bodies(site, "orders"))
-    await (
-        page.get_by_role("button", name=re.compile("Redrive"))
-        .or_(page.get_by_role("link", name=re.compile("Redrive")))
-        .first.click()
-    )
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders", exact=True))
+    await row.first.get_by_role("button", name=re.compile("Redrive")).click()
     await page.get_by_role("button", name=re.compile(r"^Redrive 3")).click()
     await expect(page.get_by_text(re.compile("Done|redriven")).first).to_be_visible()
     assert await bodies(site, "orders.dlq") == []

@@ -30,6 +30,7 @@ class FakeLink:
         self.refusal: BaseException | None = None  # of the next publishes
         self.on_confirm: Callable[[], None] = lambda: None
         self.credit = 1
+        self.waits: list[float] = []  # seconds, of each take
         self._is_looped = is_looped
         self._number = 0
         for content in contents:
@@ -40,6 +41,7 @@ class FakeLink:
         self.waiting.append(delivery(content, self._number, ttl_s=ttl_s))
 
     def take(self, queue: str, timeout_s: float) -> Delivery | None:
+        self.waits.append(timeout_s)
         if not self.waiting:
             return None
         found = self.waiting.popleft()

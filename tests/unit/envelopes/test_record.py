@@ -18,6 +18,7 @@ BLOCK = Block(
     detail="missing_trace_id",
     message_id="0123456789abcdef0123456789abcdef",
 )
+LONG = b"1" * 5_000  # digits: Python reads no such number
 WRITTEN = (
     '{"reason":"poison","error":"it said \\"no\\"\\n☕","exception":"ValueError",'
     '"failed_at":1749132727000,"original_queue":"orders","attempts":3,"lang":"python",'
@@ -138,6 +139,9 @@ def test_block_of_other_types_is_none(text: bytes, expected: Block | None) -> No
         (b'{"raw":"/w==","raw_encoding":"base64","dead_letter":{}}', b"\xff"),
         (b'{"dead_letter":{},"raw":"x"}', b"x"),
         (b'{"raw":5,"dead_letter":{}}', b'{"raw":5}'),
+        (b'{"raw":%b,"dead_letter":{}}' % LONG, b'{"raw":%b}' % LONG),
+        (b'{"raw":"x","raw_encoding":%b,"dead_letter":{}}' % LONG,
+         b'{"raw":"x","raw_encoding":%b}' % LONG),
         (b'{"raw":"x","raw_encoding":"hex","dead_letter":{}}', b'{"raw":"x","raw_encoding":"hex"}'),
         (b'{"raw":"?","raw_encoding":"base64","dead_letter":{}}',
          b'{"raw":"?","raw_encoding":"base64"}'),

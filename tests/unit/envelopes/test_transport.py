@@ -121,7 +121,7 @@ def test_retry_waits_in_the_retry_queue_then_the_job_is_acknowledged(
 
 
 def test_retry_at_once_goes_back_with_the_time_left() -> None:
-    link, seconds = FakeLink(), iter([0.0, 0.0, 0.0, 4.5, 4.5, 4.5, 4.5])
+    link, seconds = FakeLink(), iter([0.0, 0.0, 4.5, 4.5, 4.5, 4.5])
     link.add(body(), ttl_s=10)
     transport = transport_on(link, monotonic=lambda: next(seconds))
     transport.redeliver(popped(transport), retry_body(body(), 1), 0.0)
@@ -158,7 +158,7 @@ def test_job_that_has_not_started_goes_back_to_its_place_at_the_end() -> None:
 
 
 def test_interrupted_job_goes_back_with_the_time_left() -> None:
-    link, seconds = FakeLink(), iter([0.0, 0.0, 0.0, 8.2])
+    link, seconds = FakeLink(), iter([0.0, 0.0, 8.2])
     link.add(body(), ttl_s=10)
     transport = transport_on(link, monotonic=lambda: next(seconds))
     message = popped(transport)
@@ -243,6 +243,15 @@ def test_pop_never_raises(error: Exception) -> None:
     assert told.names == expected  # an outage is told once
 
 
+def test_each_wait_behind_what_was_put_aside_has_the_whole_time() -> None:
+    """A worker that stops when its queue is empty would stop on the short rest of a wait."""
+    link = FakeLink(b"{", b"{", body())
+    seconds = iter([0.0, 0.1, 0.1, 0.9, 0.9, 0.9])
+    transport = transport_on(link, monotonic=lambda: next(seconds))
+    assert transport.pop("orders", 1.0) is not None
+    assert link.waits == [1.0, 1.0, 1.0]
+
+
 def test_finished_job_that_comes_again_is_ended_again_without_a_run() -> None:
     link, told = FakeLink(body()), Told()
     transport = transport_on(link, told)
@@ -274,7 +283,7 @@ class Store:
         self.asked.append(("forget", key))
 
 
-META_ID = "f1e2d3c4-b5a6-4789-90ab-cdef01234567"
+CLAIM = "orders\0f1e2d3c4-b5a6-4789-90ab-cdef01234567"
 
 
 def test_envelope_handled_before_is_acknowledged_without_a_run() -> None:
@@ -299,7 +308,7 @@ def test_claim_is_remembered_at_ack_and_forgotten_at_failure() -> None:
     transport.ack(message)
     transport.redeliver(popped(transport), retry_body(body(), 1), 1.0)
     assert [act for act, _ in store.asked] == ["claim", "remember", "claim", "forget"]
-    assert {key for _, key in store.asked} == {META_ID}
+    assert {key for _, key in store.asked} == {CLAIM}
 
 
 def test_claim_of_an_interrupted_job_is_forgotten_at_close() -> None:
@@ -307,7 +316,7 @@ def test_claim_of_an_interrupted_job_is_forgotten_at_close() -> None:
     transport = transport_on(FakeLink(body()), claims=store)
     popped(transport)
     transport.close()
-    assert store.asked[-1] == ("forget", META_ID)
+    assert store.asked[-1] == ("forget", CLAIM)
 
 
 def test_publish_refuses_what_no_consumer_would_handle() -> None:
