@@ -353,6 +353,7 @@ class Batch:
         "first_number",
         "has_envelopes",
         "keys",
+        "looked_bytes",
         "named",
         "new_queues",
         "opened_clients",
@@ -372,6 +373,7 @@ class Batch:
         self.wall_ms = wall_ms
         self.first_number = first_number  # what has a smaller seq was on disk before
         self.commands = 0  # for the bound of a batch
+        self.looked_bytes = 0  # of contents judged or made into records in it: bounded too
         # -- stored
         self.new_queues: list[QueueRow] = []
         self.queue_rows: dict[int, QueueRow] = {}  # their counters changed
@@ -396,7 +398,7 @@ class Batch:
         self.filled: list[WindowRequest] = []
         self.named: set[int] = set()
         self.body_seqs: set[int] = set()
-        self.record_seqs: set[int] = set()  # who may have a record already, that a client wrote
+        self.record_seqs: dict[int, int] = {}  # seq -> queue_id where a client's record may be
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
         self.due_at: int | None = None  # load what is due at this steady time

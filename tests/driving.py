@@ -378,7 +378,7 @@ class Driver:
             if isinstance(item, Question):
                 self._put(core, item)
                 done.append(item)
-            elif item.client in waiting:
+            elif item.client in waiting or (item.client.is_open and item.client.connection.dying):
                 kept.append(item)
             elif item.client.is_open:
                 self._try(core, item)

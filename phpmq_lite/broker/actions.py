@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from phpmq_lite.broker import audit, interventions, redriving
@@ -64,6 +65,7 @@ class Outcome:
 
 
 _WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
+_READ_AHEAD: Final = "read ahead"  # not done yet: its content is large
 _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
@@ -89,6 +91,7 @@ class Act:
         self._detail = audit.plain(f"by {entry.actor}")
         self._touched: dict[int, Queue] = {}  # windows that something came back to
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
+        self._reads: dict[int, redriving.Read] = {}
         self.outcome = Outcome()
         self._ask([seq for seq in self._all if 0 < seq < self._lives.next_number])
 
@@ -109,8 +112,12 @@ class Act:
     def take(self, page: list[Message], is_last: bool) -> None:
         """Act on the rows; with large bodies they come in several pages."""
         outcome, before = self.outcome, len(self.outcome.done)
-        for row in page:
+        again: Sequence[Message] = ()
+        for at, row in enumerate(page):
             reason = self._try(row)
+            if reason == _READ_AHEAD:
+                again = page[at:]
+                break
             if reason is None:
                 if not self._options.is_dry_run:
                     self._lives.gone.add(row.seq)
@@ -121,7 +128,13 @@ class Act:
             self._lives.cut_window(queue)
         self._touched.clear()
         done = len(outcome.done) - before
-        if is_last or not page:
+        if again:
+            self._count(done, is_last=False)
+            seqs = self._asked[self._asked.index(again[0].seq) :]
+            target = self._target(self._options.target or "")
+            go_on = partial(self._ask, seqs)
+            redriving.read_ahead(self._lives, again, target, self._reads, go_on)
+        elif is_last or not page:
             self._end(done)
         else:
             self._count(done, is_last=False)
@@ -215,8 +228,11 @@ class Act:
         if options.target is not None and (target := self._target(options.target)) is None:
             return "queue gone"
         way = redriving.find(
-            lives, record, body, target, options.queues, is_dry_run=options.is_dry_run
-        )
+            lives, record, body, target, options.queues,
+            reads=self._reads, is_dry_run=options.is_dry_run,
+        )  # fmt: skip
+        if way is None:
+            return _READ_AHEAD
         if isinstance(way, str):
             return way
         if way.poison is not None:

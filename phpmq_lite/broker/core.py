@@ -89,12 +89,13 @@ class Broker:
     @property
     def next_wake_ms(self) -> int | None:
         """When the next deadline or timeout is due (steady ms); None: only commands matter."""
-        times = (self.lives.next_deadline_ms, self._next_timeout_ms)
+        deadline_ms = None if self.lives.dying.is_full else self.lives.next_deadline_ms
+        times = (deadline_ms, self._next_timeout_ms)
         return min((at for at in times if at is not None), default=None)
 
     @property
     def wants_batch(self) -> bool:
-        """Tell whether the next batch should follow at once, even without a command."""
+        """Tell whether the next batch should follow at once, without a command."""
         return bool(self.lives.limited)
 
     def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
@@ -106,8 +107,8 @@ class Broker:
         self._named = {} if loaded is None else intake.take(lives, loaded)
         while lives.limited:
             self.wake(lives.limited.pop())
-        if lives.next_deadline_ms is not None and lives.next_deadline_ms <= now.steady_ms:
-            batch.due_at = now.steady_ms
+        if (due_ms := lives.next_deadline_ms) is not None and due_ms <= now.steady_ms:
+            batch.due_at = None if lives.dying.is_full else now.steady_ms
         if self._next_timeout_ms is not None and self._next_timeout_ms <= now.steady_ms:
             self._return_timed_out(now.steady_ms)
         return batch
@@ -272,15 +273,20 @@ class Broker:
         body: bytes,
         ttl_s: int | None,
         judged: Judged | None = None,
-    ) -> None:
+    ) -> Result:
         """Store although the queue refuses: a consumer's acknowledgements wait behind it."""
         queue = self.lives.queue(name)
         if queue is not None:
+            looked: Looked | None = None
+            if queue.judges:
+                looked = judging.verdict(self.lives, queue, body, judged)
+                if looked is None:
+                    return Result.JUDGE
             if connection.parked is not None:  # it, or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
-            looked = judging.verdict(self.lives, queue, body, judged) if queue.judges else None
             self.lives.publish(queue, body, ttl_s, connection.number, looked)
+        return Result.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:
         """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""
@@ -355,7 +361,7 @@ class Broker:
         if isinstance(found, Result):
             return found
         self.lives.requeue(found, ttl_s)
-        return Result.WAIT if found.seq in self.lives.dying else Result.DONE
+        return Result.WAIT if self.lives.dying.holds_up(connection, found.seq) else Result.DONE
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> Result:
         """Make a dead letter of what this connection holds, or nobody does."""
@@ -363,7 +369,7 @@ class Broker:
         if isinstance(found, Result):
             return found
         self.lives.kill(found, "client")
-        return Result.WAIT if found.seq in self.lives.dying else Result.DONE
+        return Result.WAIT if self.lives.dying.holds_up(connection, found.seq) else Result.DONE
 
     def _find(self, connection: Connection, name: str, message_id: bytes) -> Message | Result:
         """Return the message a command names, or what to do: wait for it, or ignore it."""
@@ -467,10 +473,9 @@ class Broker:
 
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
         """Have new settings count for what is held, for who waits, and for who is hungry."""
-        self.lives.hungry[queue.queue_id] = queue
         if "ack_timeout_s" in changes:
             self._next_timeout_ms = self.lives.now.steady_ms  # look at all that is held anew
-        self.lives.unpark(queue)
+        self.lives.settings_changed(queue, changes)
 
     def client_of(self, entry: AuditEntry) -> int:
         """Return the client number of somebody without a connection; a new one the first time."""

@@ -3,7 +3,7 @@
 A message may have come several times, as several objects: only one of them has a turn.
 """
 
-from phpmq_lite.broker.judging import bury_large
+from phpmq_lite.broker.judging import bury_aside
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.records import Written
@@ -23,6 +23,9 @@ def take(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
     if loaded.asked_due:
         lives.next_deadline_ms = loaded.next_deadline_ms
         for row in loaded.due:
+            if lives.dying.is_full:  # the others are asked for again
+                lives.note_deadline(row.deadline_ms)
+                break
             if row.seq not in lives.dying:
                 lives.gone.add(row.seq)
                 lives.expire(lives.known.get(row.seq, row))
@@ -48,7 +51,7 @@ def _named(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
 
 def _take_body(lives: Lives, seq: int, body: bytes | None, written: Written) -> None:
     if seq in lives.dying:
-        if body is None or not bury_large(lives, seq, body, written):
+        if body is None or not bury_aside(lives, seq, body, written):
             lives.bury(*lives.dying[seq], body, written=written)
     elif (message := lives.known.get(seq)) is not None and message.holder is None:
         queue = lives.by_id[message.queue_id]

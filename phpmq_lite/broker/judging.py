@@ -1,6 +1,7 @@
-"""The verdict on what is published to an ``envelope`` queue: at once, or ahead where it is large.
+"""The verdict on what is published to an ``envelope`` queue: at once, or ahead where it is much.
 
-A verdict costs 0.1 s a MiB, so a large content is judged in a thread before its batch.
+A verdict costs 0.1 s a MiB, so a large content is judged in a thread before its batch, and so is
+what comes when a batch has judged its fill (``Queues.takes_at_once``).
 """
 
 from collections.abc import Callable
@@ -8,10 +9,10 @@ from typing import Final
 
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.queues import ASIDE_BYTES as ASIDE_BYTES
 from phpmq_lite.broker.records import Written, cause_of, own_record
-from phpmq_lite.model import Death, Judged, Looked
+from phpmq_lite.model import Death, Envelopes, Judged, Looked, QueueSettings
 
-ASIDE_BYTES: Final = 64 << 10  # longer content is judged ahead
 _NOTHING: Final = Looked(None, None, None, None)
 
 
@@ -22,40 +23,54 @@ def verdict(lives: Lives, queue: Queue, body: bytes, judged: Judged | None = Non
     """
     if judged is not None and judged.settings is queue.settings:
         return judged.looked
-    if len(body) > ASIDE_BYTES:
+    if not lives.takes_at_once(len(body)):
         return None
-    return lives.look(queue, body) or _NOTHING
+    looked = lives.look(queue, body) or _NOTHING
+    if looked.reason is not None:
+        lives.batch.looked_bytes += len(body)  # once more, for its record
+    return looked
 
 
 def work(lives: Lives, queue: Queue, body: bytes) -> Callable[[], Judged]:
     """Give what judges a content, to be called in a thread; it makes the record too."""
-    envelopes, settings, at_ms = lives.envelopes, queue.settings, lives.now.wall_ms
-    name, stand_in = queue.name, b"%016x%016x" % (lives.token(), lives.token())
-
-    def judge() -> Judged:
-        looked = None if envelopes is None else envelopes.look(body, settings)
-        if envelopes is not None and looked is not None and looked.reason is not None:
-            death = Death(name, stand_in, looked.reason, looked.detail, at_ms)
-            record = envelopes.record(body, settings, death)
-            looked = looked._replace(record=(stand_in, record))
-        return Judged(settings, looked or _NOTHING)
-
-    return judge
+    name, settings, at_ms, stand_in = queue.name, queue.settings, lives.now.wall_ms, token(lives)
+    return lambda: judge(lives.envelopes, name, settings, body, at_ms, stand_in)
 
 
-def bury_large(lives: Lives, seq: int, body: bytes, written: Written) -> bool:
-    """Have the record of a dying message made in a thread where that takes long.
+def token(lives: Lives) -> bytes:
+    """Give what stands in a record for an id that its message has not yet."""
+    return b"%016x%016x" % (lives.token(), lives.token())
+
+
+def judge(
+    envelopes: Envelopes | None,
+    name: str,
+    settings: QueueSettings,
+    body: bytes,
+    at_ms: int,
+    stand_in: bytes,
+) -> Judged:
+    """Judge a content by the settings of a queue, and make its record where it is bad."""
+    looked = None if envelopes is None else envelopes.look(body, settings)
+    if envelopes is not None and looked is not None and looked.reason is not None:
+        death = Death(name, stand_in, looked.reason, looked.detail, at_ms)
+        looked = looked._replace(record=(stand_in, envelopes.record(body, settings, death)))
+    return Judged(settings, looked or _NOTHING)
+
+
+def bury_aside(lives: Lives, seq: int, body: bytes, written: Written) -> bool:
+    """Have the record of a dying message made in a thread where this batch may not.
 
     Returns False where it need not be: bury it at once.
     """
     message, reason = lives.dying[seq]
     queue, envelopes = lives.by_id[message.queue_id], lives.envelopes
     if (
-        len(body) <= ASIDE_BYTES
-        or envelopes is None
+        envelopes is None
         or not queue.looks
         or queue.is_dead_letter_queue
         or own_record(envelopes, message, written) is not None
+        or lives.takes_at_once(len(body))
     ):
         return False
     name, settings = queue.name, queue.settings

@@ -9,6 +9,7 @@ from os import urandom
 from typing import Final
 
 from phpmq_lite.broker import records
+from phpmq_lite.broker.dying import Dying
 from phpmq_lite.broker.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import Consumer, Queue
@@ -47,7 +48,7 @@ class Lives(Queues):
     ) -> None:
         super().__init__(limits, defaults, envelopes)
         self.known: dict[int, Message] = {}  # by seq: held, or in a window
-        self.dying: dict[int, tuple[Message, str]] = {}  # wait for their body; with the reason
+        self.dying = Dying()
         self.gone: set[int] = set()  # seqs of loaded rows that had a turn in this batch already
         self.next_number = 1  # the one line of seq and position
         self.next_deadline_ms: int | None = None  # no ready message expires before it
@@ -415,13 +416,15 @@ class Lives(Queues):
         self.known.pop(message.seq, None)
         body = message.body
         if not queue.is_dead_letter_queue:
-            # Who never had it cannot have written a record about it.
-            may_have_record = self.envelopes is not None and message.deliveries > 0
-            if body is None or may_have_record:
-                self.dying[message.seq] = (message, reason)
+            target: Queue | None = None  # may have a record by who had the message
+            if self.envelopes is not None and message.deliveries:
+                target = self.queues.get(self.dead_letter_name(queue))
+            if target is not None:
+                self.batch.record_seqs[message.seq] = target.queue_id
+            is_cheap = self.envelopes is None or not queue.looks
+            if body is None or target or not (is_cheap or self.takes_at_once(len(body))):
+                self.dying.add(message, reason)
                 self.batch.body_seqs.add(message.seq)
-                if may_have_record:
-                    self.batch.record_seqs.add(message.seq)
                 return
         self.bury(message, reason, body)
 
@@ -441,7 +444,8 @@ class Lives(Queues):
         ``content`` is that of the record, where it was made already.
         """
         queue = self.by_id[message.queue_id]
-        self.dying.pop(message.seq, None)
+        if (connection := self.dying.end(message)) is not None:
+            self.batch.wakes.add(connection)
         own = records.own_record(self.envelopes, message, written)
         if own is not None:
             record_id, reason = own
@@ -487,11 +491,3 @@ class Lives(Queues):
         self.event(record, "redrive", message.message_id.decode())
         self.delete(record, "redriven")
         return message
-
-    # -- waiting publishers
-
-    def unpark(self, queue: Queue) -> None:
-        """Wake the publishers that wait for this queue, if it takes messages again."""
-        if queue.refusal() is None:
-            self.batch.wakes |= queue.parked
-            queue.parked.clear()

@@ -71,10 +71,12 @@ def publish(
         raise RefusedError("too_many_queues", "no room for another queue")
     looked = _looked(core, queue, messages, judged or {})
     if looked is None:
-        again = partial(publish, core, entry, name, messages, answer, key=key, source=source)
+        again = partial(
+            publish, core, entry, name, messages, answer, key=key, source=source, create=create
+        )
         _judge_ahead(core, queue, messages, again, answer)
         return
-    bad = _bad(core, queue, looked)
+    bad = _bad(core, queue, messages, looked)
     client = core.client_of(entry)
     made = [
         lives.publish(queue, body, ttl_s, client, found)
@@ -93,7 +95,7 @@ def publish(
 def _looked(
     core: Broker, queue: Queue, messages: Sequence[Piece], judged: Mapping[int, Judged]
 ) -> list[Looked | None] | None:
-    """Judge what the queue judges; None: large ones have to be judged ahead."""
+    """Judge what the queue judges; None: it is too much for one batch, judge it ahead."""
     if not queue.judges:
         return [None] * len(messages)
     found: list[Looked | None] = []
@@ -105,14 +107,17 @@ def _looked(
     return found
 
 
-def _bad(core: Broker, queue: Queue, looked: Sequence[Looked | None]) -> dict[int, str]:
+def _bad(
+    core: Broker, queue: Queue, messages: Sequence[Piece], looked: Sequence[Looked | None]
+) -> dict[int, str]:
     """Give the reasons of those that may not reach a consumer, by place in the list.
 
     Raises:
         RefusedError: their records would find no room.
     """
     bad = {at: found.reason for at, found in enumerate(looked) if found and found.reason}
-    if bad and (full := core.lives.refuses_dead(queue)) is not None:
+    size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
+    if bad and (full := core.lives.refuses_dead(queue, len(bad), size)) is not None:
         queue.totals.refused += 1
         core.refused[full[1]] += 1
         code = "paused" if full[1].endswith("paused") else "queue_full"
@@ -129,12 +134,8 @@ def _judge_ahead(
     again: Callable[..., None],
     answer: Answer,
 ) -> None:
-    """Judge the large ones in a thread; then it all begins ``again``, with what came of it."""
-    works = {
-        at: judging.work(core.lives, queue, body)
-        for at, (body, _) in enumerate(messages)
-        if len(body) > judging.ASIDE_BYTES
-    }
+    """Judge all of them in a thread; then it begins ``again``, with what came of it."""
+    works = {at: judging.work(core.lives, queue, body) for at, (body, _) in enumerate(messages)}
 
     def go_on(judged: dict[int, Judged]) -> None:
         try:

@@ -23,6 +23,7 @@ class Connection:
         "batch_bytes",
         "batch_number",
         "consumers",
+        "dying",
         "is_choked",
         "is_open",
         "kind",
@@ -45,6 +46,7 @@ class Connection:
         self.batch_number = 0  # the batch that batch_bytes is about
         self.batch_bytes = 0  # dispatched to it in that batch
         self.parked: Queue | None = None  # its publish waits until this queue takes messages
+        self.dying: set[int] = set()  # its later commands wait until these are dead
         self.published = 0
         self.acked = 0
 
@@ -156,14 +158,17 @@ class Queue:
             reason = "other"
         self.deaths[reason] = self.deaths.get(reason, 0) + 1
 
-    def refusal(self) -> str | None:
-        """Return why a publish is not taken now, or None."""
+    def refusal(self, number: int = 1, size: int = 1) -> str | None:
+        """Return why that many messages of that many bytes are not taken now, or None.
+
+        One message may be longer than what is left: its size is not asked.
+        """
         settings, row = self.settings, self.row
         if settings.publishing_paused:
             return "paused"
-        if settings.max_messages and row.live_count >= settings.max_messages:
+        if settings.max_messages and row.live_count + number > settings.max_messages:
             return "queue full: messages"
-        if settings.max_bytes and row.live_bytes >= settings.max_bytes:
+        if settings.max_bytes and row.live_bytes + size > settings.max_bytes:
             return "queue full: bytes"
         return None
 
@@ -196,8 +201,10 @@ def settings_of(
         values["on_expire"] = "forward:" + name
         if home is not None:
             values |= {key: getattr(home, key) for key in _OF_HOME}
-    if has_records or row.name.endswith(DEAD_LETTER_SUFFIX):
+    is_dead_letter_queue = has_records or row.name.endswith(DEAD_LETTER_SUFFIX)
+    if is_dead_letter_queue:
         values["max_deliveries"] = 0  # what dies there would have nowhere to go
-        if values["payload_policy"] == "envelope":
-            values["payload_policy"] = "observe"  # records of bad contents are no envelopes
-    return QueueSettings(**(values | row.own))
+    values |= row.own
+    if is_dead_letter_queue and values["payload_policy"] == "envelope":
+        values["payload_policy"] = "observe"  # records of bad contents are no envelopes
+    return QueueSettings(**values)

@@ -1,6 +1,7 @@
 """All queues by name and number: made, removed, configured, and where their dead letters go."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from phpmq_lite.broker.queue import (
@@ -13,6 +14,11 @@ from phpmq_lite.broker.queue import (
 )
 from phpmq_lite.model import Batch, Envelopes, Limits, Now, QueueRow, QueueSettings
 
+ASIDE_BYTES: Final = 64 << 10  # longer content is looked at in a thread
+AT_ONCE_BYTES: Final = 256 << 10  # what is looked at in one batch, all together
+_JUDGING: Final = frozenset(  # whoever waits for a dead-letter queue may have no more need of it
+    {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
+)
 REMOVED: Final = "removed"  # beside the settings in the row of a queue that is no more
 
 
@@ -80,6 +86,17 @@ class Queues:
         name = next(names, None)
         return None if name is None else self.queue(name)
 
+    def takes_at_once(self, size: int) -> bool:
+        """Tell whether this batch may judge a content of that size, or make a record of it.
+
+        A verdict or a record costs 0.1 s a MiB, and the loop stands still meanwhile.
+        """
+        batch = self.batch
+        if size > ASIDE_BYTES or batch.looked_bytes + size > AT_ONCE_BYTES:
+            return False
+        batch.looked_bytes += size
+        return True
+
     # -- settings
 
     def configure(self, queue: Queue, former: str = "") -> None:
@@ -117,21 +134,44 @@ class Queues:
                 self._refresh(queue)
 
     def dead_letter_name(self, queue: Queue) -> str:
-        """Name the queue that has the records of ``queue``."""
-        return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
+        """Name the queue that has the records of ``queue``: a ``.retry`` one has its home's."""
+        home = home_of(queue.name)
+        if home is None or queue.settings.dead_letter_queue:
+            return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
+        return self.named_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
 
     def named_dead_letter_queue(self, name: str) -> str:
         """Give the dead-letter queue that a queue of this name names; empty: none."""
         queue = self.queues.get(name)
         return "" if queue is None else queue.settings.dead_letter_queue
 
-    def refuses_dead(self, queue: Queue) -> tuple[Queue | None, str] | None:
-        """Tell why a record of ``queue`` would find no room, and in which queue; None: it does.
+    def refuses_dead(
+        self, queue: Queue, number: int = 1, size: int = 1
+    ) -> tuple[Queue | None, str] | None:
+        """Tell why records of ``queue`` would find no room, and in which queue; None: they do.
 
         Makes the dead-letter queue where there is none.
         """
         target = self.queue(self.dead_letter_name(queue))
         if target is None:
             return None, "too many queues"
-        reason = target.refusal()
+        reason = target.refusal(number, size)
         return None if reason is None else (target, f"dead-letter queue {reason}")
+
+    # -- waiting publishers
+
+    def unpark(self, queue: Queue) -> None:
+        """Wake the publishers that wait for this queue, if it takes messages again."""
+        if queue.refusal() is None:
+            self.batch.wakes |= queue.parked
+            queue.parked.clear()
+
+    def settings_changed(self, queue: Queue, names: Iterable[str]) -> None:
+        """Wake the publishers that wait for this queue, or for where its dead letters go."""
+        self.hungry[queue.queue_id] = queue
+        if _JUDGING.isdisjoint(names):
+            self.unpark(queue)
+            return
+        for other in self.queues.values():  # they wait again, if need be
+            self.batch.wakes |= other.parked
+            other.parked.clear()

@@ -1,10 +1,25 @@
 """The way back of a dead-letter record: what is published again, where, and what it would meet."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from phpmq_lite.broker import judging
 from phpmq_lite.broker.lives import Lives
-from phpmq_lite.broker.queue import Queue
-from phpmq_lite.model import Looked, Message, State
+from phpmq_lite.broker.queue import Queue, home_of
+from phpmq_lite.model import Judged, Looked, Message, State
+
+
+@dataclass(slots=True, frozen=True)
+class Read:
+    """What a record contains; read in a thread where it is large."""
+
+    origin: str | None  # the queue that it says it came from
+    content: bytes  # as it is sent again
+    judged: Judged | None  # None: the queue that it went to did not judge then
+
+
+READS: Final[Mapping[int, Read]] = {}  # nothing was read ahead
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,13 +51,14 @@ def find(
     target: Queue | None,
     queues: frozenset[int] | None = None,
     *,
+    reads: Mapping[int, Read] = READS,
     is_dry_run: bool = False,
-) -> Way | str:
-    """Find the way of a record, or say why it stays.
+) -> Way | str | None:
+    """Find the way of a record, or say why it stays; None: have it read ahead (``reading``).
 
     Without a target it goes where it died, else where it says that it came from.  ``queues`` are
     those that it may go back to without a target, by queue_id; None: all.  A dry run makes no
-    dead-letter queue where it would be needed.
+    dead-letter queue where it would be needed.  ``reads`` has what was read ahead, by seq.
     """
     if target is None and not is_record(lives, record):
         return "not a record"
@@ -50,7 +66,12 @@ def find(
         return "dispatched"
     if body is None:
         return "damaged"
-    origin = _origin(lives, record, body) if target is None else target
+    read = reads.get(record.seq)
+    if read is None:
+        if not lives.takes_at_once(len(body)):
+            return None
+        read = reading(lives, record, body, target)()
+    origin = _origin(lives, record, read.origin) if target is None else target
     if origin is None:
         return "queue gone" if record.source_queue_id is not None else "not a record"
     if origin.queue_id == record.queue_id:
@@ -59,30 +80,69 @@ def find(
         return "foreign queue"
     if (reason := origin.refusal()) is not None:
         return _short(reason)
-    content = _revived(lives, record, body)
     if not origin.judges:
-        return Way(origin, content, None)
-    looked = lives.look(origin, content)
-    if looked is not None and looked.reason is not None and not is_dry_run:
+        return Way(origin, read.content, None)
+    if read.judged is None or read.judged.settings is not origin.settings:
+        return None  # the queue was configured meanwhile
+    looked = read.judged.looked
+    if looked.reason is not None and not is_dry_run:
         full = lives.refuses_dead(origin)
         if full is not None:
             return _short(full[1])
-    return Way(origin, content, looked)
+    return Way(origin, read.content, looked)
 
 
-def _origin(lives: Lives, record: Message, body: bytes) -> Queue | None:
-    if record.source_queue_id is not None:
-        return lives.by_id.get(record.source_queue_id)
-    name = None if lives.envelopes is None else lives.envelopes.origin(body)
-    return None if name is None else lives.queues.get(name)
+def reading(lives: Lives, record: Message, body: bytes, target: Queue | None) -> Callable[[], Read]:
+    """Give what reads a record, to be called at once or in a thread.
 
-
-def _revived(lives: Lives, record: Message, body: bytes) -> bytes:
-    """Give the content as it is sent again; a record of an opaque queue has the original bytes."""
+    The thread may see a queue before or after a change; ``find`` compares the settings.
+    """
+    envelopes, at_ms, stand_in = lives.envelopes, lives.now.wall_ms, judging.token(lives)
     died_in = lives.by_id.get(record.source_queue_id or 0)
-    if lives.envelopes is None or (died_in is not None and not died_in.looks):
-        return body
-    return lives.envelopes.revive(body)
+    is_whole = died_in is not None and not died_in.looks  # its records have the original bytes
+
+    def read() -> Read:
+        if envelopes is None:
+            return Read(None, body, None)
+        name = None
+        if target is None and record.source_queue_id is None:
+            name = envelopes.origin(body)
+        content = body if is_whole else envelopes.revive(body)
+        goal = _origin(lives, record, name) if target is None else target
+        judged = None
+        if goal is not None and goal.judges:
+            judged = judging.judge(envelopes, goal.name, goal.settings, content, at_ms, stand_in)
+        return Read(name, content, judged)
+
+    return read
+
+
+def read_ahead(
+    lives: Lives,
+    page: Sequence[Message],
+    target: Queue | None,
+    reads: dict[int, Read],
+    go_on: Callable[[], None],
+) -> None:
+    """Read records in a thread; ``reads`` gets them, and no others any more, then it goes on."""
+    works = {row.seq: reading(lives, row, row.body, target) for row in page if row.body is not None}
+
+    def take(made: dict[int, Read]) -> None:
+        reads.clear()
+        reads.update(made)
+        go_on()
+
+    lives.batch.aside.append((lambda: {seq: work() for seq, work in works.items()}, take))
+
+
+def _origin(lives: Lives, record: Message, name: str | None) -> Queue | None:
+    """Find where a record goes without a target; who died in ``.retry`` would stay there."""
+    if record.source_queue_id is not None:
+        died_in = lives.by_id.get(record.source_queue_id)
+        name = None if died_in is None else died_in.name
+    if name is None:
+        return None
+    return lives.queues.get(home_of(name) or name)
 
 
 def _short(refusal: str) -> str:

@@ -4,6 +4,7 @@ A sweep looks at what was in the queue when it began; later arrivals are not inc
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from phpmq_lite.broker import redriving
@@ -13,6 +14,7 @@ from phpmq_lite.model import Message, PageRequest, State
 
 SLICE = 1_000  # rows a batch
 Answer = Callable[[Any], None]
+Deed = Callable[[Message, bytes | None], bool | None]  # None: have its content read ahead
 Noting = Callable[[int, bool], None]  # how many were done in a page; is it the last?
 
 
@@ -23,12 +25,12 @@ class Sweep:
         self,
         lives: Lives,
         queue: Queue,
-        act: Callable[[Message, bytes | None], bool],
+        act: Deed,
         answer: Answer,
         note: Noting,
         *,
         limit: int | None = None,
-        with_bodies: bool = False,
+        read_ahead: Callable[[list[Message], Callable[[], None]], None] | None = None,
     ) -> None:
         self._lives = lives
         self._queue = queue
@@ -36,26 +38,32 @@ class Sweep:
         self._answer = answer
         self._note = note
         self._left = limit
-        self._with_bodies = with_bodies
+        self._read_ahead = read_ahead  # None: no bodies are needed
         self._upto = lives.next_number - 1
         self.done = 0
         self._ask(after=0)
 
     def _ask(self, after: int) -> None:
         page = PageRequest(
-            self.take, self._queue.queue_id, after, self._upto, SLICE, bodies=self._with_bodies
-        )
+            self.take, self._queue.queue_id, after, self._upto, SLICE,
+            bodies=self._read_ahead is not None,
+        )  # fmt: skip
         self._lives.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or answer."""
         lives, before = self._lives, self.done
-        for row in page:
+        for at, row in enumerate(page):
             if self._left == 0:
                 break
             if row.seq in lives.dying or row.seq in lives.gone or row.seq > self._upto:
                 continue  # the last: restored meanwhile, to an old place
-            if self._act(lives.known.get(row.seq, row), row.body):
+            has_acted = self._act(lives.known.get(row.seq, row), row.body)
+            if has_acted is None and self._read_ahead is not None:  # then from here again
+                self._note(self.done - before, False)
+                self._read_ahead(page[at:], partial(self._ask, after=row.position - 1))
+                return
+            if has_acted:
                 lives.gone.add(row.seq)
                 self.done += 1
                 if self._left is not None:
@@ -105,16 +113,23 @@ def redrive(
     Those whose queue takes nothing now stay, and so do those that died in none of ``queues``.
     """
     target_id = None if target is None else target.queue_id
+    reads: dict[int, redriving.Read] = {}
 
-    def act(record: Message, body: bytes | None) -> bool:
+    def act(record: Message, body: bytes | None) -> bool | None:
         goal = None if target_id is None else lives.by_id.get(target_id)
         if target_id is not None and goal is None:  # it is gone by now
             return False
-        way = redriving.find(lives, record, body, goal, queues)
+        way = redriving.find(lives, record, body, goal, queues, reads=reads)
+        if way is None:
+            return None
         if isinstance(way, str):
             return False
         lives.redrive(record, way.content, way.queue, ttl_s, way.looked)
         way.queue.totals.count_source(source)
         return True
 
-    Sweep(lives, queue, act, answer, note, limit=limit, with_bodies=True)
+    def read_ahead(page: list[Message], go_on: Callable[[], None]) -> None:
+        goal = None if target_id is None else lives.by_id.get(target_id)
+        redriving.read_ahead(lives, page, goal, reads, go_on)
+
+    Sweep(lives, queue, act, answer, note, limit=limit, read_ahead=read_ahead)

@@ -1,6 +1,7 @@
 """What the broker is given to look at contents: index, verdict, records and the way back."""
 
 import json
+import re
 from typing import Final, cast
 
 import msgspec
@@ -10,6 +11,7 @@ from phpmq_lite.envelopes.schema import Schemas
 from phpmq_lite.model import Death, Looked, QueueSettings, Source
 
 _REASON_CHARACTERS: Final = 200
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
 _KNOWN: Final = frozenset(verdict.REASONS)
 _UNREAD: Final = "unsupported_schema_version"
 _NOTHING: Final = verdict.Index(None, None, None, None)
@@ -97,6 +99,7 @@ class Intake:
         if block is None or not block.message_id:
             return None
         cause = (block.detail or block.reason or "client")[:_REASON_CHARACTERS]
+        cause = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", cause)
         return Source(block.message_id.encode(), cause, block.error)
 
     def revive(self, content: bytes) -> bytes:

@@ -126,16 +126,20 @@ class Engine:
         Raises:
             OutcomeUnknownError: a commit failed; memory is worth nothing now, stop the process.
         """
-        while not (
-            self.is_stopping and not self.waiting and not self._asides and self._loaded is None
-        ):
-            await self._wait()
-            batch = self._decide()
-            self._loaded = await self._record(batch)
-            self._act(batch)
-            self._look_after(is_idle=False)
-            if self._patient:
-                await self._let_patient_go_on()
+        try:
+            while not (
+                self.is_stopping and not self.waiting and not self._asides and self._loaded is None
+            ):
+                await self._wait()
+                batch = self._decide()
+                self._loaded = await self._record(batch)
+                self._act(batch)
+                self._look_after(is_idle=False)
+                if self._patient:
+                    await self._let_patient_go_on()
+        except BaseException:
+            self._end_asides()
+            raise
 
     async def pause(self) -> None:
         """Leave the loop to others, and come back between two batches.
@@ -280,9 +284,13 @@ class Engine:
             if self.is_stopping:
                 return
 
+    def _end_asides(self) -> None:
+        """Begin no further piece of work: the process would wait for all of them at its end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     async def end(self) -> None:
         """Wait for upkeep under way; call after ``run`` has ended, before closing the writer."""
-        self._thread.shutdown(wait=False)
+        self._end_asides()
         if self._upkeep_task is not None:
             await self._upkeep_task
 

@@ -16,13 +16,7 @@ from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Judged, Message, Receipt
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import (
-    Acknowledge,
-    ClientFrame,
-    DeadLetter,
-    Publish,
-    Requeue,
-)
+from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, DeadLetter, Publish, Requeue
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.commands import apply
 from phpmq_lite.server.engine import Engine
@@ -335,6 +329,9 @@ class Session(asyncio.Protocol):
         if connection is None or not connection.is_open:
             self._drop_frames()
             return
+        if connection.dying:  # what follows on a dead letter waits until it is stored
+            self.is_parked = True
+            return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
         done = 0
@@ -354,7 +351,7 @@ class Session(asyncio.Protocol):
             if type(frame) is Publish:
                 self._frame_bytes -= len(frame.content)
         batch.commands += done
-        self._is_forced = False
+        self._is_forced = self._is_forced and self._is_queued
         self._note_progress()
 
     def _must_stop(
@@ -392,8 +389,10 @@ class Session(asyncio.Protocol):
         if self._end_reason is not None:  # nobody is there to wait
             core.refused["connection ended"] += 1
         elif self._is_forced:
+            piece = (frame.queue, frame.content, frame.ttl_s, self._judged)
+            if core.force_publish(connection, *piece) is Result.JUDGE:
+                return self._must_stop(core, connection, frame, Result.JUDGE)
             self._is_forced = False
-            core.force_publish(connection, frame.queue, frame.content, frame.ttl_s, self._judged)
         else:
             if connection.consumers and not self.is_parked:
                 self._loop.call_later(PARKED_RATE_S, self._force)
@@ -460,7 +459,7 @@ class Session(asyncio.Protocol):
 
     def _drop_frames(self) -> None:
         self._frames.clear()
-        self._frame_bytes = 0
+        self._frame_bytes, self._judged = 0, None
 
     def _close(self, core: Broker) -> None:
         if self._is_ended:

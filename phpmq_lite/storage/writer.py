@@ -8,6 +8,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
 _PAGE_BYTES: Final = 4 << 20  # bodies in one page
+_RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
 LONG_WAL_BYTES: Final = 16 << 20  # then it is copied into the database, between two batches
 # What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
 _ROW_BYTES: Final = 500
@@ -198,7 +200,7 @@ class Store:
         if batch.body_seqs:
             loaded.bodies = self._bodies(list(batch.body_seqs))
         if batch.record_seqs:
-            loaded.records = self._records(list(batch.record_seqs))
+            loaded.records = self._records(batch.record_seqs)
         if batch.due_at is not None:
             loaded.asked_due = True
             found = self.execute(self._sql["due"], (batch.due_at, DUE_AT_ONCE)).fetchall()
@@ -263,12 +265,19 @@ class Store:
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
         return {seq: whole.get(seq) for seq in seqs}
 
-    def _records(self, seqs: list[int]) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return id and content of the records about messages, by the seq of those."""
-        found = many("live", "records").run(self.execute, seqs)
-        bodies = self._bodies([seq for _, seq, _ in found])
+    def _records(self, queue_ids: dict[int, int]) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return id and content of the records about messages, by the seq of those.
+
+        Where they are too large together, the smaller ones: a program's own come before padding.
+        """
+        flat = [number for pair in queue_ids.items() for number in pair]
+        found = many("live", "records").run(self.execute, flat)
+        found.sort(key=lambda row: row[3])
+        sums = accumulate(row[3] for row in found)
+        some = [row for row, size in zip(found, sums, strict=True) if size <= _RECORD_BYTES]
+        bodies = self._bodies([seq for _, seq, _, _ in some])
         about: dict[int, list[tuple[bytes, bytes]]] = {}
-        for source_seq, seq, token in sorted(found):
+        for source_seq, seq, token, _ in sorted(some):
             body = bodies[seq]
             if body is not None:
                 about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))

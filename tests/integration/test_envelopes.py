@@ -1,5 +1,6 @@
 """Envelopes through the whole broker: TCP, HTTP and the command line; large ones; kill -9."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -160,3 +161,56 @@ def test_record_of_a_worker_stays_the_only_one_over_kill_9(tmp_path: Path) -> No
             with client.consume("orders.dlq") as records:
                 assert next(iter(records)).body == record
                 assert next(iter(records)).body == b"last"
+
+
+def live(site: Site, queue: str) -> int:
+    engine = site.broker.service.front.engine
+    assert engine is not None
+    queues = engine.core.lives.queues
+    return queues[queue].row.live_count if queue in queues else 0
+
+
+async def test_receipt_waits_for_the_record_of_a_large_dead_letter_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    make = Intake.record
+
+    def wait(self: Any, *given: Any) -> bytes:
+        release.wait(10)
+        return make(self, *given)
+
+    monkeypatch.setattr(Intake, "record", wait)
+    async with running_site(tmp_path / "data") as site, site.client() as client:
+        await client.publish_confirmed("orders", LARGE)
+        async with client.consume("orders") as deliveries:
+            (await anext(deliveries)).dead_letter()
+            barrier = asyncio.create_task(client.publish_confirmed("other", b"barrier"))
+            await asyncio.sleep(0.3)
+            assert not barrier.done()
+            release.set()
+            await asyncio.wait_for(barrier, 5)
+        assert live(site, "orders.dlq") == 1
+
+
+async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_thread(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    look = Intake.look
+
+    def note(self: Any, content: bytes, settings: Any) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return look(self, content, settings)
+
+    await site.api("PUT", "/queues/orders", {"max_messages": 1})
+    async with site.client() as client, client.consume("other") as _:
+        await client.publish_confirmed("orders", body())
+        monkeypatch.setattr(Intake, "look", note)
+        await client.publish("orders", LARGE)
+        for _ in range(250):
+            if live(site, "orders") == 2:
+                break
+            await asyncio.sleep(0.02)
+        assert live(site, "orders") == 2
+    assert threads == ["aside"]

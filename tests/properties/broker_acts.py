@@ -198,7 +198,9 @@ class Acts:
                     return "dispatched", True
                 if m.is_damaged:  # perhaps only since its row was loaded
                     return "damaged", False
-                return self._reason_of_goal(m, options.target or m.source[1], can_make=False)
+                return self._reason_of_goal(
+                    m, options.target or m.source[1].removesuffix(".retry"), can_make=False
+                )
         return None, True
 
     def _reason_of_goal(self, m: Copy, goal: str, *, can_make: bool) -> tuple[str | None, bool]:
@@ -281,7 +283,7 @@ class Acts:
         again = model._learn(int(outcome.made[m.seq][:16], 16))
         model.events["redrive"] += 2
         assert (again.body, again.source) == (m.body, None)
-        assert again.queue == (options.target or m.source[1])
+        assert again.queue == (options.target or m.source[1].removesuffix(".retry"))
         assert again.deadline_ms == model._deadline(again.queue, options.ttl_s)
         model._settle(m, State.DELETED, "redriven")
 

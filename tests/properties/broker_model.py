@@ -221,7 +221,10 @@ class Model:
         assert again.body == m.body
         assert again.source is None
         asked = [(s.question.options["target"], s.question.options["ttl_s"]) for s in sweeps]
-        ends = [(target or (m.source and m.source[1]), ttl_s) for target, ttl_s in asked]
+        ends = [
+            (target or (m.source and m.source[1].removesuffix(".retry")), ttl_s)
+            for target, ttl_s in asked
+        ]
         assert again.queue in [queue for queue, _ in ends]
         expected = {self._deadline(again.queue, ttl_s) for _, ttl_s in ends}
         assert again.deadline_ms in expected
@@ -385,7 +388,7 @@ class Model:
             return
         [(seq,)] = self.rows("SELECT seq FROM message WHERE source_seq = ?", m.seq)
         record = self._learn(seq)
-        assert (record.queue, record.body) == (m.queue + ".dlq", m.body)
+        assert (record.queue, record.body) == (m.queue.removesuffix(".retry") + ".dlq", m.body)
         assert (record.deadline_ms, record.publisher) == (None, m.publisher)
         assert record.source == (m.seq, m.queue, m.dying)
         self.events["dead_letter"] += 1
@@ -438,7 +441,7 @@ class Model:
         if m.queue != question.arguments[0] or question.verb == "purge":
             return bool(m.queue == question.arguments[0])
         options = question.options
-        origin = options["target"] or (m.source and m.source[1])
+        origin = options["target"] or (m.source and m.source[1].removesuffix(".retry"))
         if origin in self.ever_removed | self.ever_changed:
             return False  # perhaps it took nothing then
         if origin is not None:

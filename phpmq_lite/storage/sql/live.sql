@@ -173,11 +173,16 @@ SELECT seq, crc FROM message WHERE seq IN ({rows:?});
 SELECT seq, crc FROM history WHERE seq IN ({rows:?});
 
 -- name: records
--- Records about messages, alive: what a client wrote before the message itself was dead.
--- rows: source_seq
--- columns: source_seq, seq, token
+-- Records about messages, alive: what a client wrote before the message itself was dead, in the
+-- queue where its record belongs; the newest few, because anybody can write any number.
+-- rows: source_seq, queue_id
+-- columns: source_seq, seq, token, size
 -- index: message_source
-SELECT source_seq, seq, token FROM message WHERE source_seq IN ({rows:?});
+SELECT record.source_seq, record.seq, record.token, record.size
+FROM (VALUES {rows:(?,?)}) AS given CROSS JOIN message AS record ON record.seq IN (
+  SELECT newest.seq FROM message AS newest
+  WHERE newest.source_seq = given.column1 AND newest.queue_id = given.column2
+  ORDER BY newest.seq DESC LIMIT 8);
 
 -- name: release_held
 -- At start: what connections held is ready again, in its old place.
