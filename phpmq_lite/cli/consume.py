@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 import click
 
@@ -19,6 +19,8 @@ from phpmq_lite.cli.options import talk
 from phpmq_lite.client.blocking import BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.logs import escape
+
+T = TypeVar("T")
 
 _CREDIT: Final = 100
 _LOOKED_AT: Final = 10  # messages shown by --no-ack without -n
@@ -102,9 +104,7 @@ def _first(
     """Yield at most ``number`` messages, without waiting for one more."""
     taken = 0
     while not interruption.is_asked and (number is None or taken < number):
-        delivery: Delivery | None = None
-        with interruption.allowed():
-            delivery = next(deliveries, None)
+        delivery = interruption.wait(partial(next, deliveries, None))
         if delivery is None:
             return
         taken += 1
@@ -135,15 +135,16 @@ class Interruption:
         if self._is_allowed or is_second:
             raise KeyboardInterrupt
 
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Let a signal break what is waited for; nothing is raised, ``is_asked`` tells."""
-        with suppress(KeyboardInterrupt):
+    def wait(self, wait: Callable[[], T]) -> T | None:
+        """Call what waits; a signal breaks it, and then, or after one, the answer is None."""
+        try:
             self._is_allowed = True
-            try:
-                yield
-            finally:
-                self._is_allowed = False
+            # asked only now: a signal before this line raised nothing, and none would follow
+            return None if self.is_asked else wait()
+        except KeyboardInterrupt:
+            return None
+        finally:
+            self._is_allowed = False
 
 
 class Turn:

@@ -214,8 +214,7 @@ class _Turns:
             self._rest(interval_s)
 
     def _rest(self, seconds: float) -> None:
-        with self._interruption.allowed():
-            time.sleep(seconds)
+        self._interruption.wait(partial(time.sleep, seconds))
 
 
 def _report(row: Waiting, why: str) -> None:

@@ -24,12 +24,25 @@ def test_content_cannot_command_the_terminal(body: bytes, expected: bytes) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_breaks_the_waiting(number: signal.Signals) -> None:
-    is_reached = False
-    with Interruption() as interruption, interruption.allowed():
+    reached = []
+
+    def waiting() -> str:
         signal.raise_signal(number)
-        is_reached = True
+        reached.append("the end of the wait")
+        return "an answer"
+
+    with Interruption() as interruption:
+        assert interruption.wait(waiting) is None
     assert interruption.is_asked
-    assert not is_reached
+    assert reached == []
+
+
+def test_signal_just_before_the_waiting_is_not_lost() -> None:
+    reached = []
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.wait(lambda: reached.append("the wait")) is None
+    assert reached == []
 
 
 def test_signal_within_a_message_waits_for_its_end() -> None:
