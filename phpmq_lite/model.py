@@ -214,13 +214,15 @@ class RowsRequest:
     settled: bool = False  # of the history; ``state`` is the outcome then
 
 
+# URN, trace id, meta.id, attempts: what a message is found by.  A bare tuple, because the one of a
+# named class costs 0.2 µs more a message.
+Indexed = tuple[str | None, str | None, str | None, int | None]
+
+
 class Looked(NamedTuple):
     """What a content says about itself, and what is wrong with it."""
 
-    urn: str | None
-    trace_id: str | None
-    meta_id: str | None
-    attempts: int | None
+    indexed: Indexed
     reason: str | None = None  # of the verdict: it must not reach a consumer
     detail: str = ""  # the same for people
     record: tuple[bytes, bytes] | None = None  # made ahead; the id that stands in it for the real
@@ -254,8 +256,11 @@ class Death(NamedTuple):
 class Envelopes(Protocol):
     """What the core asks about contents; pure functions, given to it at the start."""
 
-    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
-        """Read what is indexed, and judge where the queue asks for it; None: nothing to index."""
+    def index(self, content: bytes) -> Indexed | None:
+        """Read what is indexed, and no more; None: there is nothing."""
+
+    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+        """Give the verdict, with what is indexed."""
 
     def unread(self, content: bytes) -> str | None:
         """Give the reason for which nobody here may change an envelope, not even by a block."""

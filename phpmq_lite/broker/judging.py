@@ -13,7 +13,7 @@ from phpmq_lite.broker.queues import ASIDE_BYTES as ASIDE_BYTES
 from phpmq_lite.broker.records import Written, cause_of, own_record
 from phpmq_lite.model import Death, Envelopes, Judged, Looked, QueueSettings
 
-_NOTHING: Final = Looked(None, None, None, None)
+_NOTHING: Final = Looked((None, None, None, None))
 
 
 def verdict(lives: Lives, queue: Queue, body: bytes, judged: Judged | None = None) -> Looked | None:
@@ -25,7 +25,7 @@ def verdict(lives: Lives, queue: Queue, body: bytes, judged: Judged | None = Non
         return judged.looked
     if not lives.takes_at_once(len(body)):
         return None
-    looked = lives.look(queue, body) or _NOTHING
+    looked = _NOTHING if lives.envelopes is None else lives.envelopes.judge(body, queue.settings)
     if looked.reason is not None:
         lives.batch.looked_bytes += len(body)  # once more, for its record
     return looked
@@ -51,11 +51,13 @@ def judge(
     stand_in: bytes,
 ) -> Judged:
     """Judge a content by the settings of a queue, and make its record where it is bad."""
-    looked = None if envelopes is None else envelopes.look(body, settings)
-    if envelopes is not None and looked is not None and looked.reason is not None:
+    if envelopes is None:
+        return Judged(settings, _NOTHING)
+    looked = envelopes.judge(body, settings)
+    if looked.reason is not None:
         death = Death(name, stand_in, looked.reason, looked.detail, at_ms)
         looked = looked._replace(record=(stand_in, envelopes.record(body, settings, death)))
-    return Judged(settings, looked or _NOTHING)
+    return Judged(settings, looked)
 
 
 def bury_aside(lives: Lives, seq: int, body: bytes, written: Written) -> bool:

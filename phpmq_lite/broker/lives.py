@@ -111,18 +111,24 @@ class Lives(Queues):
 
     # -- born
 
-    def look(self, queue: Queue, body: bytes) -> Looked | None:
-        """Look at a content as the queue's policy says; None: there is nothing to index."""
-        if self.envelopes is not None and (
-            queue.judges or (body[:1] == b"{" and len(body) <= LOOKED_BYTES)
-        ):
-            return self.envelopes.look(body, queue.settings)
-        return None
-
-    def _look(self, message: Message, queue: Queue, body: bytes) -> Looked | None:
-        if queue.is_dead_letter_queue and self.envelopes is not None:
-            records.note_source(self.envelopes, message, body, self.queues, self.known)
-        return self.look(queue, body)
+    def _look(
+        self, message: Message, queue: Queue, body: bytes, looked: Looked | None
+    ) -> Looked | None:
+        """Note what a new message is found by; give the verdict, where there is one."""
+        envelopes = self.envelopes
+        indexed = None if looked is None else looked.indexed
+        if looked is None and envelopes is not None:
+            if queue.is_dead_letter_queue:
+                records.note_source(envelopes, message, body, self.queues, self.known)
+            if queue.judges:
+                looked = envelopes.judge(body, queue.settings)
+                indexed = looked.indexed
+            elif body.startswith(b"{") and len(body) <= LOOKED_BYTES:
+                indexed = envelopes.index(body)
+        if indexed is not None:
+            message.urn, message.trace_id, message.meta_id, message.attempts = indexed
+            self.batch.has_envelopes = True
+        return looked
 
     def publish(
         self,
@@ -155,9 +161,8 @@ class Lives(Queues):
             publisher, None,
         )  # fmt: skip
         batch = self.batch
-        if queue.looks and (looked is not None or (looked := self._look(message, queue, body))):
-            message.urn, message.trace_id, message.meta_id, message.attempts = looked[:4]
-            batch.has_envelopes = True
+        if queue.looks:
+            looked = self._look(message, queue, body, looked)
         batch.born.append(message)
         batch.bodies += (seq, body)
         batch.born_bytes += size
@@ -470,8 +475,8 @@ class Lives(Queues):
         target = self.queue(self.dead_letter_name(queue))
         if target is None:
             return
-        index = Looked(message.urn, message.trace_id, message.meta_id, message.attempts)
-        record = self.publish(target, content, 0, message.publisher, index)
+        looked = Looked((message.urn, message.trace_id, message.meta_id, message.attempts))
+        record = self.publish(target, content, 0, message.publisher, looked)
         record.source_seq = message.seq
         record.source_queue_id = queue.queue_id
         record.source_reason = reason

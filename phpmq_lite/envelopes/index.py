@@ -1,22 +1,20 @@
-"""What of an envelope is found by: URN, trace id, ``meta.id``, attempts.  Pure and total.
-
-On the way of every publish to an observed queue, so one typed decode does it where nothing is odd.
-"""
+"""What of an envelope is found by: URN, trace id, ``meta.id``, attempts.  Pure and total."""
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from phpmq_lite.envelopes import quick
+from phpmq_lite.envelopes.quick import INDEX_CHARACTERS, INT64_MAX
+
 INDEX_BYTES: Final = 1 << 20  # longer content is not indexed
-INDEX_CHARACTERS: Final = 512  # of an indexed text; the rest is cut
 BLANK: Final = " \t\n\v\f\r"  # what is blank and trimmed, and nothing else
 INT64_MIN: Final = -(1 << 63)
-INT64_MAX: Final = (1 << 63) - 1
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 
 
-class Index(msgspec.Struct, frozen=True, gc=False):
+class Index(NamedTuple):
     """What is found by, each None where it is missing, blank or of another type."""
 
     urn: str | None
@@ -25,26 +23,12 @@ class Index(msgspec.Struct, frozen=True, gc=False):
     attempts: int | None  # clamped to 64 bits
 
 
-class _MetaHead(msgspec.Struct, gc=False):
-    id: str | None = None
-
-
-class _Head(msgspec.Struct, gc=False):
-    """What is indexed, all of the right type: the usual case in one pass of C."""
-
-    job: str | None = None
-    urn: str | None = None
-    trace_id: str | None = None
-    meta: _MetaHead | None = None
-    attempts: int | float | None = None  # with int alone, 1.0 would be read as 1
-
-
 class _RawMetaHead(msgspec.Struct):
     id: msgspec.Raw = msgspec.Raw()
 
 
 class _RawHead(msgspec.Struct):
-    """The same, of whatever types."""
+    """What is indexed, of whatever types."""
 
     job: msgspec.Raw = msgspec.Raw()
     urn: msgspec.Raw = msgspec.Raw()
@@ -53,7 +37,6 @@ class _RawHead(msgspec.Struct):
     attempts: msgspec.Raw = msgspec.Raw()
 
 
-_HEAD: Final = msgspec.json.Decoder(_Head)
 _RAW_HEAD: Final = msgspec.json.Decoder(_RawHead)
 _RAW_META: Final = msgspec.json.Decoder(_RawMetaHead)
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -68,23 +51,8 @@ def index_of(content: bytes) -> Index | None:
     """Read what is indexed, without a full verdict; None where it is no JSON object."""
     if len(content) > INDEX_BYTES:
         return None
-    try:
-        head = _HEAD.decode(content)
-    except (ValueError, RecursionError):
-        return _index_of_odd(content)
-    urn = head.job
-    if urn is None or len(urn) > INDEX_CHARACTERS or not urn.strip(BLANK):
-        urn = kept(urn) or kept(head.urn)
-    trace_id = head.trace_id
-    if trace_id is not None and (len(trace_id) > INDEX_CHARACTERS or not trace_id.strip(BLANK)):
-        trace_id = kept(trace_id)
-    attempts = head.attempts
-    if type(attempts) is not int:
-        attempts = None
-    elif attempts < 0 or attempts > INT64_MAX:
-        attempts = clamped(attempts)
-    meta = head.meta
-    return Index(urn, trace_id, None if meta is None else kept(meta.id), attempts)
+    found = quick.indexed(content)
+    return _index_of_odd(content) if found is None else Index(*found)
 
 
 def kept(text: str | None) -> str | None:

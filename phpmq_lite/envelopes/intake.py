@@ -6,9 +6,9 @@ from typing import Final, cast
 
 import msgspec
 
-from phpmq_lite.envelopes import record, verdict
+from phpmq_lite.envelopes import quick, record, verdict
 from phpmq_lite.envelopes.schema import Schemas
-from phpmq_lite.model import Death, Looked, QueueSettings, Source
+from phpmq_lite.model import Death, Indexed, Looked, QueueSettings, Source
 
 _REASON_CHARACTERS: Final = 200
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
@@ -44,26 +44,27 @@ class Intake:
     def __init__(self, schemas: Schemas | None = None) -> None:
         self._schemas = schemas
 
-    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
-        """Read what is indexed; on an ``envelope`` queue with the verdict, and never None."""
-        if settings.payload_policy == "envelope":
-            return self._judge(content, settings)
-        index = verdict.index_of(content)
-        if index is None:
-            return None
-        return Looked(index.urn, index.trace_id, index.meta_id, index.attempts)
+    def index(self, content: bytes) -> Indexed | None:
+        """Read what is indexed; None where it is no JSON object, or too long."""
+        return quick.indexed(content) or verdict.index_of(content)
 
-    def _judge(self, content: bytes, settings: QueueSettings) -> Looked:
+    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+        """Give the verdict of layers A and B, and of the schema where the queue asks for it."""
         mode = cast(verdict.EmptyListData, settings.empty_list_data)
-        found = verdict.judge(content, mode)
-        index = found.index or _NOTHING
-        problem = found.problem
-        if problem is None and settings.schema_mode != "off":
+        is_checked = settings.schema_mode != "off"
+        right = quick.indexed_where_right(content)
+        if right is not None:
+            if not is_checked:
+                return Looked(right)
+            found = verdict.Verdict(None, verdict.Index(*right))
+        else:
+            found = verdict.judge(content, mode)
+        index, problem = found.index or _NOTHING, found.problem
+        if problem is None and is_checked:
             problem = self._mismatch(content, index.urn, is_empty=found.is_tolerated)
             if settings.schema_mode != "quarantine":
                 problem = None  # it is counted
-        shown = (index.urn, index.trace_id, index.meta_id, index.attempts)
-        return Looked(*shown) if problem is None else Looked(*shown, problem.reason, problem.detail)
+        return Looked(index) if problem is None else Looked(index, problem.reason, problem.detail)
 
     def _mismatch(
         self, content: bytes, urn: str | None, *, is_empty: bool

@@ -301,9 +301,12 @@ def test_consume_without_end_stops_well_when_interrupted(
     command = [sys.executable, "-m", "phpmq_lite", "consume", queue, "--connect", broker.phpmq[0]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"x\n"
-        os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        try:
+            assert process.stdout.readline() == b"x\n"
+            os.kill(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()  # it would wait for ever, and the next tests with it
     assert process.returncode == 0
     assert err == f"1 message taken from {queue}\n".encode()
     assert counts(run, queue) == (0, 0, 0)

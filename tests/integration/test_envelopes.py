@@ -53,14 +53,14 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
     threads = []
     intake = site.broker.service.front.engine.core.lives.envelopes  # type: ignore[union-attr]
     assert isinstance(intake, Intake)
-    look = Intake.look
+    judge = Intake.judge
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
         if len(content) > judging.ASIDE_BYTES:
             threads.append(threading.current_thread().name)
-        return look(self, content, settings)
+        return judge(self, content, settings)
 
-    monkeypatch.setattr(Intake, "look", note)
+    monkeypatch.setattr(Intake, "judge", note)
     contents = [body(attempts="1"), LARGE, body(attempts="2"), LARGE_BAD, LARGE, body(attempts="3")]
     async with site.client() as client:
         await client.publish_many("orders", contents)
@@ -197,16 +197,16 @@ async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_t
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    look = Intake.look
+    judge = Intake.judge
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
         threads.append(threading.current_thread().name.partition("_")[0])
-        return look(self, content, settings)
+        return judge(self, content, settings)
 
     await site.api("PUT", "/queues/orders", {"max_messages": 1})
     async with site.client() as client, client.consume("other") as _:
         await client.publish_confirmed("orders", body())
-        monkeypatch.setattr(Intake, "look", note)
+        monkeypatch.setattr(Intake, "judge", note)
         await client.publish("orders", LARGE)
         for _ in range(250):
             if live(site, "orders") == 2:

@@ -27,10 +27,9 @@ class Counting(Intake):
         super().__init__()
         self.bytes = 0
 
-    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
-        if settings.payload_policy == "envelope":
-            self.bytes += len(content)
-        return super().look(content, settings)
+    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+        self.bytes += len(content)
+        return super().judge(content, settings)
 
     def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
         self.bytes += len(content)

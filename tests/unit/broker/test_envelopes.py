@@ -14,6 +14,7 @@ from phpmq_lite.broker.operations import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     Death,
+    Indexed,
     Limits,
     Loaded,
     Looked,
@@ -34,15 +35,19 @@ class FakeEnvelopes:
     def __init__(self) -> None:
         self.looks = 0
 
-    def look(self, content: bytes, settings: QueueSettings) -> Looked | None:
+    def index(self, content: bytes) -> Indexed | None:
         self.looks += 1
         try:
-            read = json.loads(content)
+            return json.loads(content).get("urn"), "t", "i", 3
         except ValueError:
-            read = {"bad": "poison"}
-        is_judged = settings.payload_policy == "envelope"
-        reason = read.get("bad") if is_judged else None
-        return Looked(read.get("urn"), "t", "i", 3, reason, "because" if reason else "")
+            return None
+
+    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+        indexed = self.index(content) or (None, "t", "i", 3)
+        reason = "poison"
+        if content.startswith(b"{"):
+            reason = json.loads(content).get("bad")
+        return Looked(indexed, reason, "because" if reason else "")
 
     def unread(self, content: bytes) -> str | None:
         reason: str | None = json.loads(content).get("unread")
