@@ -19,8 +19,9 @@ _SHORT: Final = 384  # bytes: too few for 257 levels, and for a right one with 3
 _AFTER_BLANKS: Final = "!"  # a text behind it begins with a character that is not blank
 
 _Text = Annotated[str, msgspec.Meta(max_length=INDEX_CHARACTERS)]
-# With int alone 1.0 would be read as 1.
-_Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] | float
+# With int alone 1.0 would be read as 1, also where the member is repeated and that one is not kept.
+_NoFloat = Annotated[float, msgspec.Meta(gt=1.0, lt=1.0)]
+_Integer = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] | _NoFloat
 
 
 class _MetaHead(msgspec.Struct, gc=False):
@@ -33,15 +34,15 @@ class _Head(msgspec.Struct, gc=False):
     job: _Text = ""
     trace_id: _Text = ""
     meta: _MetaHead | None = None
-    attempts: _Number | None = None
+    attempts: _Integer | None = None
 
 
 class _Meta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    schema_version: _Number
+    schema_version: Annotated[int, msgspec.Meta(ge=1, le=1)] | _NoFloat
     id: _Text = ""
     queue: str | None = None
     lang: str | None = None
-    created_at: _Number = 0
+    created_at: _Integer = 0
 
 
 class _Whole(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -51,7 +52,7 @@ class _Whole(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     trace_id: _Text
     data: dict[str, Any]
     meta: _Meta
-    attempts: _Number
+    attempts: _Integer
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
@@ -88,9 +89,6 @@ def indexed_where_right(content: bytes) -> Indexed | None:
         and trace_id > _AFTER_BLANKS
         and meta.id > _AFTER_BLANKS
         and type(attempts) is int
-        and meta.schema_version == 1
-        and type(meta.schema_version) is int
-        and type(meta.created_at) is int
         and _is_plain(content)
     ):
         return urn, trace_id, meta.id, attempts

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.envelopes import quick, verdict
 from phpmq_lite.envelopes.index import _index_of_odd
-from tests.envelope_cases import CASES, MEMBERS, META, Case, body, nested, with_meta
+from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, nested, with_meta
 
 PIECES = (  # JSON and not quite
     None, "null", "true", "0", "1", "-1", "1.0", "1e0", "1E400", "-0", "01", "1.", "9" * 19,
@@ -63,6 +63,8 @@ def agree(content: bytes) -> None:
 @given(content=bodies())
 @example(content=nested(256))
 @example(content=nested(257))
+@example(content=ending(',"meta":{"schema_version":1.0},"meta":' + MEMBERS["meta"]))
+@example(content=ending(',"attempts":1.0,"attempts":0'))
 @example(content=body(data='{"a":' + "9" * 309 + "}"))
 def test_quick_ways_agree_with_the_long_ones(content: bytes) -> None:
     agree(content)
