@@ -1,6 +1,6 @@
 """Bodies with verdict, reason and record: one table for the core, the broker, the worker and PHP.
 
-Each case says what has to come out; nothing here asks the package under test.
+Each case says what has to come out; no case asks the package under test.
 """
 
 import base64
@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from phpmq_lite.envelopes.members import edited, members
 
 Shape = Literal["splice", "replace", "wrap", "base64", "keep"]  # of the dead-letter record
 
@@ -55,6 +57,11 @@ def nested(levels: int) -> bytes:
 def ending(text: str) -> bytes:
     """Give the good envelope with text before its last brace: repeated members, for example."""
     return body()[:-1] + text.encode() + b"}"
+
+
+def edit(content: bytes, **changes: bytes | None) -> bytes:
+    """Give a body with members replaced, added or (None) taken out; all else stays as it is."""
+    return edited(content, members(content), changes)
 
 
 @dataclass(slots=True, frozen=True)

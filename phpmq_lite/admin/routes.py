@@ -9,10 +9,12 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin import api, health, pages
+from phpmq_lite.admin import health
+from phpmq_lite.admin.api.routes import ROUTES as API
+from phpmq_lite.admin.pages.routes import ROUTES as PAGES
 from phpmq_lite.admin.route import Handler, Route
 
-ROUTES: Final[tuple[Route, ...]] = (*health.ROUTES, *pages.ROUTES, *api.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (*health.ROUTES, *PAGES, *API)
 
 
 def paths() -> dict[str, str]:

@@ -31,4 +31,4 @@ def records_of(queues: Iterable[QueueStatus], name: str) -> str:
     if is_shelf(queues, name):
         return name
     found = next((queue for queue in queues if queue.name == name), None)
-    return (found.settings.dead_letter_queue if found is not None else "") or name + SUFFIX
+    return found.dead_letter_queue if found is not None else name + SUFFIX

@@ -97,24 +97,6 @@ def _in_bytes(text: str, found: list[Member]) -> list[Member]:
     ]
 
 
-def with_member(content: bytes, name: str, value: bytes) -> bytes:
-    """Replace the value of a member, or add it before the last brace; all else stays as it is.
-
-    Raises:
-        ValueError: as ``members``.
-    """
-    return edited(content, members(content), {name: value})
-
-
-def without_member(content: bytes, name: str) -> bytes:
-    """Take a member out, with its comma, each time it is there; all else stays as it is.
-
-    Raises:
-        ValueError: as ``members``.
-    """
-    return edited(content, members(content), {name: None})
-
-
 def edited(content: bytes, found: list[Member], changes: Mapping[str, bytes | None]) -> bytes:
     """Give members new values, add them before the last brace or, for None, take them out.
 

@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX, Connection, Queue, Totals
+from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.queue import Connection, Queue, Totals
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings
@@ -51,6 +52,7 @@ class QueueStatus:
     hold: Sequence[int] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)  # of totals["dead"], by reason
     is_dead_letter_queue: bool = False  # by its name, or because another queue names it
+    dead_letter_queue: str = ""  # where its records go
 
 
 @dataclass(slots=True, frozen=True)
@@ -233,21 +235,23 @@ class Front:
         engine = self.engine
         if engine is None:
             return
-        queues = list(engine.core.lives.queues.values())
-        known = engine.core.lives.queues
+        lives = engine.core.lives
+        queues = list(lives.queues.values())
         at_s = asyncio.get_running_loop().time()
         for at in range(0, len(queues), size):
             some = queues[at : at + size]
-            yield [self._queue(queue, _records(queue, known), at_s) for queue in some]
+            yield [self._queue(queue, lives, at_s) for queue in some]
         if len(self._quiet) > 2 * len(queues):
             self._quiet.clear()  # many are gone
 
-    def _queue(self, queue: Queue, dead: int, at_s: float) -> QueueStatus:
+    def _queue(self, queue: Queue, lives: Lives, at_s: float) -> QueueStatus:
         """Give the figures of a queue: those of the last time, where it has been quiet since."""
+        goal = lives.dead_letter_name(queue)
+        dead = 0 if queue.is_dead_letter_queue else _records(lives, goal)
         rates = self.rates.of(queue, at_s)
         turns, row = queue.totals.turns, queue.row
         if queue.consumers or rates is not NO_RATES:
-            return _queue(queue, dead, rates)
+            return _queue(queue, goal, dead, rates)
         last = self._quiet.get(queue.queue_id)
         if last is not None:
             before, status = last
@@ -255,26 +259,24 @@ class Front:
                 before == turns
                 and status.settings is queue.settings
                 and status.dead == dead
+                and status.dead_letter_queue == goal
                 and status.is_dead_letter_queue is queue.is_dead_letter_queue
                 and status.bytes == row.live_bytes
                 and status.ready + status.dispatched == row.live_count
                 and status.dispatched == queue.held
             ):
                 return status
-        status = _queue(queue, dead, rates)
+        status = _queue(queue, goal, dead, rates)
         self._quiet[queue.queue_id] = (turns, status)
         return status
 
 
-def _records(queue: Queue, known: dict[str, Queue]) -> int:
-    """Give how many records are in the dead-letter queue of a queue; none in its own."""
-    if queue.is_dead_letter_queue:
-        return 0
-    records = known.get(queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX)
+def _records(lives: Lives, name: str) -> int:
+    records = lives.queues.get(name)
     return 0 if records is None else records.row.live_count
 
 
-def _queue(queue: Queue, dead: int, rates: tuple[float, float, float]) -> QueueStatus:
+def _queue(queue: Queue, goal: str, dead: int, rates: tuple[float, float, float]) -> QueueStatus:
     published, dispatched, acked = rates
     credit = sum(max(0, c.credit - len(c.held)) for c in queue.consumers.values())
     return QueueStatus(
@@ -297,6 +299,7 @@ def _queue(queue: Queue, dead: int, rates: tuple[float, float, float]) -> QueueS
         hold=queue.hold or (),
         deaths=queue.deaths,
         is_dead_letter_queue=queue.is_dead_letter_queue,
+        dead_letter_queue=goal,
     )
 
 

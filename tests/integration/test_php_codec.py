@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.envelopes import verdict
-from phpmq_lite.envelopes.members import with_member
-from tests.envelope_cases import CASES, Case, body, record_of, with_meta
+from tests.envelope_cases import CASES, Case, body, edit, record_of, with_meta
 from tests.integration.php_peer import PhpError, PhpPeer, needs_php
 
 pytestmark = [pytest.mark.acceptance, needs_php]
@@ -84,7 +83,7 @@ def test_retry_changes_attempts_and_no_other_byte(php: PhpPeer, urn: dict[str, A
     came = b" " + body(data=DELICATE.decode(), unknown='{"a":{}}', **urn) + b"\n"
     handed_back = php.recoded(came, 1)
     assert b'"e":[]' in handed_back
-    assert php.bytes_of("carry", came, handed_back) == with_member(came, "attempts", b"1")
+    assert php.bytes_of("carry", came, handed_back) == edit(came, attempts=b"1")
 
 
 def test_retry_of_what_a_worker_changed_is_what_it_changed(php: PhpPeer) -> None:
@@ -109,7 +108,7 @@ def test_record_has_the_block_of_the_payload_and_the_bytes_that_came(php: PhpPee
         "original_queue": "elsewhere", "attempts": 3, "lang": "php",
     }  # fmt: skip
     record = php.bytes_of("record", came, php.recoded(came, 3, block), "orders", "ab")
-    assert record.startswith(with_member(came, "attempts", b"3")[:-1] + b',"dead_letter":{')
+    assert record.startswith(edit(came, attempts=b"3")[:-1] + b',"dead_letter":{')
     assert block_of(record) == block | {"original_queue": "orders", "message_id": "ab"}
 
 

@@ -15,12 +15,11 @@ import pytest
 from phpmq_lite.envelopes import app as apps
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.limits import Limits
-from phpmq_lite.envelopes.members import with_member
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.envelopes.worker import run
 from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Admin, Peer
-from tests.envelope_cases import body, with_meta
+from tests.envelope_cases import body, edit, with_meta
 from tests.integration.authority import Authority
 from tests.integration.php_peer import EXAMPLES, STRICT, PhpError, PhpPeer, needs_php
 
@@ -182,7 +181,7 @@ def test_mebibyte_goes_through_and_comes_back_the_same(
     assert message.body == content
     php.call("release", message.handle, php.recoded(content, 1), 0)
     again = php.take(queue)
-    assert again.body == with_member(content, "attempts", b"1")
+    assert again.body == edit(content, attempts=b"1")
     php.call("ack", again.handle)
     assert php.call("memory") < 64 << 20
 
@@ -225,7 +224,7 @@ def test_failed_message_waits_in_retry_and_comes_back_with_its_attempts(
     assert php.reserve(queue, 0) is None
     assert (ready(broker, queue), ready(broker, f"{queue}.retry")) == (0, 1)
     again = php.take(queue)
-    assert again.body == with_member(content, "attempts", b"1")
+    assert again.body == edit(content, attempts=b"1")
     assert (again.envelope["attempts"], again.ttl_s) == (1, 0)
     php.call("ack", again.handle)
     assert ready(broker, f"{queue}.retry") == 0
@@ -239,7 +238,7 @@ def test_worker_tries_three_times_then_leaves_a_record(broker: BrokerProcess, qu
         ("job.retry", 1), ("job.retry", 2), ("job.dead_letter", 3),
     ]  # fmt: skip
     (record,) = drained(broker, f"{queue}.dlq")
-    head = with_member(content, "attempts", b"3")[:-1] + b',"dead_letter":'
+    head = edit(content, attempts=b"3")[:-1] + b',"dead_letter":'
     assert record.startswith(head)
     block = json.loads(record)["dead_letter"]
     assert block.pop("failed_at") > 1_700_000_000_000

@@ -7,7 +7,10 @@ from phpmq_lite.model import QueueSettings
 from tests.unit.admin.cases import queue_status
 
 QUEUES = (
-    queue_status("orders", 1, settings=QueueSettings(dead_letter_queue="failed")),
+    queue_status(
+        "orders", 1, settings=QueueSettings(dead_letter_queue="failed"), dead_letter_queue="failed"
+    ),
+    queue_status("orders.retry", 4, dead_letter_queue="failed"),
     queue_status("mail", 2),
     queue_status("failed", 3),
 )
@@ -15,7 +18,8 @@ QUEUES = (
 
 @pytest.mark.parametrize(
     ("name", "records"),
-    [("orders", "failed"), ("mail", "mail.dlq"), ("mail.dlq", "mail.dlq"), ("failed", "failed"),
+    [("orders", "failed"), ("orders.retry", "failed"), ("mail", "mail.dlq"),
+     ("mail.dlq", "mail.dlq"), ("failed", "failed"),
      ("not.there", "not.there.dlq")],
 )  # fmt: skip
 def test_records_lie_where_the_setting_says_or_beside(name: str, records: str) -> None:

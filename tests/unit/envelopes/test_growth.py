@@ -9,10 +9,9 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.envelopes import members
 from phpmq_lite.envelopes.record import Block, build, read_block, revive
 from phpmq_lite.envelopes.verdict import index_of, judge, lint
-from tests.envelope_cases import body
+from tests.envelope_cases import body, edit
 
 MIB: Final = 1 << 20
 BLOCK: Final = Block("poison", "orders", 1, 0)
@@ -90,5 +89,5 @@ def test_sixteen_megabytes_are_done_within_the_timeout(name: str) -> None:
 
 def test_many_removals_are_one_pass() -> None:
     content = numbered(b'"a":%d', MIB)
-    assert members.without_member(content, "a") == b"{}"
-    assert members.with_member(content, "a", b"1") == b'{"a":1}'
+    assert edit(content, a=None) == b"{}"
+    assert edit(content, a=b"1") == b'{"a":1}'

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from phpmq_lite.envelopes.members import edited, members, with_member, without_member
-from tests.envelope_cases import CASES, Case, nested
+from phpmq_lite.envelopes.members import edited, members
+from tests.envelope_cases import CASES, Case, edit, nested
 
 ODD = (
     b' \n{ "a" : [1, {"a": 2}] ,\t"b\xc3\xa9" :"x\\"}," , "\\u0061":-1.5e3,"\xe2\x98\x95":{}} \r\n'
@@ -94,7 +94,7 @@ def test_members_takes_256_levels() -> None:
     ],
 )
 def test_member_is_replaced_or_added(content: bytes, expected: bytes) -> None:
-    assert with_member(content, "n", b"7") == expected
+    assert edit(content, n=b"7") == expected
     assert json.loads(expected)["n"] == 7
 
 
@@ -115,7 +115,7 @@ def test_member_is_replaced_or_added(content: bytes, expected: bytes) -> None:
     ],
 )
 def test_member_is_taken_out(content: bytes, expected: bytes) -> None:
-    assert without_member(content, "n") == expected
+    assert edit(content, n=None) == expected
 
 
 def test_several_changes_in_one_pass() -> None:

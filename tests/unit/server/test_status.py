@@ -188,6 +188,23 @@ async def test_status_counts_records_under_the_queue_where_the_messages_died(
     }  # fmt: skip
 
 
+async def test_status_names_where_the_records_go_those_of_a_retry_queue_at_home(
+    front: Front, core: Broker
+) -> None:
+    client = connect(core)
+    for name in ("orders", "orders.retry", "mails.retry", "orders.dlq"):
+        core.publish(client, name, b"x", 0, None)
+    core.finish()
+    assert {
+        queue.name: (queue.dead_letter_queue, queue.dead) for queue in front.status().queues
+    } == {
+        "orders": ("orders.dlq", 1),
+        "orders.retry": ("orders.dlq", 1),
+        "mails.retry": ("mails.dlq", 0),
+        "orders.dlq": ("orders.dlq.dlq", 0),
+    }
+
+
 async def test_status_does_not_change_afterwards(front: Front, core: Broker) -> None:
     front.figures.closed["closed by the peer"] += 1
     before = front.status()
