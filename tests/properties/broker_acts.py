@@ -70,7 +70,9 @@ class Acts:
                 self._publish(question)
             case "remove_queue":
                 [queue] = question.arguments
-                assert not self.model.of_queue(queue)
+                for m in self.model.of_queue(queue):  # what is still there died just before
+                    assert m.dying is not None
+                    assert m.seq in turn.finished.settled
                 assert not any(queue in credits_of for credits_of in self.model.credit.values())
                 self.model.own.pop(queue, None)
                 self.model.ever_removed.add(queue)
