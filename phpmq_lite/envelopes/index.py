@@ -1,16 +1,21 @@
-"""What of an envelope is found by: URN, trace id, ``meta.id``, attempts.  Pure and total."""
+"""What of an envelope is found by: URN, trace id, ``meta.id``, attempts.  Pure and total.
+
+On the way of every publish to an observed queue, so one typed decode does it where nothing is odd.
+"""
 
 import re
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from phpmq_lite.envelopes import quick
-from phpmq_lite.envelopes.quick import INDEX_CHARACTERS, INT64_MAX
+from phpmq_lite.model import Indexed as Indexed
 
 INDEX_BYTES: Final = 1 << 20  # longer content is not indexed
+INDEX_CHARACTERS: Final = 512  # of an indexed text; the rest is cut
 BLANK: Final = " \t\n\v\f\r"  # what is blank and trimmed, and nothing else
+AFTER_BLANKS: Final = "!"  # a text behind it begins with a character that is not blank
 INT64_MIN: Final = -(1 << 63)
+INT64_MAX: Final = (1 << 63) - 1
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 
 
@@ -21,6 +26,24 @@ class Index(NamedTuple):
     trace_id: str | None
     meta_id: str | None
     attempts: int | None  # clamped to 64 bits
+
+
+Text = Annotated[str, msgspec.Meta(max_length=INDEX_CHARACTERS)]
+
+
+class _MetaHead(msgspec.Struct, gc=False):
+    id: Text = ""
+
+
+class _Head(msgspec.Struct, gc=False):
+    """What is indexed, all of the right type and length: the usual case in one pass of C."""
+
+    job: Text = ""
+    urn: Text = ""
+    trace_id: Text = ""
+    meta: _MetaHead | None = None
+    # with int alone, 1.0 would be read as 1
+    attempts: Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)] | float | None = None
 
 
 class _RawMetaHead(msgspec.Struct):
@@ -37,6 +60,7 @@ class _RawHead(msgspec.Struct):
     attempts: msgspec.Raw = msgspec.Raw()
 
 
+_decode = msgspec.json.Decoder(_Head).decode
 _RAW_HEAD: Final = msgspec.json.Decoder(_RawHead)
 _RAW_META: Final = msgspec.json.Decoder(_RawMetaHead)
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -47,12 +71,31 @@ def is_blank(text: str) -> bool:
     return not text.strip(BLANK)
 
 
-def index_of(content: bytes) -> Index | None:
-    """Read what is indexed, without a full verdict; None where it is no JSON object."""
+def indexed(content: bytes) -> Indexed | None:
+    """Read what is indexed, without a full verdict; None where it is no JSON object.
+
+    A text that is not blank begins behind ``AFTER_BLANKS`` nearly always: a fifth of the time of
+    ``strip``.
+    """
     if len(content) > INDEX_BYTES:
         return None
-    found = quick.indexed(content)
-    return _index_of_odd(content) if found is None else Index(*found)
+    try:
+        head = _decode(content)
+    except (ValueError, RecursionError):
+        return _indexed_of_odd(content)
+    urn, trace_id, meta, attempts = head.job, head.trace_id, head.meta, head.attempts
+    return (
+        urn if urn > AFTER_BLANKS else kept(urn) or kept(head.urn),
+        trace_id if trace_id > AFTER_BLANKS else kept(trace_id),
+        None if meta is None else meta.id if meta.id > AFTER_BLANKS else kept(meta.id),
+        attempts if type(attempts) is int else None,
+    )
+
+
+def index_of(content: bytes) -> Index | None:
+    """Read what is indexed as ``indexed`` does, with names."""
+    found = indexed(content)
+    return None if found is None else Index(*found)
 
 
 def kept(text: str | None) -> str | None:
@@ -67,7 +110,7 @@ def clamped(value: int) -> int:
     return INT64_MIN if value < INT64_MIN else INT64_MAX if value > INT64_MAX else value
 
 
-def _index_of_odd(content: bytes) -> Index | None:
+def _indexed_of_odd(content: bytes) -> Indexed | None:
     """Index an object with members of other types, one by one."""
     try:
         head = _RAW_HEAD.decode(content)
@@ -75,7 +118,7 @@ def _index_of_odd(content: bytes) -> Index | None:
         meta_id = bytes(_RAW_META.decode(meta).id) if meta.startswith(b"{") else b""
     except (ValueError, RecursionError):
         return None
-    return Index(
+    return (
         _raw_text(bytes(head.job)) or _raw_text(bytes(head.urn)),
         _raw_text(bytes(head.trace_id)),
         _raw_text(meta_id),

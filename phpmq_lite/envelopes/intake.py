@@ -6,7 +6,7 @@ from typing import Final, cast
 
 import msgspec
 
-from phpmq_lite.envelopes import quick, record, verdict
+from phpmq_lite.envelopes import index, quick, record, verdict
 from phpmq_lite.envelopes.schema import Schemas
 from phpmq_lite.model import Death, Indexed, Looked, QueueSettings, Source
 
@@ -46,25 +46,25 @@ class Intake:
 
     def index(self, content: bytes) -> Indexed | None:
         """Read what is indexed; None where it is no JSON object, or too long."""
-        return quick.indexed(content) or verdict.index_of(content)
+        return index.indexed(content)
 
     def judge(self, content: bytes, settings: QueueSettings) -> Looked:
         """Give the verdict of layers A and B, and of the schema where the queue asks for it."""
-        mode = cast(verdict.EmptyListData, settings.empty_list_data)
         is_checked = settings.schema_mode != "off"
         right = quick.indexed_where_right(content)
-        if right is not None:
-            if not is_checked:
-                return Looked(right)
+        if right is None:
+            mode = cast(verdict.EmptyListData, settings.empty_list_data)
+            found = verdict.judge(content, mode)
+        elif is_checked:
             found = verdict.Verdict(None, verdict.Index(*right))
         else:
-            found = verdict.judge(content, mode)
-        index, problem = found.index or _NOTHING, found.problem
+            return Looked(right)
+        shown, problem = found.index or _NOTHING, found.problem
         if problem is None and is_checked:
-            problem = self._mismatch(content, index.urn, is_empty=found.is_tolerated)
+            problem = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
             if settings.schema_mode != "quarantine":
                 problem = None  # it is counted
-        return Looked(index) if problem is None else Looked(index, problem.reason, problem.detail)
+        return Looked(shown) if problem is None else Looked(shown, problem.reason, problem.detail)
 
     def _mismatch(
         self, content: bytes, urn: str | None, *, is_empty: bool
@@ -82,12 +82,12 @@ class Intake:
 
     def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
         """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
-        index = verdict.index_of(content)
+        found = verdict.index_of(content)
         block = record.Block(
             reason="poison" if death.reason in _KNOWN else "failed",
             original_queue=death.queue,
             failed_at=death.at_ms,
-            attempts=(index.attempts if index is not None else None) or 0,
+            attempts=(found.attempts if found is not None else None) or 0,
             error=death.detail or None,
             detail=death.reason,
             message_id=death.message_id.decode(),

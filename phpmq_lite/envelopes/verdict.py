@@ -13,6 +13,8 @@ from phpmq_lite.envelopes import strict
 from phpmq_lite.envelopes.index import (
     BLANK,
     INDEX_BYTES,
+    INDEX_CHARACTERS,
+    INT64_MAX,
     INT64_MIN,
     Index,
     clamped,
@@ -20,7 +22,6 @@ from phpmq_lite.envelopes.index import (
     is_blank,
     kept,
 )
-from phpmq_lite.envelopes.quick import INDEX_CHARACTERS, INT64_MAX
 
 __all__ = [
     "BLANK",
