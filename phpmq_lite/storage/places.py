@@ -8,7 +8,8 @@ written once for many rows.  What has no place yet, behind the offset in ``place
 tail: whoever reads the places reads that by offset, in the same statement.
 
 Messages get their trace's place when they settle, as most do soon.  Alive ones get theirs up to the
-number in ``traced_upto`` when many numbers lie behind it, so what has none is a short tail again.
+number in ``traced_upto`` when many numbers lie behind it, a slice at a time while the broker is
+busy, so what has none is a short tail again as soon as it rests.
 """
 
 import sqlite3
@@ -66,7 +67,9 @@ class Places:
         if done:
             # Not for fewer rows: each commit adds some, and the two would go round in circles.
             has_settled = behind >= self._rows["placed"]
-            self.has_more = has_settled or alive >= self._rows["traced"]
+            # Those alive may settle meanwhile; and where 50,000 come a second, entering them all
+            # at once took an eighth of the rate.
+            self.has_more = has_settled or (is_idle and alive >= self._rows["traced"])
         if done and self._has_placed and behind < self._rows["placed"]:
             self._due_ms = now_ms + WAIT_MS
         return done

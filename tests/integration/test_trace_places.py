@@ -191,6 +191,14 @@ def test_settled_and_alive_messages_take_turns(house: House) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_busy_broker_enters_one_slice_of_those_alive_at_a_time(house: House, is_idle: bool) -> None:
+    fill(house, ROWS * 3, 0)
+    assert house.places.step(house.connection, 0, is_idle=is_idle) == ROWS
+    assert house.places.has_more is is_idle
+    assert house.places.step(house.connection, 0, is_idle=is_idle) == ROWS
+
+
 def test_full_disk_leaves_the_traces_in_the_tail(house: House) -> None:
     fill(house, ROWS, 0)
     (count,) = house.execute("PRAGMA page_count").fetchone()
