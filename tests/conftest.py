@@ -25,6 +25,11 @@ settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_coun
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Answer ``-n auto``: two workers a core, for tests wait for processes half of their time."""
+    return 2 * (os.cpu_count() or 1)
+
+
 @pytest.fixture
 def log_stream() -> Iterator[io.StringIO]:
     """Give a place for ``logs.configure``; afterwards all is as before."""
