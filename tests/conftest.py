@@ -8,6 +8,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 import structlog
@@ -25,9 +26,12 @@ settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_coun
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Answer ``-n auto``: two workers a core, for tests wait for processes half of their time."""
-    return 2 * (os.cpu_count() or 1)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mix the files, always alike: workers take long stretches, and all browsers would be in one.
+
+    What a file has stays together and in its order.
+    """
+    items.sort(key=lambda item: crc32(item.nodeid.partition("::")[0].encode()))
 
 
 @pytest.fixture
