@@ -103,6 +103,10 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
             "50 messages expired (history) in ",
         ),
         ("profile_paths.py --rounds 2 --batch 5", "core: publish"),
+        (
+            "payload_policies.py --rounds 1 --seconds 0.1",
+            "envelope queue, envelope contents: ",
+        ),
         ("profile_paths.py --rounds 2 --batch 5 --plain --backlog", "update: dispatched"),
     ],
 )
