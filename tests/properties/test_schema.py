@@ -131,7 +131,7 @@ def values(draw: st.DrawFn, schema: Any) -> Any:
     """Make a value that is likely right, with no member that the schema does not describe.
 
     Where nothing is said it is a scalar or empty: a member that nobody described may be described
-    later, which is compatible by agreement.
+    later, which is compatible by agreement.  A rest of ``{}`` describes nothing either.
     """
     if not isinstance(schema, dict):
         return draw(SCALARS)
@@ -145,7 +145,7 @@ def values(draw: st.DrawFn, schema: Any) -> Any:
             names |= {name for name in schema.get("required", []) if name in known}
             made = {name: draw(values(known[name])) for name in names}
             rest = schema.get("additionalProperties")
-            if isinstance(rest, dict):
+            if isinstance(rest, dict) and read_schema(schema).rule.rest is not None:
                 for name in draw(st.sets(NAMES, max_size=2)) | set(schema.get("required", [])):
                     if name not in made and name not in known:
                         made[name] = draw(values(rest))
