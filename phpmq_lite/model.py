@@ -10,6 +10,8 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
+from phpmq_lite.pipeline_rows import Copied, PipelineRows
+
 
 class Now(NamedTuple):
     """One reading of the clocks, in milliseconds."""
@@ -328,19 +330,21 @@ class PageRequest:
     upto: int
     limit: int
     bodies: bool = False
+    which: str = "page"  # or ready_page; or claimed_page: then of a subscription, by claim
 
 
 class Batch:
     """What one transaction stores, what is loaded right after it, and what is done then.
 
     Stored in this order: queues, born, dispatched, changed, settled, events, keys, clients,
-    counters, rare rows.  A message is in ``born`` or on disk already; its object's values at the
-    end of the batch are what is written.
+    counters, several, rare rows.  A message is in ``born`` or on disk already; its object's values
+    at the end of the batch are what is written.
     """
 
     __slots__ = (
         "answers",
         "aside",
+        "asked",
         "bodies",
         "body_seqs",
         "born",
@@ -349,6 +353,7 @@ class Batch:
         "closed_clients",
         "commands",
         "configured",
+        "copied",
         "counters",
         "deleted_bytes",
         "dispatched",
@@ -370,6 +375,7 @@ class Batch:
         "sends",
         "settled",
         "settled_bytes",
+        "several",
         "wakes",
         "wall_ms",
     )
@@ -398,7 +404,9 @@ class Batch:
         self.closed_clients: list[tuple[int, str | None, str | None, str, int]] = []
         # (closed_at, framing, revision, reason, client)
         self.counters: dict[str, int] = {}
+        self.several: dict[tuple[str, str], list[Any]] = {}  # (file, statement) -> rows, flat
         self.rare: list[tuple[str, str, tuple[Any, ...]]] = []  # (file, statement, parameters)
+        self.copied: list[Copied] = []  # stored by rare rows; for who looks at the batch
         # -- loaded after the commit
         self.filled: list[WindowRequest] = []
         self.named: set[int] = set()
@@ -406,6 +414,8 @@ class Batch:
         self.record_seqs: dict[int, int] = {}  # seq -> queue_id where a client's record may be
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
+        self.asked: list[tuple[Callable[[list[Any]], None], str, str, tuple[Any, ...]]] = []
+        # (whom to give the rows, file, statement, parameters)
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
@@ -430,6 +440,7 @@ class Batch:
             or self.opened_clients
             or self.closed_clients
             or self.counters
+            or self.several
             or self.rare
         )
 
@@ -443,6 +454,7 @@ class Batch:
             or self.record_seqs
             or self.pages
             or self.rows
+            or self.asked
             or self.due_at is not None
         )
 
@@ -460,6 +472,7 @@ class Loaded:
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
     )  # whom to give it, messages in order, True where there are no more
+    asked: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
     due: list[Message] = field(default_factory=list)  # ready, deadline passed, soonest first
     next_deadline_ms: int | None = None  # of the ready messages behind ``due``
     asked_due: bool = False
@@ -474,3 +487,4 @@ class Stored:
     counters: dict[str, int]
     next_deadline_ms: int | None
     returned: int  # dispatched before the start, ready again
+    pipeline: PipelineRows = field(default_factory=PipelineRows)

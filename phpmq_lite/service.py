@@ -161,6 +161,7 @@ class Service:
         stack.push_async_callback(writer.close)
         if self._context is not None:  # ahead of the writer: who closes last removes the WAL
             stack.push_async_callback(self._context.readers.close)
+            stack.push_async_callback(self._context.exports.close)
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
         applied = await writer.run(lambda store: migrate.migrate(

@@ -240,7 +240,9 @@ class Act:
         self.outcome.targets[way.queue.name] += 1
         if options.is_dry_run:
             return None
-        message = lives.redrive(record, way.content, way.queue, options.ttl_s, way.looked)
+        message = redriving.redrive(
+            lives, record, way.content, way.queue, options.ttl_s, way.looked
+        )
         way.queue.totals.count_source(self._entry.source)
         self.outcome.made[record.seq] = message.message_id.decode()
         return None

@@ -21,7 +21,10 @@ from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Connection, Consumer, Queue
 from phpmq_lite.broker.queue_settings import check_name
 from phpmq_lite.broker.receipts import Receipts
+from phpmq_lite.broker.staged import Staging
+from phpmq_lite.broker.subscriptions import Subscriptions
 from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.broker.timeouts import Timeouts
 from phpmq_lite.broker.window import Window
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
@@ -82,7 +85,9 @@ class Broker:
         self.batch_number = 0
         self._drained: Answer | None = None  # whom to tell when nothing is held any more
         self._named: dict[int, Message | None] = {}  # loaded by seq, for this batch only
-        self._next_timeout_ms: int | None = None  # no held message times out before it
+        self._timeouts = Timeouts()
+        self.subscriptions = Subscriptions(lives, stored.pipeline)
+        self.staging = Staging(stored.pipeline)
 
     # -- the frame of a batch
 
@@ -90,7 +95,7 @@ class Broker:
     def next_wake_ms(self) -> int | None:
         """When the next deadline or timeout is due (steady ms); None: only commands matter."""
         deadline_ms = None if self.lives.dying.is_full else self.lives.next_deadline_ms
-        times = (deadline_ms, self._next_timeout_ms)
+        times = (deadline_ms, self._timeouts.next_ms, self.staging.due_ms)
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -109,8 +114,10 @@ class Broker:
             self.wake(lives.limited.pop())
         if (due_ms := lives.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if lives.dying.is_full else now.steady_ms
-        if self._next_timeout_ms is not None and self._next_timeout_ms <= now.steady_ms:
-            self._return_timed_out(now.steady_ms)
+        if (timeout_ms := self._timeouts.next_ms) is not None and timeout_ms <= now.steady_ms:
+            self._timeouts.give_back(lives, self.connections.values())
+        if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
+            self.staging.drop_old(lives)
         return batch
 
     def finish(self) -> Batch:
@@ -123,7 +130,7 @@ class Broker:
         elif not lives.held:
             batch.answers.append((self._drained, None))
         if batch.dispatched:
-            self._note_timeouts(batch.dispatched)
+            self._timeouts.note(lives, batch.dispatched)
         if lives.next_number != batch.first_number:
             batch.counters["next_number"] = lives.next_number
         return batch
@@ -412,32 +419,6 @@ class Broker:
             if 0 < seq < self.lives.next_number and seq not in self.lives.known:
                 self.lives.batch.named.add(seq)
 
-    # -- time
-
-    def _note_timeouts(self, dispatched: list[Message]) -> None:
-        by_id = self.lives.by_id
-        for queue_id in {message.queue_id for message in dispatched}:
-            timeout_s = by_id[queue_id].settings.ack_timeout_s
-            if timeout_s:
-                at = self.lives.now.steady_ms + timeout_s * 1_000
-                if self._next_timeout_ms is None or at < self._next_timeout_ms:
-                    self._next_timeout_ms = at
-
-    def _return_timed_out(self, now_ms: int) -> None:
-        soonest: int | None = None
-        for connection in self.connections.values():
-            for consumer in connection.consumers.values():
-                timeout_ms = consumer.queue.settings.ack_timeout_s * 1_000
-                if not timeout_ms:
-                    continue
-                for message in list(consumer.held.values()):
-                    at = message.held_since_ms + timeout_ms
-                    if at > now_ms:
-                        soonest = at if soonest is None else min(soonest, at)
-                        break
-                    self.lives.give_back(message, "acknowledgement timeout", is_charged=True)
-        self._next_timeout_ms = soonest
-
     # -- for commands of an operator, see operations.py
 
     @property
@@ -474,7 +455,7 @@ class Broker:
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
         """Have new settings count for what is held, for who waits, and for who is hungry."""
         if "ack_timeout_s" in changes:
-            self._next_timeout_ms = self.lives.now.steady_ms  # look at all that is held anew
+            self._timeouts.next_ms = self.lives.now.steady_ms  # look at all that is held anew
         self.lives.settings_changed(queue, changes)
 
     def client_of(self, entry: AuditEntry) -> int:

@@ -5,9 +5,9 @@ A message may have come several times, as several objects: only one of them has 
 
 from phpmq_lite.broker.judging import bury_aside
 from phpmq_lite.broker.lives import Lives
-from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.queue import CLAIMANT, Queue
 from phpmq_lite.broker.records import Written
-from phpmq_lite.model import Loaded, Message
+from phpmq_lite.model import Loaded, Message, State
 
 
 def take(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
@@ -20,6 +20,8 @@ def take(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
     for queue_id, page, reaches_end in loaded.windows:
         _extend_window(lives, lives.by_id[queue_id], page, reaches_end)
     named = _named(lives, loaded) if loaded.named else {}
+    for _, page, _ in loaded.pages:
+        _mark_claimed(lives, page)
     if loaded.asked_due:
         lives.next_deadline_ms = loaded.next_deadline_ms
         for row in loaded.due:
@@ -31,6 +33,8 @@ def take(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
                 lives.expire(lives.known.get(row.seq, row))
     for give, page, is_last in loaded.pages:
         give(page, is_last)
+    for give_rows, found in loaded.asked:
+        give_rows(found)
     for seq, body in loaded.bodies.items():
         _take_body(lives, seq, body, loaded.records.get(seq, ()))
     return named
@@ -42,11 +46,20 @@ def _named(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
     for _, page, _ in loaded.pages:
         others.update(row.seq for row in page)
     others.update(lives.dying)
-    return {
+    named = {
         seq: row
         for seq, row in loaded.named.items()
         if seq not in lives.known and seq not in others
     }
+    _mark_claimed(lives, [row for row in named.values() if row is not None])
+    return named
+
+
+def _mark_claimed(lives: Lives, rows: list[Message]) -> None:
+    """What is dispatched on disk, and held by no connection, is held by a subscription."""
+    for row in rows:
+        if row.state == State.DISPATCHED and not (row.seq in lives.known or row.seq in lives.dying):
+            row.holder = CLAIMANT
 
 
 def _take_body(lives: Lives, seq: int, body: bytes | None, written: Written) -> None:

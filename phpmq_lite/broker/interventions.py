@@ -82,6 +82,7 @@ def restore(
     lives.event(old, "restore", message.message_id.decode())
     lives.event(message, "restore", old.message_id.decode())
     _count_in(lives, message, queue)
+    queue.claimed_to = min(queue.claimed_to, message.position - 1)
     window = queue.window
     if window is not None:
         if lives.has_room(window, len(body)):

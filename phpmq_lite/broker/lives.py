@@ -12,7 +12,7 @@ from phpmq_lite.broker import records
 from phpmq_lite.broker.dying import Dying
 from phpmq_lite.broker.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
-from phpmq_lite.broker.queue import Consumer, Queue
+from phpmq_lite.broker.queue import CLAIMANT, Consumer, Queue
 from phpmq_lite.broker.queues import Queues
 from phpmq_lite.broker.records import Written
 from phpmq_lite.broker.window import Bodies, Window
@@ -226,7 +226,12 @@ class Lives(Queues):
     def let_go(self, message: Message, queue: Queue) -> None:
         """Take a message from whoever holds it, or out of its window."""
         consumer = message.holder
-        if consumer is not None:
+        if consumer is CLAIMANT:
+            message.holder = None
+            queue.held -= 1
+            queue.held_bytes -= message.size
+            self.batch.several.setdefault(("claims", "remove"), []).append(message.seq)
+        elif consumer is not None:
             message.holder = None
             size = message.size
             if consumer.held.pop(message.seq, None) is not None:
@@ -248,6 +253,7 @@ class Lives(Queues):
         message.state = READY_AGAIN
         self.batch.changed[message.seq] = message
         self.note_deadline(message.deadline_ms)
+        queue.claimed_to = min(queue.claimed_to, message.position - 1)
         window = queue.window
         if window is not None and window.put_back(message):
             self.known[message.seq] = message
@@ -481,18 +487,3 @@ class Lives(Queues):
         record.source_queue_id = queue.queue_id
         record.source_reason = reason
         self.event(message, Event.DEAD_LETTER, record.message_id.decode())
-
-    def redrive(
-        self,
-        record: Message,
-        body: bytes,
-        origin: Queue,
-        ttl_s: int | None,
-        looked: Looked | None = None,
-    ) -> Message:
-        """Store what a dead-letter record is about as a new message; the record settles."""
-        message = self.publish(origin, body, ttl_s, record.publisher, looked)
-        self.event(message, "redrive", record.message_id.decode())
-        self.event(record, "redrive", message.message_id.decode())
-        self.delete(record, "redriven")
-        return message

@@ -12,36 +12,58 @@ from typing import Any, Final
 
 from phpmq_lite.broker import actions, audit, sweeps
 from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
+from phpmq_lite.broker.claims import ack_claims, claim, release_claims
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.publishing import Published, publish
 from phpmq_lite.broker.queue import values_of
-from phpmq_lite.broker.queue_settings import check_circle, check_settings
+from phpmq_lite.broker.queue_settings import check_circle, check_settings, name_problem
+from phpmq_lite.broker.staging import SLICE as STAGE_SLICE
+from phpmq_lite.broker.staging import (
+    PublishedStage,
+    Staged,
+    StagedRow,
+    publish_staged,
+    stage,
+    unstage,
+)
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 
 __all__ = [
     "SLICE",
+    "STAGE_SLICE",
     "Action",
     "Options",
     "Outcome",
     "Published",
+    "PublishedStage",
+    "Staged",
+    "StagedRow",
+    "ack_claims",
     "act",
     "check_rows",
+    "claim",
     "configure",
     "create_queue",
     "disconnect",
     "note",
+    "note_reader",
     "pause",
     "publish",
+    "publish_staged",
     "purge",
     "redrive",
+    "release_claims",
     "remove_queue",
+    "stage",
+    "unstage",
     "write",
 ]
 
 Row = tuple[str, str, tuple[Any, ...]]  # file and name of a statement, its parameters
 
+READERS: Final = 200  # kept; a page shows them all
 DISCONNECTED: Final = "disconnected by an operator"
 
 
@@ -249,6 +271,24 @@ def _check_value(name: str, value: Any) -> None:
             raise RefusedError("bad_value", f"{name}: {value} has more than 64 bits")
     except UnicodeEncodeError:
         raise RefusedError("bad_value", f"{name}: a text is not UTF-8") from None
+
+
+def note_reader(core: Broker, name: str, offset: int, answer: Answer) -> None:
+    """Keep how far a reader of the history is, by name; answers None.  No row of the audit.
+
+    Of readers only those stay that were heard of last.
+
+    Raises:
+        RefusedError: ``bad_name`` or ``bad_value``.
+    """
+    if (problem := name_problem(name)) is not None:
+        raise RefusedError("bad_name", f"the name of the reader {problem}")
+    if not 0 <= offset < 1 << 63:
+        raise RefusedError("bad_value", f"offset is {offset}, not 0 to 2^63 - 1")
+    batch = core.lives.batch
+    batch.rare.append(("claims", "note_reader", (name, offset, core.lives.now.wall_ms)))
+    batch.rare.append(("claims", "trim_readers", (READERS,)))
+    batch.answers.append((answer, None))
 
 
 def note(core: Broker, entry: AuditEntry, answer: Answer | None = None) -> None:

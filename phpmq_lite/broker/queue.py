@@ -51,6 +51,16 @@ class Connection:
         self.acked = 0
 
 
+class Claimant:
+    """Stands as the holder of messages that subscriptions hold; these are on disk only."""
+
+    __slots__ = ()
+    connection = None  # so each connection that names one is a foreign one
+
+
+CLAIMANT: Final = Claimant()
+
+
 class Consumer:
     """A connection's credit on one queue, and what it holds under it, oldest first."""
 
@@ -112,6 +122,7 @@ class Queue:
     """One queue.  ``window`` exists while it has consumers; else it waits in SQLite only."""
 
     __slots__ = (
+        "claimed_to",
         "consumers",
         "deaths",
         "held",
@@ -142,7 +153,8 @@ class Queue:
         self.consumers: dict[Connection, Consumer] = {}
         self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
         self.window: Window | None = None
-        self.held = 0  # messages dispatched
+        self.claimed_to = 0  # no ready message stands at or before this position
+        self.held = 0  # messages dispatched, claimed ones too
         self.held_bytes = 0
         self.parked: set[Connection] = set()  # publishers that wait until it takes messages
         self.totals = Totals()

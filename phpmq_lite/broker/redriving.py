@@ -135,6 +135,22 @@ def read_ahead(
     lives.batch.aside.append((lambda: {seq: work() for seq, work in works.items()}, take))
 
 
+def redrive(
+    lives: Lives,
+    record: Message,
+    body: bytes,
+    origin: Queue,
+    ttl_s: int | None,
+    looked: Looked | None = None,
+) -> Message:
+    """Store what a dead-letter record is about as a new message; the record settles."""
+    message = lives.publish(origin, body, ttl_s, record.publisher, looked)
+    lives.event(message, "redrive", record.message_id.decode())
+    lives.event(record, "redrive", message.message_id.decode())
+    lives.delete(record, "redriven")
+    return message
+
+
 def _origin(lives: Lives, record: Message, name: str | None) -> Queue | None:
     """Find where a record goes without a target; who died in ``.retry`` would stay there."""
     if record.source_queue_id is not None:

@@ -124,7 +124,7 @@ def redrive(
             return None
         if isinstance(way, str):
             return False
-        lives.redrive(record, way.content, way.queue, ttl_s, way.looked)
+        redriving.redrive(lives, record, way.content, way.queue, ttl_s, way.looked)
         way.queue.totals.count_source(source)
         return True
 

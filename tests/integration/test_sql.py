@@ -17,7 +17,8 @@ from tests.driving import empty_database
 PACKAGE = Path(statements.__file__).parent.parent
 FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
-CODE = (PACKAGE / "storage" / "writer.py").read_text(encoding="utf-8")
+WRITER = ("storage/writer.py", "model.py", "broker/claims.py")  # the last: which page of claims
+CODE = "".join((PACKAGE / path).read_text(encoding="utf-8") for path in WRITER)
 
 
 def comments() -> dict[tuple[str, str], str]:
@@ -46,6 +47,7 @@ def connection() -> Iterator[sqlite3.Connection]:
     made = sqlite3.connect(":memory:", isolation_level=None)
     made.deserialize(empty_database())
     made.create_function("body_part", 3, lambda *_: b"")  # readers.py has it
+    made.create_function("checksum", 2, lambda *_: 0)  # writer.py
     yield made
     made.close()
 
@@ -73,6 +75,15 @@ def test_statement_of_the_writer_is_used(name: str) -> None:
 def test_rare_statement_of_the_core_is_used(name: str) -> None:
     broker = (PACKAGE / "broker").glob("*.py")
     assert any(f'("rare", "{name}", ' in path.read_text("utf-8") for path in broker)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [key for key in STATEMENTS if key[0] in ("claims", "staging")]
+)
+def test_statement_of_the_pipeline_is_used(file: str, name: str) -> None:
+    code = [*(PACKAGE / "broker").glob("*.py"), *(PACKAGE / "storage").glob("*.py")]
+    texts = [path.read_text("utf-8") for path in code]
+    assert any(f'"{name}"' in text and f'"{file}"' in text for text in texts)
 
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)

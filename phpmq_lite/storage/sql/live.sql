@@ -126,6 +126,23 @@ SELECT {message}
 FROM message WHERE queue_id = ? AND position > ? AND position <= ?
 ORDER BY position LIMIT ?;
 
+-- name: ready_page
+-- The same, of those that are ready.
+-- parameters: queue_id; after (position, exclusive); upto (position, inclusive); limit
+-- index: message_place
+SELECT {message}
+FROM message WHERE queue_id = ? AND position > ? AND position <= ? AND state = 0
+ORDER BY position LIMIT ?;
+
+-- name: claimed_page
+-- The same, of those that a subscription holds, by claim.
+-- parameters: subscription_id; after (claim, exclusive); upto (claim, inclusive); limit
+-- index: PRIMARY KEY
+SELECT {message}
+FROM claim CROSS JOIN message USING (seq)
+WHERE subscription_id = ? AND claim > ? AND claim <= ?
+ORDER BY claim LIMIT ?;
+
 -- name: by_seq
 -- rows: seq
 SELECT {message}
@@ -185,9 +202,10 @@ FROM (VALUES {rows:(?,?)}) AS given CROSS JOIN message AS record ON record.seq I
   ORDER BY newest.seq DESC LIMIT 8);
 
 -- name: release_held
--- At start: what connections held is ready again, in its old place.
+-- At start: what connections held is ready again, in its old place; claimed ones stay dispatched.
 -- index: message_held
-UPDATE message SET state = 0 WHERE state = 1;
+UPDATE message SET state = 0
+WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
 
 -- name: queues
 SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ack_timeout_s,
@@ -201,7 +219,9 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
   AND queue_id NOT IN (
     SELECT queue_id FROM history NOT INDEXED
     WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0))
-  AND queue_id NOT IN (SELECT queue_id FROM receipt);
+  AND queue_id NOT IN (SELECT queue_id FROM receipt)
+  AND queue_id NOT IN (SELECT queue_id FROM stage_part)
+  AND queue_id NOT IN (SELECT queue_id FROM subscription);
 
 -- name: receipts
 -- Keys that still count, oldest first.

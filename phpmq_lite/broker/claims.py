@@ -1,0 +1,341 @@
+"""Claims: a subscription takes messages of a queue, acknowledges them, or gives them back.
+
+A claimed message is dispatched, held by no connection: it does not expire, has no acknowledgement
+timeout, and stays claimed over a restart.  Each command goes on over several batches, one page of
+rows each, and the commands of one subscription follow one another.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from phpmq_lite.broker import audit, interventions
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.histogram import BUCKETS, bucket
+from phpmq_lite.broker.lifecycle import Event, next_state
+from phpmq_lite.broker.queue import CLAIMANT, Queue
+from phpmq_lite.broker.queue_settings import name_problem
+from phpmq_lite.broker.subscriptions import Subscription
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry, Message, PageRequest, State
+
+SLICE: Final = 1_000  # rows a batch
+MOST_AT_ONCE: Final = 100_000  # messages of one claim
+
+_CLAIMED: Final = next_state(State.READY, Event.DISPATCH)
+_ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
+
+
+def claim(
+    core: Broker,
+    entry: AuditEntry,
+    name: str,
+    queue_name: str,
+    max_messages: int,
+    max_bytes: int,
+    answer: Answer,
+    *,
+    after: int | None = None,
+) -> None:
+    """Claim ready messages in their order; answers with the number of the last claim.
+
+    What is claimed above ``after`` already is answered before anything new is claimed; None claims
+    in any case.  One message may be longer than ``max_bytes``.  Nothing new comes while the
+    delivery of the queue is paused, or the broker is about to stop.  The first claim makes the
+    subscription, with a row of the audit.
+
+    Raises:
+        RefusedError: ``bad_name``, ``unknown_queue``, ``too_many``, ``too_many_subscriptions``,
+            ``other_queue``, or ``unknown_claims``: ``after`` was never claimed here.
+    """
+    if (problem := name_problem(name)) is not None:
+        raise RefusedError("bad_name", f"the name of the subscription {problem}")
+    if not 0 < max_messages <= MOST_AT_ONCE:
+        raise RefusedError(
+            "too_many", f"{max_messages} messages at once, it may be 1 to {MOST_AT_ONCE}"
+        )
+    core.existing(queue_name)
+    found = core.subscriptions.get(name)
+    if found is None:
+        if after:
+            raise _unknown(name, after, 0)
+        found = core.subscriptions.make(name, core.existing(queue_name).queue_id)
+        audit.count(core, entry, 0)
+    subscription = found
+
+    def begin() -> None:
+        queue = core.existing(queue_name)
+        _check_queue(core, subscription, queue)
+        if after is not None and after > subscription.hi:
+            raise _unknown(name, after, subscription.hi)
+        if after is not None and subscription.hi > max(after, subscription.acked_upto):
+            _end(core, subscription, answer, subscription.hi)
+        else:
+            client = core.client_of(entry)
+            _Claiming(core, subscription, queue, client, max_messages, max_bytes, answer)
+
+    _do(core, subscription, begin, answer)
+
+
+def ack_claims(
+    core: Broker, _entry: AuditEntry, name: str, upto: int, answer: Answer
+) -> None:  # fmt: skip
+    """Settle what is claimed up to ``upto`` (inclusive) as acked; answers how many that were.
+
+    Repeating it changes nothing more.  There is no row of the audit, as for a consumer's 004.
+
+    Raises:
+        RefusedError: ``unknown_subscription``, or ``unknown_claims``: ``upto`` was never claimed.
+    """
+    subscription = _existing(core, name)
+    if upto > subscription.hi:
+        raise _unknown(name, upto, subscription.hi)
+
+    def settle(message: Message) -> None:
+        lives = core.lives
+        queue = lives.by_id[message.queue_id]
+        if message.last_dispatched_at is not None:
+            hold = queue.hold = queue.hold or [0] * BUCKETS
+            hold[bucket(lives.now.wall_ms - message.last_dispatched_at)] += 1
+        lives.settle(message, _ACKED, None)
+        queue.totals.acked += 1
+
+    def end(count: int) -> None:
+        if upto > subscription.acked_upto:
+            subscription.acked_upto = upto
+            subscription.store(core.lives)
+        _end(core, subscription, answer, count)
+
+    def begin() -> None:
+        _Ending(core, subscription, upto, settle, end)
+
+    _do(core, subscription, begin, answer)
+
+
+def release_claims(
+    core: Broker, entry: AuditEntry, name: str, answer: Answer, *, forget: bool = False
+) -> None:
+    """Give all that is claimed back to its old place; answers how many.  ``forget`` its name too.
+
+    Raises:
+        RefusedError: ``unknown_subscription``.
+    """
+    subscription = _existing(core, name)
+    detail = audit.plain(f"by {entry.actor}")
+    queues: dict[int, Queue] = {}
+
+    def release(message: Message) -> None:
+        queue = queues[message.queue_id] = core.lives.by_id[message.queue_id]
+        interventions.release(core.lives, message, detail)
+        core.lives.cut_window(queue)
+
+    def end(count: int) -> None:
+        subscription.acked_upto = subscription.hi
+        subscription.store(core.lives)
+        if forget and core.subscriptions.get(name) is subscription:
+            core.subscriptions.forget(subscription)
+        audit.count(core, entry, count)
+        _end(core, subscription, answer, count)
+
+    def begin() -> None:
+        _Ending(core, subscription, subscription.hi, release, end)
+
+    _do(core, subscription, begin, answer)
+
+
+def _do(
+    core: Broker, subscription: Subscription, begin: Callable[[], None], answer: Answer
+) -> None:
+    """Begin now, or when it is its turn; a refusal at its turn is an answer."""
+    if not subscription.is_busy:
+        subscription.do(begin)
+        return
+
+    def begin_late() -> None:
+        try:
+            if core.subscriptions.get(subscription.name) is not subscription:  # forgotten
+                raise _unknown_subscription(subscription.name)
+            begin()
+        except RefusedError as error:
+            _end(core, subscription, answer, error)
+
+    subscription.do(begin_late)
+
+
+def _end(core: Broker, subscription: Subscription, answer: Answer, value: object) -> None:
+    core.lives.batch.answers.append((answer, value))
+    subscription.end()
+
+
+def _existing(core: Broker, name: str) -> Subscription:
+    found = core.subscriptions.get(name)
+    if found is None:
+        raise _unknown_subscription(name)
+    return found
+
+
+def _unknown_subscription(name: str) -> RefusedError:
+    return RefusedError("unknown_subscription", f"there is no subscription {name!r}")
+
+
+def _unknown(name: str, claim: int, hi: int) -> RefusedError:
+    return RefusedError(
+        "unknown_claims", f"claim {claim} was never given to {name!r}, its last one is {hi}"
+    )
+
+
+def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None:
+    if subscription.queue_id == queue.queue_id:
+        return
+    other = core.lives.by_id.get(subscription.queue_id)
+    if other is not None:
+        raise RefusedError(
+            "other_queue", f"subscription {subscription.name!r} is of queue {other.name!r}"
+        )
+    subscription.queue_id = queue.queue_id  # its queue was removed, so it holds nothing
+    subscription.store(core.lives)
+
+
+class _Claiming:
+    """One claim, page by page."""
+
+    def __init__(
+        self,
+        core: Broker,
+        subscription: Subscription,
+        queue: Queue,
+        client: int,
+        max_messages: int,
+        max_bytes: int,
+        answer: Answer,
+    ) -> None:
+        self._core, self._lives = core, core.lives
+        self._subscription = subscription
+        self._queue = queue
+        self._client = client
+        self._left = max_messages
+        self._left_bytes = max_bytes
+        self._answer = answer
+        self._first = subscription.next_claim
+        self._front: int | None = queue.claimed_to  # None: something ready is behind it
+        self._upto = core.lives.next_number - 1
+        self._ask(queue.claimed_to)
+
+    def _ask(self, after: int) -> None:
+        if self._queue.settings.delivery_paused or self._core.is_draining:
+            self._end()
+            return
+        limit = min(SLICE, self._left)
+        page = PageRequest(
+            self.take, self._queue.queue_id, after, self._upto, limit, which="ready_page"
+        )
+        self._lives.batch.pages.append(page)
+
+    def take(self, page: list[Message], is_last: bool) -> None:
+        """Claim the rows of a page that may be claimed; then the next page, or the end."""
+        lives, is_full = self._lives, False
+        queue = self._queue = lives.by_id.get(self._queue.queue_id, self._queue)
+        if queue.settings.delivery_paused:
+            self._end()
+            return
+        if self._front != queue.claimed_to or self._has_comeback():
+            self._front = None
+        for row in page:
+            if not self._is_free(row):
+                self._front = None
+                continue
+            if row.size > self._left_bytes and self._subscription.next_claim > self._first:
+                is_full = True
+                break
+            self._claim(lives.known.get(row.seq, row))
+        self._subscription.store(lives)
+        if is_full or is_last or not self._left or self._left_bytes <= 0:
+            self._end()
+        else:
+            self._ask(page[-1].position)
+
+    def _has_comeback(self) -> bool:
+        """Tell whether something came back to its place since the page was loaded."""
+        batch, queue_id = self._lives.batch, self._queue.queue_id
+        return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
+            m.queue_id == queue_id and m.position != m.seq for m in batch.born
+        )
+
+    def _is_free(self, row: Message) -> bool:
+        lives = self._lives
+        if row.seq in lives.dying or row.seq in lives.gone:
+            return False
+        return row.deadline_ms is None or row.deadline_ms > lives.now.steady_ms
+
+    def _claim(self, message: Message) -> None:
+        """The turn of one message; ``lives.dispatch`` is the same for a connection."""
+        lives, queue, subscription = self._lives, self._queue, self._subscription
+        wall_ms = lives.now.wall_ms
+        lives.let_go(message, queue)
+        lives.known.pop(message.seq, None)
+        lives.gone.add(message.seq)
+        message.state = _CLAIMED
+        message.holder = CLAIMANT
+        message.consumer = self._client
+        message.deliveries += 1
+        message.last_dispatched_at = wall_ms
+        if message.first_dispatched_at is None:
+            message.first_dispatched_at = wall_ms
+            wait = queue.wait = queue.wait or [0] * BUCKETS
+            wait[bucket(wall_ms - message.published_at)] += 1
+        else:
+            queue.totals.redelivered += 1
+        queue.held += 1
+        queue.held_bytes += message.size
+        queue.totals.dispatched += 1
+        lives.batch.dispatched.append(message)
+        lives.batch.several.setdefault(("claims", "insert"), []).extend(
+            (subscription.subscription_id, subscription.next_claim, message.seq, wall_ms)
+        )
+        subscription.next_claim += 1
+        self._left -= 1
+        self._left_bytes -= message.size
+        if self._front is not None:
+            self._front = queue.claimed_to = message.position
+
+    def _end(self) -> None:
+        _end(self._core, self._subscription, self._answer, self._subscription.hi)
+
+
+class _Ending:
+    """The end of claims, page by page, the lowest number first; each row goes with its message."""
+
+    def __init__(
+        self,
+        core: Broker,
+        subscription: Subscription,
+        upto: int,
+        act: Callable[[Message], None],
+        end: Callable[[int], None],
+    ) -> None:
+        self._lives = core.lives
+        self._subscription_id = subscription.subscription_id
+        self._upto = upto
+        self._act = act
+        self._end = end
+        self._count = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        page = PageRequest(
+            self.take, self._subscription_id, 0, self._upto, SLICE, which="claimed_page"
+        )
+        self._lives.batch.pages.append(page)
+
+    def take(self, page: list[Message], is_last: bool) -> None:
+        """Act on a page; what an operator took in this batch already has no claim any more."""
+        lives = self._lives
+        for message in page:
+            if message.seq not in lives.gone:
+                lives.gone.add(message.seq)
+                self._act(message)
+                self._count += 1
+        if is_last:
+            self._end(self._count)
+        else:
+            self._ask()

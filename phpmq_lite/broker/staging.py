@@ -1,0 +1,458 @@
+"""Publishing in two phases: rows are staged under tokens, then all of them become messages at once.
+
+A publish is one transaction of any number of rows, so they are copied in the writer's thread, by
+SQL; the core reserves their numbers, counts them, and leaves them to the windows as what is on
+disk.  What is to be known of a content is found when it is staged.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.broker import audit, judging
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.lives import LONGEST_TTL_S, LOOKED_BYTES
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.staged import KEPT_MS, Part, Stage
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry, Envelopes, Looked
+from phpmq_lite.pipeline_rows import Copied
+
+SLICE: Final = 1_000  # rows of one call of ``stage``
+TOKEN_ROWS: Final = 100_000
+TOKEN_BYTES: Final = 64 << 20  # of bodies
+TOKENS: Final = 10_000
+STAGED_BYTES: Final = 1 << 30  # over all tokens, as the next two
+STAGED_ROWS: Final = 10_000_000
+STAGED_PARTS: Final = 100_000  # queues, counted for each token: these are in memory
+PUBLISH_ROWS: Final = 100_000
+PUBLISH_BYTES: Final = 256 << 20
+PUBLISH_BAD: Final = 1_000  # rows that become dead letters
+PUBLISH_BAD_BYTES: Final = 16 << 20  # and their bodies; they go by way of the core
+
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
+_SEVERAL: Final = "several"  # policies, which no queue has
+_NOTHING: Final = Looked((None, None, None, None))
+
+StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 0: never expires
+
+
+class _Given(NamedTuple):
+    queue: Queue
+    policy: str  # when it was looked at
+    body: bytes
+    ttl_s: int | None
+
+
+class Staged(NamedTuple):
+    """What a token has by now."""
+
+    rows: int
+    bytes: int
+
+
+class PublishedStage(NamedTuple):
+    """What became of a publish."""
+
+    published: int  # rows, quarantined ones included
+    is_repeated: bool  # this version, or a higher one, was published before; nothing was done
+    quarantined: int
+
+
+# -- staging
+
+
+def stage(
+    core: Broker,
+    entry: AuditEntry,
+    token: str,
+    rows: Sequence[StagedRow],
+    answer: Answer,
+    *,
+    after: int,
+    is_whole: bool,
+) -> None:
+    """Store rows under a token, in order; answers with ``Staged``.
+
+    ``after`` is the number of rows that the token has already; 0 makes it.  ``is_whole`` says that
+    these are the last ones.  Queues are made where there are none.  A TTL counts from the publish.
+    There is no row of the audit: the publish has it.
+
+    Raises:
+        RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
+            ``too_many``, ``too_large``, ``stage_full``, ``bad_name`` or ``too_many_queues``.
+    """
+    _check_stage(core, token, rows, after)
+    queues = _queues(core, [row[0] for row in rows])
+    policies = {queue.queue_id: _policy(queue) for queue in queues.values()}
+    given = [
+        _Given(queues[name], policies[queues[name].queue_id], body, ttl_s)
+        for name, body, ttl_s in rows
+    ]
+    if not any(queue.judges for queue in queues.values()):
+        envelopes = core.lives.envelopes
+        looked = [_look(envelopes, row.queue, row.body) for row in given]
+        _store(core, token, given, looked, answer, is_whole=is_whole)
+        return
+    works = [_work(core, row.queue, row.body) for row in given]
+
+    def go_on(found: list[Looked]) -> None:
+        try:
+            _check_stage(core, token, rows, after)
+            _store(core, token, given, found, answer, is_whole=is_whole)
+        except RefusedError as error:
+            core.lives.batch.answers.append((answer, error))
+
+    core.lives.batch.aside.append((lambda: [work() for work in works], go_on))
+
+
+def _check_stage(core: Broker, token: str, rows: Sequence[StagedRow], after: int) -> None:
+    if core.is_draining:
+        raise RefusedError("draining", "the broker stops: it takes no messages")
+    if not _TOKEN.fullmatch(token):
+        raise RefusedError(
+            "bad_token", f"{token[:50]!r}: a token is 1 to 128 printable characters of ASCII"
+        )
+    staging = core.staging
+    known = staging.stages.get(token)
+    if known is None:
+        if after:
+            raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
+        if len(staging.stages) >= TOKENS:
+            raise RefusedError("stage_full", f"{TOKENS} tokens wait for their publish, the limit")
+    elif known.is_whole or not after:
+        raise RefusedError("token_staged", f"there is a token {token!r} already")
+    elif known.rows != after:
+        raise RefusedError("gap", f"{known.rows} rows are staged, these come after {after}")
+    size = sum(len(body) for _, body, _ in rows)
+    total = size + (0 if known is None else known.bytes)
+    if len(rows) > SLICE:
+        raise RefusedError("too_many", f"{len(rows)} rows at once, the limit is {SLICE}")
+    if after + len(rows) > TOKEN_ROWS:
+        detail = f"{after + len(rows)} rows under {token!r}, the limit is {TOKEN_ROWS}"
+        raise RefusedError("too_many", detail)
+    if total > TOKEN_BYTES:
+        detail = f"{total} bytes of bodies under {token!r}, the limit is {TOKEN_BYTES}"
+        raise RefusedError("too_large", detail)
+    names = len({row[0] for row in rows})  # some of them may be counted already
+    for what, number, limit in (
+        ("bytes", staging.bytes + size, STAGED_BYTES),
+        ("rows", staging.rows + len(rows), STAGED_ROWS),
+        ("queues", staging.parts + names, STAGED_PARTS),
+    ):
+        if number > limit:
+            detail = f"{number} {what} under all tokens together, the limit is {limit}"
+            raise RefusedError("stage_full", detail)
+
+
+def _queues(core: Broker, names: Sequence[str]) -> dict[str, Queue]:
+    """Give the queues, made where there are none; all or nothing."""
+    lives = core.lives
+    wanted = dict.fromkeys(names)
+    new = [name for name in wanted if core.goal(name, create=True) is None]
+    if len(lives.queues) + len(new) > lives.limits.queues:
+        raise RefusedError("too_many_queues", f"the limit is {lives.limits.queues} queues")
+    found = {name: lives.queue(name) for name in wanted}
+    return {name: queue for name, queue in found.items() if queue is not None}
+
+
+def _look(envelopes: Envelopes | None, queue: Queue, body: bytes) -> Looked:
+    """Find what a content is indexed by, as ``Lives.publish`` does."""
+    if envelopes is None or not queue.looks or len(body) > LOOKED_BYTES or body[:1] != b"{":
+        return _NOTHING
+    indexed = envelopes.index(body)
+    return _NOTHING if indexed is None else Looked(indexed)
+
+
+def _work(core: Broker, queue: Queue, body: bytes) -> Any:
+    """Give what looks at a content in a thread; the settings count that the queue has now."""
+    if not queue.judges:
+        return partial(_look, core.lives.envelopes, queue, body)
+    judge = judging.work(core.lives, queue, body)
+    return lambda: judge().looked
+
+
+def _store(
+    core: Broker,
+    token: str,
+    rows: Sequence[_Given],
+    looked: Sequence[Looked],
+    answer: Answer,
+    *,
+    is_whole: bool,
+) -> None:
+    lives, staging = core.lives, core.staging
+    rare = lives.batch.rare
+    stage = staging.stages.get(token)
+    if stage is None:
+        stage = staging.stages[token] = Stage(staging.next_id, token, lives.now.steady_ms + KEPT_MS)
+        staging.next_id += 1
+        rare.append((
+            "staging", "insert_stage", (stage.stage_id, token, lives.now.wall_ms, stage.until_ms)
+        ))  # fmt: skip
+    flat = lives.batch.several.setdefault(("staging", "insert_rows"), [])
+    touched: dict[int, Part] = {}
+    for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
+        kept_s = _ttl(queue, ttl_s)
+        part = stage.parts.get(queue.queue_id)
+        if part is None:
+            part = stage.parts[queue.queue_id] = Part(queue.queue_id, policy=policy)
+            staging.parts += 1
+        elif part.policy != policy:
+            part.policy = _SEVERAL
+        touched[queue.queue_id] = part
+        _count(part, len(body), kept_s, is_bad=found.reason is not None)
+        record_id, record = found.record or (None, None)
+        flat += (
+            stage.first_row + stage.rows, queue.queue_id, kept_s, lives.token(), *found.indexed,
+            found.reason, found.detail or None, record_id, record, body,
+        )  # fmt: skip
+        stage.rows += 1
+        staging.rows += 1
+        stage.bytes += len(body)
+        staging.bytes += len(body)
+        lives.batch.born_bytes += len(body)  # a batch has only so many
+    stage.is_whole = is_whole
+    for part in touched.values():
+        rare.append(("staging", "note_part", (
+            stage.stage_id, part.queue_id, part.rows, part.bytes, part.bad_rows, part.bad_bytes,
+            part.least_ttl_s, part.policy,
+        )))  # fmt: skip
+    rare.append((
+        "staging", "note_stage", (stage.rows, stage.bytes, int(is_whole), stage.stage_id)
+    ))  # fmt: skip
+    lives.batch.answers.append((answer, Staged(stage.rows, stage.bytes)))
+
+
+def _ttl(queue: Queue, ttl_s: int | None) -> int | None:
+    if ttl_s is None:
+        ttl_s = queue.settings.default_ttl_s
+    return min(ttl_s, LONGEST_TTL_S) if ttl_s > 0 else None
+
+
+def _count(part: Part, size: int, ttl_s: int | None, *, is_bad: bool) -> None:
+    part.rows += 1
+    part.bytes += size
+    part.bad_rows += is_bad
+    part.bad_bytes += size if is_bad else 0
+    if ttl_s is not None:
+        part.least_ttl_s = min(part.least_ttl_s or ttl_s, ttl_s)
+
+
+def _policy(queue: Queue) -> str:
+    """Give what a verdict depends on; empty: the queue judges nothing."""
+    settings = queue.settings
+    if not queue.judges:
+        return ""
+    return f"{settings.payload_policy} {settings.schema_mode} {settings.empty_list_data}"
+
+
+def unstage(
+    core: Broker, _entry: AuditEntry, tokens: Sequence[str], answer: Answer
+) -> None:  # fmt: skip
+    """Drop tokens that were not published; answers how many there were.  No row of the audit."""
+    count = sum(core.staging.drop(core.lives, token) for token in dict.fromkeys(tokens))
+    core.lives.batch.answers.append((answer, count))
+
+
+# -- publishing
+
+
+@dataclass(slots=True)
+class _Publish:
+    """One publish: what was asked, and the rows that must become dead letters."""
+
+    core: Broker
+    entry: AuditEntry
+    app_id: str
+    version: int
+    tokens: Sequence[str]
+    answer: Answer
+    spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
+    bad: list[tuple[Any, ...]] = field(default_factory=list)  # of those spans
+
+    def begin(self) -> None:
+        """Check, then store; bad rows are read first, which takes a batch."""
+        core, lives = self.core, self.core.lives
+        if core.is_draining:
+            raise RefusedError("draining", "the broker stops: it takes no messages")
+        if self.version <= core.staging.versions.get(self.app_id, -1):
+            for token in self.tokens:
+                core.staging.drop(lives, token)
+            audit.count(core, self.entry, 0)
+            lives.batch.answers.append((self.answer, PublishedStage(0, True, 0)))
+            return
+        stages = self._stages()
+        parts = _sums(stages)
+        queues = self._check_queues(parts)
+        spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_bad(s)]
+        if spans != self.spans:  # not read yet, or a token was dropped and staged anew meanwhile
+            self.spans = spans
+            lives.batch.asked.append((self.go_on, "staging", "bad_rows", (_json(spans),)))
+            return
+        self._store(stages, parts, queues)
+
+    def go_on(self, rows: list[tuple[Any, ...]]) -> None:
+        """Take the bad rows, and begin again: tokens and queues may have changed."""
+        self.bad = rows
+        try:
+            self.begin()
+        except RefusedError as error:
+            self.core.lives.batch.answers.append((self.answer, error))
+
+    def _stages(self) -> list[Stage]:
+        stages = []
+        for token in dict.fromkeys(self.tokens):
+            stage = self.core.staging.stages.get(token)
+            if stage is None:
+                raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
+            if not stage.is_whole:
+                raise RefusedError("token_open", f"the last rows of {token!r} did not come")
+            stages.append(stage)
+        rows, size = sum(s.rows for s in stages), sum(s.bytes for s in stages)
+        if rows > PUBLISH_ROWS:
+            raise RefusedError("too_many", f"{rows} rows at once, the limit is {PUBLISH_ROWS}")
+        if size > PUBLISH_BYTES:
+            raise RefusedError("too_large", f"{size} bytes, the limit is {PUBLISH_BYTES}")
+        parts = [part for s in stages for part in s.parts.values()]
+        bad, size = sum(part.bad_rows for part in parts), sum(part.bad_bytes for part in parts)
+        if bad > PUBLISH_BAD or size > PUBLISH_BAD_BYTES:
+            raise RefusedError(
+                "too_many_quarantined",
+                f"{bad} rows of {size} bytes may not reach a consumer, the limit is {PUBLISH_BAD}"
+                f" rows and {PUBLISH_BAD_BYTES} bytes at once",
+            )
+        return stages
+
+    def _check_queues(self, parts: dict[int, Part]) -> dict[int, Queue]:
+        """Find the queues; each takes all of its rows, or nothing is published."""
+        core, lives = self.core, self.core.lives
+        queues = {}
+        for queue_id, part in parts.items():
+            queue = lives.by_id.get(queue_id) or lives.revive(queue_id)
+            if queue is None:
+                raise RefusedError(
+                    "too_many_queues",
+                    f"queue number {queue_id} was removed since its rows were staged, and"
+                    f" {lives.limits.queues} queues are the limit",
+                )
+            if _policy(queue) != part.policy:
+                raise RefusedError(
+                    "queue_changed", f"{queue.name!r} judges in another way than when it was staged"
+                )
+            reason = queue.refusal(part.rows, part.bytes)
+            if reason is None and part.bad_rows:
+                full = lives.refuses_dead(queue, part.bad_rows, part.bad_bytes)
+                reason = None if full is None else full[1]
+            if reason is not None:
+                queue.totals.refused += 1
+                core.refused[reason] += 1
+                code = "paused" if reason.endswith("paused") else "queue_full"
+                raise RefusedError(code, f"{queue.name!r} takes no {part.rows} messages: {reason}")
+            queues[queue_id] = queue
+        return queues
+
+    def _store(self, stages: list[Stage], parts: dict[int, Part], queues: dict[int, Queue]) -> None:
+        core, lives = self.core, self.core.lives
+        client = core.client_of(self.entry)
+        for row in self.bad:
+            _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
+            made = None if record is None else (record_id, record)
+            looked = Looked(tuple(indexed), reason, detail or "", made)
+            lives.publish(queues[queue_id], body, ttl_s or 0, client, looked)
+        first = lives.next_number
+        for stage in stages:
+            self._copy(stage, client)
+            core.staging.drop(lives, stage.token)
+        counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
+        lives.batch.copied.append(Copied(first, lives.next_number, client, counts))
+        for queue_id, part in parts.items():
+            self._count(queues[queue_id], part)
+        total = sum(part.rows for part in parts.values())
+        core.staging.note_version(lives, self.app_id, self.version, total)
+        audit.count(core, self.entry, total)
+        done = PublishedStage(total, False, len(self.bad))
+        lives.batch.answers.append((self.answer, done))
+
+    def _copy(self, stage: Stage, client: int) -> None:
+        """Have the writer make messages of the good rows; the numbers of the others stay unused."""
+        lives = self.core.lives
+        first, lives.next_number = lives.next_number, lives.next_number + stage.rows
+        span = (stage.first_row, stage.first_row + stage.rows)
+        given = (first - stage.first_row, lives.now.wall_ms, lives.now.steady_ms, client, *span)
+        lives.batch.rare.append(("staging", "publish_messages", given))
+        lives.batch.rare.append(("staging", "publish_bodies", (first - stage.first_row, *span)))
+
+    def _count(self, queue: Queue, part: Part) -> None:
+        """Count what the writer stores in a queue; its window does not reach the end any more."""
+        lives = self.core.lives
+        rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
+        queue.row.live_count += rows
+        queue.row.live_bytes += size
+        lives.batch.queue_rows[queue.queue_id] = queue.row
+        queue.totals.published += rows
+        queue.totals.count_source(self.entry.source, part.rows)
+        lives.batch.born_bytes += size
+        if part.least_ttl_s is not None:
+            lives.note_deadline(lives.now.steady_ms + part.least_ttl_s * 1_000)
+        if queue.window is not None and rows:
+            queue.window.reaches_end = False
+            lives.hungry[queue.queue_id] = queue
+
+
+def _sums(stages: Sequence[Stage]) -> dict[int, Part]:
+    """Add up what tokens have, by queue."""
+    sums: dict[int, Part] = {}
+    for stage in stages:
+        for part in stage.parts.values():
+            known = sums.setdefault(part.queue_id, Part(part.queue_id, policy=part.policy))
+            known.rows += part.rows
+            known.bytes += part.bytes
+            known.bad_rows += part.bad_rows
+            known.bad_bytes += part.bad_bytes
+            ttls = [ttl for ttl in (known.least_ttl_s, part.least_ttl_s) if ttl is not None]
+            known.least_ttl_s = min(ttls, default=None)
+            if part.policy != known.policy:
+                known.policy = _SEVERAL
+    return sums
+
+
+def _has_bad(stage: Stage) -> bool:
+    return any(part.bad_rows for part in stage.parts.values())
+
+
+def _json(spans: list[list[int]]) -> str:
+    return "[" + ",".join(f"[{lo},{hi}]" for lo, hi in spans) + "]"
+
+
+def publish_staged(
+    core: Broker,
+    entry: AuditEntry,
+    app_id: str,
+    version: int,
+    tokens: Sequence[str],
+    answer: Answer,
+) -> None:
+    """Publish all rows of tokens in one transaction, once; answers with ``PublishedStage``.
+
+    The highest version of each ``app_id`` is kept; where this one is not higher nothing is
+    published, and the tokens are dropped.  All rows stand behind what is in their queues, in the
+    order of the tokens.  Where it is refused nothing is published and the tokens stay.
+
+    Raises:
+        RefusedError: ``bad_app_id``, ``bad_version``, ``draining``, ``unknown_token``,
+            ``token_open``, ``too_many``, ``too_large``, ``too_many_quarantined``,
+            ``too_many_queues``, ``queue_changed``, ``paused`` or ``queue_full``.
+    """
+    if not 0 < len(app_id) <= 256 or not app_id.isprintable():
+        raise RefusedError(
+            "bad_app_id", f"{app_id[:50]!r}: an app_id is 1 to 256 printable characters"
+        )
+    if not 0 <= version < 1 << 63:
+        raise RefusedError("bad_version", f"version is {version}, not 0 to 2^63 - 1")
+    if len(tokens) > TOKENS:
+        raise RefusedError("too_many", f"{len(tokens)} tokens at once, the limit is {TOKENS}")
+    _Publish(core, entry, app_id, version, tokens, answer).begin()

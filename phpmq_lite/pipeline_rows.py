@@ -1,0 +1,30 @@
+"""What broker and storage share of the pipeline: what is read at start, and what is copied."""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+ROW_BITS: Final = 17  # of stage_row.row_id, for the place of a row among those of its token
+
+
+class Copied(NamedTuple):
+    """New messages that the writer makes of staged rows; the core has seen none of them.
+
+    Their seqs lie from ``first`` (inclusive) to ``end`` (exclusive), in the order of the rows.
+    """
+
+    first: int
+    end: int
+    publisher: int  # client number
+    counts: dict[int, int]  # queue_id -> messages; the other numbers stay unused
+
+
+@dataclass(slots=True)
+class PipelineRows:
+    """What the core keeps in memory of the pipeline: rows of its tables, see ``claims.sql``."""
+
+    subscriptions: list[tuple[int, str, int, int, int]] = field(default_factory=list)
+    held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes
+    staged: list[tuple[int, str, int, int, int]] = field(default_factory=list)
+    parts: list[tuple[int, int, int, int, int, int, int | None, str]] = field(default_factory=list)
+    published: list[tuple[str, int]] = field(default_factory=list)  # app_id, version; oldest first
+    next_stage_id: int = 1

@@ -1,0 +1,129 @@
+-- Rows that wait for their publish.
+
+-- name: insert_stage
+-- parameters: stage_id, token, created_at, until_ms
+INSERT INTO stage (stage_id, token, created_at, until_ms, "rows", bytes, is_whole)
+VALUES (?, ?, ?, ?, 0, 0, 0);
+
+-- name: note_stage
+-- parameters: rows, bytes, is_whole, stage_id
+-- index: INTEGER PRIMARY KEY
+UPDATE stage SET "rows" = ?, bytes = ?, is_whole = ? WHERE stage_id = ?;
+
+-- name: note_part
+-- parameters: stage_id, queue_id, rows, bytes, bad_rows, bad_bytes, least_ttl_s, policy
+INSERT INTO stage_part
+  (stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (stage_id, queue_id) DO UPDATE SET "rows" = excluded."rows", bytes = excluded.bytes,
+  bad_rows = excluded.bad_rows, bad_bytes = excluded.bad_bytes,
+  least_ttl_s = excluded.least_ttl_s, policy = excluded.policy;
+
+-- name: insert_rows
+-- rows: row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason, detail,
+--   record_id, record, content
+INSERT INTO stage_row (row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason,
+  detail, record_id, record, content)
+VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?)};
+
+-- name: bad_rows
+-- What may not reach a consumer.
+-- parameters: spans of row_id (JSON list of [from inclusive, to exclusive])
+-- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
+--   record, content
+-- index: INTEGER PRIMARY KEY
+SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
+  record, content
+FROM json_each(?) AS span CROSS JOIN stage_row
+  ON row_id >= json_extract(span.value, '$[0]') AND row_id < json_extract(span.value, '$[1]')
+WHERE reason IS NOT NULL ORDER BY row_id;
+
+-- name: publish_messages
+-- New messages at the end of their queues, their numbers in the order of the rows.
+-- parameters: number - row_id; now (Unix ms); now (steady ms); publisher; row_id from (inclusive),
+--   to (exclusive)
+-- index: INTEGER PRIMARY KEY
+INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts)
+SELECT row_id + column1, token, queue_id, row_id + column1, 0, ttl_s, column3 + ttl_s * 1000,
+  column2, 0, 0, length(content), checksum(row_id + column1, content), column4,
+  urn, trace_id, meta_id, attempts
+FROM (VALUES (?, ?, ?, ?, ?, ?)) AS given CROSS JOIN stage_row
+  ON row_id >= column5 AND row_id < column6
+WHERE reason IS NULL ORDER BY row_id;
+
+-- name: publish_bodies
+-- parameters: number - row_id; row_id from (inclusive), to (exclusive)
+-- index: INTEGER PRIMARY KEY
+INSERT INTO body (seq, content) SELECT row_id + column1, content
+FROM (VALUES (?, ?, ?)) AS given CROSS JOIN stage_row
+  ON row_id >= column2 AND row_id < column3
+WHERE reason IS NULL ORDER BY row_id;
+
+-- name: drop_stage
+-- Published, or not wanted: its rows are removed in slices.
+-- parameters: stage_id
+-- index: INTEGER PRIMARY KEY
+UPDATE stage SET token = NULL WHERE stage_id = ?;
+
+-- name: drop_parts
+-- parameters: stage_id
+-- index: PRIMARY KEY
+DELETE FROM stage_part WHERE stage_id = ?;
+
+-- name: note_version
+-- parameters: app_id, version, at_ms, rows
+INSERT INTO published (app_id, version, at_ms, "rows") VALUES (?, ?, ?, ?)
+ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.at_ms,
+  "rows" = excluded."rows";
+
+-- name: forget_version
+-- parameters: app_id
+-- index: PRIMARY KEY
+DELETE FROM published WHERE app_id = ?;
+
+-- name: drop_open
+-- At start: who was staging is gone.
+UPDATE stage SET token = NULL WHERE is_whole = 0 AND token IS NOT NULL;
+
+-- name: drop_parts_of_dropped
+-- At start, after drop_open.
+DELETE FROM stage_part WHERE stage_id IN (SELECT stage_id FROM stage WHERE token IS NULL);
+
+-- name: stages
+-- At start, oldest first.
+-- columns: stage_id, token, until_ms, rows, bytes
+SELECT stage_id, token, until_ms, "rows", bytes FROM stage WHERE token IS NOT NULL
+ORDER BY stage_id;
+
+-- name: parts
+-- At start.
+-- columns: as in the table
+SELECT stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy
+FROM stage_part;
+
+-- name: next_stage
+-- At start: the number of the next token.
+SELECT coalesce(max(stage_id), 0) + 1 FROM stage;
+
+-- name: versions
+-- At start, the oldest first.
+-- columns: app_id, version
+SELECT app_id, version FROM published ORDER BY at_ms, app_id;
+
+-- name: next_dropped
+-- A token whose rows are to be removed.
+-- columns: stage_id, or NULL
+-- index: sqlite_autoindex_stage_1
+SELECT min(stage_id) FROM stage WHERE token IS NULL;
+
+-- name: remove_rows
+-- parameters: row_id from (inclusive), to (exclusive); limit
+-- index: INTEGER PRIMARY KEY
+DELETE FROM stage_row WHERE row_id IN (
+  SELECT row_id FROM stage_row WHERE row_id >= ? AND row_id < ? ORDER BY row_id LIMIT ?);
+
+-- name: remove_stage
+-- parameters: stage_id
+-- index: INTEGER PRIMARY KEY
+DELETE FROM stage WHERE stage_id = ?;

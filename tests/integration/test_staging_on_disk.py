@@ -1,0 +1,429 @@
+"""Staged rows on a real file: published once, all or nothing, and whatever happens in between."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from phpmq_lite.broker import staged, staging
+from phpmq_lite.broker.operations import PublishedStage, Staged
+from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Limits, QueueSettings, checksum
+from phpmq_lite.storage import recall
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.upkeep import Upkeep
+from tests.driving import Driver
+from tests.envelope_cases import body
+
+MakeDriver = Callable[..., Driver]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[MakeDriver]:
+    drivers: list[Driver] = []
+
+    def make(limits: Limits | None = None, **settings: Any) -> Driver:
+        drivers.append(Driver(tmp_path, limits, QueueSettings(**settings), Intake()))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.close()
+
+
+def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
+    """Give a command, come to rest, and return the answer; a refusal as its code."""
+    question = driver.ask(verb, *arguments, **options)
+    driver.step()
+    answer = question.answer
+    return answer.code if isinstance(answer, RefusedError) else answer
+
+
+def stage(
+    driver: Driver,
+    token: str,
+    *bodies: bytes,
+    queue: str = "orders",
+    ttl_s: int | None = None,
+    after: int = 0,
+    is_whole: bool = True,
+) -> Any:
+    rows = [(queue, content, ttl_s) for content in bodies]
+    return ask(driver, "stage", token, rows, after=after, is_whole=is_whole)
+
+
+def publish(driver: Driver, version: int, *tokens: str, app_id: str = "app") -> Any:
+    return ask(driver, "publish_staged", app_id, version, tokens)
+
+
+def order(driver: Driver, queue: str = "orders") -> list[bytes]:
+    """Return the bodies of a queue in its order."""
+    rows = driver.rows(
+        "SELECT content FROM message JOIN body USING (seq) JOIN queue USING (queue_id)"
+        " WHERE name = ? ORDER BY position", queue,
+    )  # fmt: skip
+    return [content for (content,) in rows]
+
+
+def tokens(driver: Driver) -> list[str]:
+    """Return the tokens that wait, in memory and on disk alike."""
+    names = [name for (name,) in driver.rows(
+        "SELECT token FROM stage WHERE token IS NOT NULL ORDER BY stage_id")]  # fmt: skip
+    assert list(driver.core.staging.stages) == names
+    on_disk = driver.rows(
+        'SELECT coalesce(sum(bytes), 0), coalesce(sum("rows"), 0),'
+        " (SELECT count(*) FROM stage_part) FROM stage WHERE token IS NOT NULL"
+    )
+    staging = driver.core.staging
+    assert on_disk == [(staging.bytes, staging.rows, staging.parts)]
+    return names
+
+
+def test_staged_rows_are_published_behind_what_is_there(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"a")
+    assert stage(driver, "t1", b"b", b"c") == Staged(2, 2)
+    assert stage(driver, "t2", b"d") == Staged(1, 1)
+    assert (order(driver), tokens(driver)) == ([b"a"], ["t1", "t2"])
+    assert publish(driver, 0, "t2", "t1") == PublishedStage(3, False, 0)
+    assert (order(driver), tokens(driver)) == ([b"a", b"d", b"b", b"c"], [])
+    assert driver.live() == (4, 4)
+    driver.publish(b"e")
+    assert order(driver)[-1] == b"e"
+    rows = driver.rows(
+        "SELECT seq, position, crc, size, content FROM message JOIN body USING (seq)"
+    )
+    for seq, position, crc, size, content in rows:
+        assert (position, crc, size) == (seq, checksum(seq, content), len(content))
+    assert len(set(driver.rows("SELECT token FROM message"))) == 5
+
+
+def test_consumer_gets_what_is_published_in_order(make: MakeDriver) -> None:
+    driver = make(Limits(window=3))
+    worker = driver.consume(2)
+    expected = []
+    for version in range(3):
+        bodies = [b"%d-%d" % (version, n) for n in range(5)]
+        stage(driver, "t", *bodies)
+        publish(driver, version, "t")
+        driver.publish(b"plain %d" % version)
+        expected += [*bodies, b"plain %d" % version]
+    got = []
+    while deliveries := worker.take():
+        got += [delivery.body for delivery in deliveries]
+        for delivery in deliveries:
+            worker.acknowledge("orders", delivery.message_id)
+        driver.step()
+    assert got == expected
+    assert driver.live() == (0, 0)
+
+
+def test_version_is_published_once(make: MakeDriver) -> None:
+    driver = make()
+    for token in "abcd":
+        stage(driver, token, token.encode())
+    assert publish(driver, 5, "a") == PublishedStage(1, False, 0)
+    assert publish(driver, 5, "b") == PublishedStage(0, True, 0)
+    assert publish(driver, 4, "c", "gone") == PublishedStage(0, True, 0)
+    assert tokens(driver) == ["d"]  # those of a repeated version are dropped
+    driver.kill_and_restart()
+    assert publish(driver, 5, "d") == PublishedStage(0, True, 0)
+    stage(driver, "e", b"e")
+    assert publish(driver, 5, "e", app_id="other") == PublishedStage(1, False, 0)
+    assert publish(driver, 6) == PublishedStage(0, False, 0)  # a version without rows counts too
+    assert publish(driver, 6) == PublishedStage(0, True, 0)
+    assert order(driver) == [b"a", b"e"]
+
+
+def test_kill_before_the_commit_publishes_nothing_and_keeps_the_token(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "t", b"a", b"b")
+    driver.ask("publish_staged", "app", 1, ["t"])
+    driver.decide()
+    driver.kill_and_restart()
+    assert (order(driver), tokens(driver)) == ([], ["t"])
+    driver.ask("publish_staged", "app", 1, ["t"])
+    driver.record()  # stored, but nobody is told
+    driver.kill_and_restart()
+    assert (order(driver), tokens(driver)) == ([b"a", b"b"], [])
+    assert publish(driver, 1, "t") == PublishedStage(0, True, 0)
+    assert driver.live() == (2, 2)
+
+
+def test_rows_come_in_chunks(make: MakeDriver) -> None:
+    driver = make()
+    assert stage(driver, "t", b"a", is_whole=False) == Staged(1, 1)
+    assert stage(driver, "t", b"x") == "token_staged"
+    assert stage(driver, "t", b"x", after=2) == "gap"
+    assert stage(driver, "other", b"x", after=2) == "unknown_token"
+    assert publish(driver, 1, "t") == "token_open"
+    assert stage(driver, "t", b"b", queue="mails", after=1, is_whole=False) == Staged(2, 2)
+    assert stage(driver, "t", after=2) == Staged(2, 2)
+    assert stage(driver, "t", b"x", after=2) == "token_staged"
+    assert publish(driver, 1, "t") == PublishedStage(2, False, 0)
+    assert (order(driver), order(driver, "mails")) == ([b"a"], [b"b"])
+
+
+def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "open", b"a", is_whole=False)
+    stage(driver, "whole", b"b", ttl_s=9)
+    parts = dict(driver.core.staging.stages["whole"].parts)
+    driver.kill_and_restart()
+    assert tokens(driver) == ["whole"]
+    assert driver.core.staging.stages["whole"].parts == parts
+    assert stage(driver, "open", b"c") == Staged(1, 1)
+    while recall.sweep(driver.store.connection):
+        pass
+    assert driver.rows("SELECT content FROM stage_row") == [(b"b",), (b"c",)]
+
+
+def test_tokens_are_dropped_on_demand_and_after_a_day(make: MakeDriver) -> None:
+    driver = make()
+    for token in "abc":
+        stage(driver, token, token.encode())
+        driver.clock.advance(3_600)
+    assert ask(driver, "unstage", ["a", "a", "none"]) == 1
+    driver.kill_and_restart()
+    assert tokens(driver) == ["b", "c"]
+    driver.clock.advance(86_400 - 2 * 3_600)
+    assert driver.core.next_wake_ms == driver.clock.steady_ms
+    driver.step()
+    assert tokens(driver) == ["c"]
+    assert publish(driver, 1, "b") == "unknown_token"
+
+
+def test_rows_of_dropped_tokens_are_removed_in_slices(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "a", *[b"x"] * 120)
+    stage(driver, "b", b"y")
+    publish(driver, 1, "a")
+    ticks = iter(range(100))
+    steps = 0
+    while recall.sweep(driver.store.connection, timer=lambda: float(next(ticks))):
+        steps += 1
+    assert steps > 1
+    assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
+    assert driver.rows("SELECT token FROM stage") == [("b",)]
+    assert driver.live() == (120, 120)
+
+
+def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> None:
+    driver = make()
+    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), 64 << 20)
+    stage(driver, "a", *[b"x"] * 120)
+    driver.clock.advance(86_400)
+    stage(driver, "b", b"y")
+    assert tokens(driver) == ["b"]
+    with patch.object(recall, "STEP_S", 0):  # fifty rows a call, however fast the machine is
+        more = [upkeep(driver.store, driver.clock.now(), False) for _ in range(4)]
+    assert more == [True, True, True, False]
+    assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
+    assert driver.rows("SELECT token FROM stage") == [("b",)]
+    stage(driver, "c", b"z")
+    ask(driver, "unstage", ["c"])
+    driver.clock.advance(1)  # it looks once a second
+    while upkeep(driver.store, driver.clock.now(), False):
+        pass
+    assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
+
+
+@pytest.mark.parametrize(("name", "bound"), [
+    ("SLICE", 1), ("TOKEN_ROWS", 1), ("TOKEN_BYTES", 1), ("STAGED_BYTES", 1), ("TOKENS", 0),
+    ("STAGED_ROWS", 1), ("STAGED_PARTS", 0),
+])  # fmt: skip
+def test_staging_is_bounded(make: MakeDriver, name: str, bound: int) -> None:
+    driver = make()
+    codes = {"SLICE": "too_many", "TOKEN_ROWS": "too_many", "TOKEN_BYTES": "too_large"}
+    with patch.object(staging, name, bound):
+        assert stage(driver, "t", b"a", b"b") == codes.get(name, "stage_full")
+    assert tokens(driver) == []
+    assert driver.rows("SELECT * FROM queue") == []
+
+
+@pytest.mark.parametrize(("name", "code"), [
+    ("PUBLISH_ROWS", "too_many"), ("PUBLISH_BYTES", "too_large"),
+])  # fmt: skip
+def test_publish_is_bounded(make: MakeDriver, name: str, code: str) -> None:
+    driver = make()
+    stage(driver, "t", b"a")
+    stage(driver, "u", b"b")
+    with patch.object(staging, name, 1):
+        assert publish(driver, 1, "t", "u") == code
+        assert publish(driver, 1, "u") == PublishedStage(1, False, 0)
+
+
+def test_versions_of_writers_that_are_long_gone_are_forgotten(make: MakeDriver) -> None:
+    driver = make()
+    with patch.object(staged, "KEPT_VERSIONS", 2):
+        for app_id in ("a", "b", "a", "c"):
+            publish(driver, len(driver.core.staging.versions) + 1, app_id=app_id)
+            driver.clock.advance(1)
+    assert driver.core.staging.versions.keys() == {"a", "c"}
+    before = dict(driver.core.staging.versions)
+    driver.kill_and_restart()
+    assert driver.core.staging.versions == before
+
+
+@pytest.mark.parametrize(("settings", "code"), [
+    ({"publishing_paused": True}, "paused"),
+    ({"max_messages": 2}, "queue_full"),
+    ({"max_bytes": 2}, "queue_full"),
+    ({"payload_policy": "envelope"}, "queue_changed"),
+])  # fmt: skip
+def test_queue_that_takes_not_all_takes_nothing(
+    make: MakeDriver, settings: dict[str, Any], code: str
+) -> None:
+    driver = make()
+    driver.publish(b"a")
+    stage(driver, "t", b"b", b"c")
+    stage(driver, "u", b"d", queue="mails")
+    ask(driver, "configure", "orders", settings)
+    assert publish(driver, 1, "u", "t") == code
+    assert (order(driver), order(driver, "mails"), tokens(driver)) == ([b"a"], [], ["t", "u"])
+    ask(driver, "configure", "orders", dict.fromkeys(settings))
+    assert publish(driver, 1, "u", "t") == PublishedStage(3, False, 0)
+
+
+def test_removed_queue_is_made_again(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "t", b"a")
+    ask(driver, "remove_queue", "orders")
+    driver.kill_and_restart()
+    assert publish(driver, 1, "t") == PublishedStage(1, False, 0)
+    assert (order(driver), driver.core.lives.queues["orders"].row.live_count) == ([b"a"], 1)
+
+
+def test_removed_queue_that_finds_no_room_refuses_the_publish(make: MakeDriver) -> None:
+    driver = make(Limits(queues=1))
+    stage(driver, "t", b"a")
+    ask(driver, "remove_queue", "orders")
+    ask(driver, "create_queue", "mails")
+    assert publish(driver, 1, "t") == "too_many_queues"
+    assert tokens(driver) == ["t"]
+
+
+def test_too_many_queues_are_refused_as_a_whole(make: MakeDriver) -> None:
+    driver = make(Limits(queues=2))
+    rows = [(name, b"x", None) for name in ("a", "b", "c")]
+    assert ask(driver, "stage", "t", rows, after=0, is_whole=True) == "too_many_queues"
+    assert ask(driver, "stage", "t", [("", b"x", None)], after=0, is_whole=True) == "bad_name"
+    assert driver.core.lives.queues == {}
+
+
+def test_ttl_counts_from_the_publish(make: MakeDriver) -> None:
+    driver = make(default_ttl_s=5)
+    stage(driver, "t", b"default")
+    stage(driver, "u", b"never", ttl_s=0)
+    stage(driver, "v", b"own", ttl_s=7)
+    driver.clock.advance(3_600)
+    publish(driver, 1, "t", "u", "v")
+    now_ms = driver.clock.steady_ms
+    assert driver.rows("SELECT ttl_s, deadline_ms FROM message ORDER BY seq") == [
+        (5, now_ms + 5_000), (None, None), (7, now_ms + 7_000),
+    ]  # fmt: skip
+    assert driver.core.next_wake_ms == now_ms + 5_000
+    driver.clock.advance(7)
+    driver.step()
+    assert order(driver) == [b"never"]
+
+
+def test_envelopes_are_indexed_when_they_are_staged(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "t", body(), b"plain")
+    publish(driver, 1, "t")
+    rows = driver.rows("SELECT urn, attempts FROM message ORDER BY seq")
+    assert rows == [("urn:babel:orders:created", 0), (None, None)]
+
+
+def test_what_is_no_envelope_is_dead_at_once(make: MakeDriver) -> None:
+    driver = make()
+    ask(driver, "create_queue", "orders")
+    ask(driver, "configure", "orders", {"payload_policy": "envelope"})
+    driver.publish(b"bad", body())
+    first = driver.rows("SELECT outcome, reason FROM history")
+    stage(driver, "t", body(), b"worse", body(), b"{}")
+    driver.kill_and_restart()
+    assert publish(driver, 1, "t") == PublishedStage(4, False, 2)
+    assert order(driver) == [body()] * 3
+    rows = driver.rows("SELECT outcome FROM history")
+    assert (rows, first[0][0]) == ([(4,)] * 3, 4)
+    assert (driver.live(), len(order(driver, "orders.dlq"))) == ((3, 3 * len(body())), 3)
+    records = driver.rows(
+        "SELECT content, printf('%016x%016x', h.seq, h.token) FROM message AS m"
+        " JOIN body USING (seq) JOIN history AS h ON h.seq = m.source_seq"
+    )
+    assert len(records) == 3
+    assert all(message_id.encode() in record for record, message_id in records)
+    assert driver.core.lives.queues["orders"].totals.published == 4
+
+
+def test_too_many_bad_ones_are_refused(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    stage(driver, "t", b"bad", b"worse")
+    with patch.object(staging, "PUBLISH_BAD", 1):
+        assert publish(driver, 1, "t") == "too_many_quarantined"
+    ask(driver, "create_queue", "orders.dlq")
+    ask(driver, "configure", "orders.dlq", {"max_messages": 1})
+    assert publish(driver, 1, "t") == "queue_full"
+    assert tokens(driver) == ["t"]
+
+
+def test_publish_of_bad_rows_is_done_once_though_it_takes_two_batches(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    stage(driver, "t", b"bad", body())
+    first = driver.ask("publish_staged", "app", 1, ["t"])
+    again = driver.ask("publish_staged", "app", 1, ["t"])
+    driver.step()
+    assert (first.answer, again.answer) == (
+        PublishedStage(2, False, 1), PublishedStage(0, True, 0),
+    )  # fmt: skip
+    assert driver.live() == (1, len(body()))
+
+
+def test_token_that_is_staged_anew_while_its_bad_rows_are_read(make: MakeDriver) -> None:
+    """What is published is what the token has by then, and nothing of what was dropped."""
+    driver = make()
+    ask(driver, "create_queue", "orders")
+    ask(driver, "configure", "orders", {"payload_policy": "envelope"})
+    stage(driver, "t", b"bad")
+    publishing = driver.ask("publish_staged", "app", 1, ["t"])
+    driver.ask("unstage", ["t"])
+    driver.ask("stage", "t", [("mails", b"new", None)], after=0, is_whole=True)
+    driver.step()
+    assert publishing.answer == PublishedStage(1, False, 0)
+    assert (order(driver, "mails"), order(driver, "orders.dlq")) == ([b"new"], [])
+
+
+def test_settings_that_change_while_it_is_judged_refuse_the_publish(make: MakeDriver) -> None:
+    driver = make(payload_policy="envelope")
+    rows = [("orders", b"bad", None)]
+    question = driver.ask("stage", "t", rows, after=0, is_whole=True)
+    driver.ask("configure", "orders", {"payload_policy": "observe"})
+    driver.step()
+    assert question.answer == Staged(1, 3)
+    assert publish(driver, 1, "t") == "queue_changed"
+
+
+def test_draining_broker_takes_nothing(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "t", b"a")
+    driver.core.drain(lambda _: None)
+    assert stage(driver, "u", b"b") == "draining"
+    assert publish(driver, 1, "t") == "draining"
+    assert ask(driver, "unstage", ["t"]) == 1
+
+
+@pytest.mark.parametrize(("app_id", "version", "code"), [
+    ("", 1, "bad_app_id"), ("x" * 257, 1, "bad_app_id"), ("a\n", 1, "bad_app_id"),
+    ("a", -1, "bad_version"), ("a", 1 << 63, "bad_version"),
+])  # fmt: skip
+def test_names_and_numbers_are_checked(
+    make: MakeDriver, app_id: str, version: int, code: str
+) -> None:
+    driver = make()
+    assert publish(driver, version, app_id=app_id) == code
+    assert stage(driver, "no spaces", b"a") == "bad_token"

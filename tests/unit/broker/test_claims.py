@@ -1,0 +1,186 @@
+"""Claims in memory: what a subscription takes from windows, figures and the next commands."""
+
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker import claims, operations, subscriptions
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Loaded, Message, QueueRow, State, Stored
+from phpmq_lite.pipeline_rows import PipelineRows
+from tests.unit.broker.rig import STEADY_MS, Rig, kinds, message, outcomes
+
+BYTES = 1 << 20
+
+
+def made(rig: Rig) -> Rig:
+    """Give a core a queue, as on a file that has one."""
+    rig.begin()
+    rig.core.lives.queue("orders")
+    rig.finish()
+    return rig
+
+
+def ask(rig: Rig, name: str, *arguments: Any, **options: Any) -> Batch:
+    entry = rig.entry(f"pipeline.{name}")
+    return rig.turn(
+        lambda: getattr(operations, name)(
+            rig.core, entry, *arguments, rig.answers.append, **options
+        )
+    )
+
+
+def claim(rig: Rig, count: int = 10, **options: Any) -> Batch:
+    return ask(rig, "claim", "s", "orders", count, BYTES, **options)
+
+
+def give(rig: Rig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+    """Answer the one page that a batch asked for."""
+    [page] = batch.pages
+    return rig.turn(loaded=Loaded(pages=[(page.take, list(rows), is_last)]))
+
+
+def held(seq: int) -> Message:
+    """Make the row of a message that is dispatched on disk."""
+    row = message(seq)
+    row.state, row.deliveries, row.last_dispatched_at = State.DISPATCHED, 1, 0
+    return row
+
+
+def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
+    rig = made(Rig())
+    rig.publish(b"a", b"b")
+    asked = claim(rig)
+    [page] = asked.pages
+    assert (page.which, page.queue_id, page.after, page.upto, page.limit) == (
+        "ready_page", 1, 0, 2, 10,
+    )  # fmt: skip
+    batch = give(rig, asked, message(1), message(2))
+    wall_ms = rig.core.lives.now.wall_ms
+    assert batch.several == {("claims", "insert"): [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]}
+    assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
+    assert rig.answers == [2]
+    queue = rig.queue()
+    assert (queue.held, queue.held_bytes, queue.totals.dispatched) == (2, 2, 2)
+
+
+def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
+    rig = made(Rig())
+    give(rig, claim(rig), message(1))
+    lives = rig.core.lives
+    assert (lives.known, lives.held, lives.held_bytes) == ({}, 0, 0)
+    told: list[Any] = []
+    rig.turn(lambda: rig.core.drain(told.append))
+    assert told == [None]
+
+
+def test_message_leaves_the_window_of_a_consumer() -> None:
+    rig = made(Rig())
+    rig.consumer(credit=1)
+    rig.publish(b"a", b"b", b"c")
+    window = rig.queue().window
+    assert window is not None
+    assert [m.seq for m in window] == [2, 3]
+    batch = give(rig, claim(rig, 1), message(2), is_last=False)
+    assert [m.seq for m in window] == [3]
+    assert (set(rig.core.lives.known), rig.queue().held) == ({1, 3}, 2)
+    assert batch.pages == []  # it has all that it wanted
+
+
+def test_passed_over_are_those_that_are_due_or_dying() -> None:
+    rig = made(Rig())
+    asked = claim(rig)
+    rig.core.lives.dying.add(message(2), "client")
+    batch = give(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
+    assert [m.seq for m in batch.dispatched] == [3]
+    assert rig.queue().claimed_to == 0  # so they are seen again
+
+
+def test_pause_stops_a_claim_between_two_pages() -> None:
+    rig = made(Rig())
+    asked = give(rig, claim(rig), message(1), is_last=False)
+    rig.turn(lambda: rig.pause("orders", "delivery", True))
+    batch = give(rig, asked, message(2), is_last=False)
+    assert (batch.dispatched, batch.pages, rig.answers[-1]) == ([], [], 1)
+
+
+def test_acknowledged_claims_settle_like_any_message() -> None:
+    rig = made(Rig())
+    rig.publish(b"a", b"b")
+    give(rig, claim(rig), message(1), message(2))
+    asked = ask(rig, "ack_claims", "s", 2)
+    [page] = asked.pages
+    assert (page.which, page.queue_id, page.after, page.upto) == ("claimed_page", 1, 0, 2)
+    batch = give(rig, asked, held(1), held(2))
+    assert outcomes(batch) == {(State.ACKED, None): [1, 2]}
+    assert batch.several == {("claims", "remove"): [1, 2]}
+    assert rig.answers == [2, 2]
+    queue = rig.queue()
+    assert (queue.held, queue.held_bytes, queue.row.live_count) == (0, 0, 0)
+    assert (queue.totals.acked, sum(queue.hold or [])) == (2, 2)
+
+
+def test_released_claims_are_ready_and_uncharged() -> None:
+    rig = made(Rig())
+    rig.publish(b"a")
+    give(rig, claim(rig), message(1))
+    asked = ask(rig, "release_claims", "s")
+    batch = give(rig, asked, held(1))
+    assert [(m.seq, m.state, m.charged) for m in batch.changed.values()] == [(1, 0, 0)]
+    assert kinds(batch) == [(1, "release")]
+    assert (rig.queue().held, rig.queue().claimed_to) == (0, 0)
+
+
+def test_commands_of_a_subscription_wait_for_one_another() -> None:
+    rig = made(Rig())
+    first = claim(rig, 1)
+    second = claim(rig, 1, after=0)
+    refused = ask(rig, "claim", "s", "orders", 1, BYTES, after=9)
+    assert (second.pages, refused.pages) == ([], [])
+    give(rig, first, message(1))
+    assert rig.answers[:2] == [1, 1]
+    assert isinstance(rig.answers[2], RefusedError)
+    assert rig.answers[2].code == "unknown_claims"
+
+
+def test_any_number_of_commands_may_wait() -> None:
+    rig = made(Rig())
+    first = claim(rig, 1)
+    for _ in range(1_000):
+        claim(rig, 1, after=0)
+    give(rig, first, message(1))
+    assert rig.answers == [1] * 1_001
+    asked = ask(rig, "ack_claims", "s", 1)
+    assert [page.which for page in asked.pages] == ["claimed_page"]  # it may begin at once
+
+
+@pytest.mark.parametrize(("arguments", "code"), [
+    (("", "orders", 1), "bad_name"), (("s", "none", 1), "unknown_queue"),
+    (("s", "orders", 0), "too_many"), (("s", "orders", claims.MOST_AT_ONCE + 1), "too_many"),
+])  # fmt: skip
+def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str) -> None:
+    rig = made(Rig())
+    rig.begin()
+    with pytest.raises(RefusedError) as caught:
+        operations.claim(rig.core, rig.entry(), *arguments, BYTES, rig.answers.append)
+    assert caught.value.code == code
+    assert not rig.finish().stores
+
+
+def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "MOST", 1)
+    rig = made(Rig())
+    give(rig, claim(rig))
+    with pytest.raises(RefusedError) as caught:
+        ask(rig, "claim", "t", "orders", 1, BYTES)
+    assert caught.value.code == "too_many_subscriptions"
+
+
+def test_subscriptions_are_known_after_a_start() -> None:
+    rig = Rig()
+    rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
+    stored = Stored([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
+    rig.core = type(rig.core)(stored, rig.limits, rig.defaults)
+    assert (rig.queue().held, rig.queue().held_bytes) == (2, 30)
+    claim(rig, after=6)
+    assert rig.answers == [8]

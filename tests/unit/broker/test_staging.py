@@ -1,0 +1,97 @@
+"""Staging in memory: what is counted, what the writer is to copy, and what windows learn."""
+
+from typing import Any
+
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.operations import PublishedStage, Staged
+from phpmq_lite.broker.staged import KEPT_MS
+from phpmq_lite.model import Batch
+from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig
+
+
+def ask(rig: Rig, name: str, *arguments: Any, **options: Any) -> Batch:
+    entry = rig.entry(f"pipeline.{name}")
+    return rig.turn(
+        lambda: getattr(operations, name)(
+            rig.core, entry, *arguments, rig.answers.append, **options
+        )
+    )
+
+
+def stage(rig: Rig, token: str, *bodies: bytes, ttl_s: int | None = None) -> Batch:
+    rows = [("orders", body, ttl_s) for body in bodies]
+    return ask(rig, "stage", token, rows, after=0, is_whole=True)
+
+
+def rare(batch: Batch, name: str) -> list[tuple[Any, ...]]:
+    """Return the parameters of the statements of that name that a batch runs."""
+    return [given for file, each, given in batch.rare if (file, each) == ("staging", name)]
+
+
+def test_staged_rows_are_numbered_under_their_token() -> None:
+    rig = Rig()
+    stage(rig, "t", b"a")
+    batch = stage(rig, "u", b"b", b"cc", ttl_s=9)
+    flat = batch.several["staging", "insert_rows"]
+    rows = [flat[at : at + 13] for at in range(0, len(flat), 13)]
+    assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
+        (2 << 17, 1, 9, b"b"), (2 << 17 | 1, 1, 9, b"cc"),
+    ]  # fmt: skip
+    assert rare(batch, "insert_stage") == [(2, "u", WALL_MS, STEADY_MS + KEPT_MS)]
+    assert rare(batch, "note_stage") == [(2, 3, 1, 2)]
+    assert rig.answers == [Staged(1, 1), Staged(2, 3)]
+    assert (rig.core.staging.bytes, rig.queue().row.live_count) == (4, 0)
+
+
+def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
+    rig = Rig()
+    rig.publish(b"first")
+    stage(rig, "t", b"a", b"b", ttl_s=9)
+    batch = ask(rig, "publish_staged", "app", 3, ["t"])
+    [given] = rare(batch, "publish_messages")
+    first_row, client = 1 << 17, rig.core.lives.batch.opened_clients[0]
+    assert given == (2 - first_row, WALL_MS, STEADY_MS, client, first_row, first_row + 2)
+    assert batch.counters["next_number"] == 4
+    assert batch.born == []
+    assert rare(batch, "note_version") == [("app", 3, WALL_MS, 2)]
+    assert rig.answers[-1] == PublishedStage(2, False, 0)
+    queue = rig.queue()
+    assert (queue.row.live_count, queue.row.live_bytes, queue.totals.published) == (3, 7, 3)
+    assert queue.totals.published_ui == 2
+    assert rig.core.next_wake_ms == STEADY_MS + 9_000
+
+
+def test_window_learns_that_the_rest_is_on_disk() -> None:
+    rig = Rig()
+    rig.consumer(credit=1)
+    rig.publish(b"a")
+    stage(rig, "t", b"b")
+    batch = ask(rig, "publish_staged", "app", 1, ["t"])
+    window = rig.queue().window
+    assert window is not None
+    assert (window.reaches_end, window.is_loading) == (False, True)
+    assert [request.after for request in batch.filled] == [1]
+    assert rig.publish(b"c").sends == {}
+    assert 3 not in rig.core.lives.known  # it stands behind what is on disk
+
+
+def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
+    rig = Rig()
+    stage(rig, "t", b"a")
+    ask(rig, "publish_staged", "app", 1, ["t"])
+    stage(rig, "t", b"a")
+    batch = ask(rig, "publish_staged", "app", 1, ["t", "unknown"])
+    assert rig.answers[-1] == PublishedStage(0, True, 0)
+    assert (rare(batch, "publish_messages"), rare(batch, "drop_stage")) == ([], [(2,)])
+    assert (rig.core.staging.stages, rig.core.staging.bytes) == ({}, 0)
+
+
+def test_token_is_dropped_at_its_time_and_not_before() -> None:
+    rig = Rig()
+    stage(rig, "t", b"a")
+    rig.steady_ms += KEPT_MS - 1
+    assert rare(rig.turn(), "drop_stage") == []
+    rig.steady_ms += 1
+    assert rig.core.next_wake_ms == rig.steady_ms
+    assert rare(rig.turn(), "drop_stage") == [(1,)]
+    assert rig.core.next_wake_ms is None
