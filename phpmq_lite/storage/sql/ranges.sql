@@ -1,0 +1,83 @@
+-- Ranges of the history and of claims, for export.  Read by Python's SQLite and by ADBC's alike, so
+-- with the functions of neither, and with parameters in the order in which they stand here.
+-- What is selected is put together from the parts, a column each; other columns are their own names.
+
+-- part: column_offset
+m."offset"
+
+-- part: column_message_id
+printf('%016x%016x', m.seq, m.token)
+
+-- part: column_queue
+(SELECT name FROM queue WHERE queue.queue_id = m.queue_id)
+
+-- part: column_outcome
+CASE m.outcome WHEN 2 THEN 'acked' WHEN 3 THEN 'expired' WHEN 4 THEN 'dead' ELSE 'deleted' END
+
+-- part: column_deadline
+m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+
+-- part: column_body
+(SELECT CAST(content AS BLOB) FROM body WHERE body.seq = m.seq)
+
+-- part: column_claim
+c.claim
+
+-- part: only_queues
+AND m.queue_id IN (SELECT value FROM json_each(:queue_ids))
+
+-- part: history_range
+-- Settled messages of a range of offsets.
+FROM history AS m
+WHERE m."offset" > :lo AND m."offset" <= :hi
+
+-- part: claim_range
+-- What a subscription holds, by the numbers of its claims.
+FROM claim AS c JOIN message AS m ON m.seq = c.seq
+WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
+
+-- part: cuts
+-- Last number of each part with so many bytes of bodies, or of one larger body.
+SELECT max(number) AS number FROM (
+  SELECT {number} AS number, sum(m.size) OVER (ORDER BY {number}) / :part_bytes AS part
+  {range}
+) GROUP BY part ORDER BY 1
+
+-- part: is_before
+coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
+  ORDER BY "offset" LIMIT 1) < :at_ms, 0)
+
+-- name: bounds
+-- Where the history stands, in one moment.  Retention keeps the first offsets that may be there.
+-- columns: history_id; lo (above it only deleted ones may be missing); hi (the last offset given
+--   out); lo_deleted (above it none is missing)
+SELECT
+  (SELECT value FROM meta WHERE name = 'history_id') AS history_id,
+  max(coalesce((SELECT value FROM counter WHERE name = 'history_lo'), 0) - 1, 0) AS lo,
+  coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'history'), 0) AS hi,
+  max(coalesce((SELECT value FROM counter WHERE name = 'deleted_lo'), 0) - 1, 0) AS lo_deleted;
+
+-- name: offset_at
+-- The last offset settled before a time, by halving: times only grow.
+-- parameters: lo, hi (as in bounds); at_ms (Unix ms)
+-- columns: offset; lo where all are later
+WITH RECURSIVE halving (low, high) AS (
+  SELECT :lo + 1, :hi + 1
+  UNION ALL
+  SELECT
+    CASE WHEN {is_before} THEN (low + high) / 2 + 1 ELSE low END,
+    CASE WHEN {is_before} THEN high ELSE (low + high) / 2 END
+  FROM halving WHERE low < high)
+SELECT max(low) - 1 AS "offset" FROM halving;
+
+-- name: queues
+-- All queues that there were and that the history may still name.
+-- columns: queue_id, name
+SELECT queue_id, name FROM queue ORDER BY name;
+
+-- name: subscription
+-- parameters: name
+-- columns: subscription_id; queue; acked_upto, next_claim (numbers of claims)
+SELECT s.subscription_id, q.name AS queue, s.acked_upto, s.next_claim
+FROM subscription AS s JOIN queue AS q ON q.queue_id = s.queue_id
+WHERE s.name = :name;

@@ -1,0 +1,541 @@
+"""The history as Arrow over HTTP from a real broker: whole and counted, or visibly broken."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import pytest_asyncio
+
+from phpmq_lite.admin.api import pipeline_history
+from phpmq_lite.client import connect
+from phpmq_lite.export import process as module
+from phpmq_lite.export.process import Exports
+from phpmq_lite.model import checksum
+from phpmq_lite.testing import Running, running_service
+from tests.integration.settled import (
+    HISTORY_ID,
+    QUEUES,
+    ShortStreamError,
+    elsewhere,
+    is_running,
+    read_counted,
+    retire,
+    settled_folder,
+    until,
+)
+from tests.integration.visitors import House
+from tests.preloaded import broker_process
+
+reading = pytest.mark.asyncio(loop_scope="module")  # with ``shared``
+ROWS = 100_000  # some 25 MiB: more than all pipes and sockets on the way hold
+ODD = Path(__file__).with_name("odd_export.py")
+FOREVER = {"days": 36_500}
+
+
+@dataclass
+class Site:
+    """A broker with a history, and a program that reads it."""
+
+    broker: Running
+    session: aiohttp.ClientSession
+
+    @property
+    def exports(self) -> Exports:
+        context = self.broker.service._context
+        assert context is not None
+        return context.exports
+
+    @property
+    def database(self) -> Path:
+        return self.broker.data / "phpmq.db"
+
+    def url(self, query: str, of: str = "history/arrow") -> str:
+        return f"{self.broker.admin_url.rstrip('/')}/api/v1/pipeline/{of}?{query}"
+
+    async def read(self, query: str = f"lo=0&hi={ROWS}") -> Any:
+        return await read_counted(self.session, self.url(query))
+
+    async def get(self, query: str, of: str = "history/arrow", **headers: str) -> tuple[int, Any]:
+        """Ask for what is answered with JSON."""
+        async with self.session.get(self.url(query, of), headers=headers) as response:
+            return response.status, await response.json()
+
+    def odd(self, how: str) -> None:
+        """Have another program in the place of the export process."""
+        self.exports.program = (sys.executable, str(ODD), how)
+
+
+@asynccontextmanager
+async def site_on(data: Path, rows: int, **sections: Any) -> AsyncIterator[Site]:
+    settled_folder(data, rows)
+    sections = {"history": FOREVER} | sections
+    async with running_service(data, **sections) as broker, aiohttp.ClientSession() as session:
+        yield Site(broker, session)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site_on(tmp_path / "data", 1_000) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """A site for all tests that only read; its export process starts once."""
+    async with site_on(tmp_path_factory.mktemp("shared") / "data", 1_000) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder that is made once; tests that read it leave it as it is."""
+    data = tmp_path_factory.mktemp("large") / "data"
+    settled_folder(data, ROWS)
+    return data
+
+
+@asynccontextmanager
+async def large_site(data: Path) -> AsyncIterator[Site]:
+    async with (
+        running_service(data, history=FOREVER) as broker,
+        aiohttp.ClientSession(read_bufsize=1 << 16) as session,
+    ):
+        yield Site(broker, session)
+
+
+# -- what comes
+
+
+@reading
+async def test_range_comes_whole_with_its_count_ahead(shared: Site) -> None:
+    async with shared.session.get(shared.url("lo=10&hi=9999999&body=1")) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "application/vnd.apache.arrow.stream"
+        assert response.headers["X-Row-Count"] == "990"
+        assert response.headers["X-History-Id"] == HISTORY_ID
+        assert response.headers["X-Offset-Lo"] == "10"
+        assert response.headers["X-Offset-Hi"] == "1000"
+        table = pa.ipc.open_stream(await response.read()).read_all()
+    assert table["offset"].to_pylist() == list(range(11, 1_001))
+    assert table["body"][0].as_py() == b"%040d" % 21
+
+
+@reading
+async def test_empty_range_has_its_columns(shared: Site) -> None:
+    table = await shared.read("lo=7&hi=7&columns=queue,offset")
+    assert (table.num_rows, table.schema.names) == (0, ["offset", "queue"])
+
+
+@reading
+async def test_queues_come_by_name_and_by_pattern(shared: Site) -> None:
+    for query in ("queue=mail", "queues=mail", "pattern=m*", "queue=mail&queue=orders&pattern=m*"):
+        table = await shared.read(f"lo=0&hi=1000&{query}")
+        assert set(table["queue"].to_pylist()) == {"mail"}
+        assert table.num_rows == 334
+    table = await shared.read("lo=0&hi=1000&queue=mail&queues=orders,orders.eu")
+    assert table.num_rows == 1_000
+
+
+@reading
+async def test_head_counts_and_gives_nothing(shared: Site) -> None:
+    for _ in range(3):
+        async with shared.session.head(shared.url("lo=0&hi=1000&queue=mail")) as response:
+            assert (response.status, response.headers["X-Row-Count"]) == (200, "334")
+    assert len(shared.exports.pids) == 1
+
+
+async def test_bounds_say_where_the_history_stands(site: Site) -> None:
+    status, told = await site.get("", "history/bounds")
+    assert status == 200
+    expected = {"history_id": HISTORY_ID, "lo": 0, "hi": 1_000, "lo_deleted": 0}
+    assert told == expected | {"offset": None, "queues": None}
+    retire(site.database, 100)
+    status, told = await site.get("at_ms=1800000500000&queues=1", "history/bounds")
+    assert (told["lo"], told["hi"], told["lo_deleted"]) == (100, 1_000, 100)
+    assert (told["offset"], told["queues"]) == (499, sorted(QUEUES))
+
+
+async def test_bounds_note_how_far_a_reader_is(site: Site) -> None:
+    await site.get("reader=nightly&position=400", "history/bounds")
+    await site.get("reader=nightly&position=500", "history/bounds")
+    await site.get("reader=unplaced", "history/bounds")
+    told = elsewhere(site.database, 'SELECT name, "offset" FROM reader')
+    assert told == "[('nightly', 500)]"
+    status, told = await site.get("reader=%00&position=1", "history/bounds")
+    assert (status, told["code"]) == (422, "bad_name")
+    assert "name of the reader" in told["detail"]
+
+
+@reading
+@pytest.mark.parametrize(
+    "header", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}]
+)
+async def test_page_of_another_site_notes_no_reader(shared: Site, header: dict[str, str]) -> None:
+    status, _ = await shared.get("reader=evil&position=1", "history/bounds", **header)
+    assert status == 403
+    assert elsewhere(shared.database, "SELECT name FROM reader") == "[]"
+    assert (await shared.get("", "history/bounds", **header))[0] == 200  # it writes nothing
+
+
+@reading
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("lo=0", 422, "invalid"),
+        ("lo=x&hi=2", 422, "invalid"),
+        ("lo=-1&hi=2", 422, "invalid"),
+        ("lo=3&hi=2", 422, "bad_value"),
+        ("lo=0&hi=2&columns=sice", 422, "bad_value"),
+        ("lo=0&hi=2&columns=body", 422, "bad_value"),
+        ("lo=0&hi=2&queue=nowhere", 404, "unknown_queue"),
+        ("lo=0&hi=2&queue=%01", 422, "invalid"),
+        ("lo=0&hi=2&history=another", 409, "other_history"),
+        ("lo=1001&hi=2000", 409, "gap"),
+    ],
+)
+async def test_what_cannot_be_given_is_a_problem(
+    shared: Site, query: str, status: int, code: str
+) -> None:
+    answered, told = await shared.get(query)
+    assert (answered, told["code"]) == (status, code)
+    assert (await shared.read("lo=0&hi=5")).num_rows == 5  # the process goes on
+
+
+async def test_gap_is_told_or_left_out(site: Site) -> None:
+    retire(site.database, 100)
+    status, told = await site.get("lo=50&hi=200")
+    assert (status, told["code"]) == (409, "gap")
+    assert told["detail"] == "Rows up to 100 left the history, asked is above 50."
+    table = await site.read("lo=50&hi=200&gap=ok")
+    assert table["offset"].to_pylist() == list(range(101, 201))
+
+
+async def test_gap_of_real_retention(tmp_path: Path) -> None:
+    async with site_on(tmp_path / "data", 1_000, history={"rows": 400, "days": 36_500}) as site:
+        async with asyncio.timeout(30):
+            while (await site.get("", "history/bounds"))[1]["lo"] < 500:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (await site.get("lo=0&hi=1000"))[0] == 409
+        table = await site.read("lo=0&hi=1000&gap=ok")
+        [(kept,)] = _rows(site.database, "SELECT count(*) FROM history WHERE outcome <> 5")
+        found = pc.sum(pc.not_equal(table["outcome"], "deleted")).as_py()
+        assert found == kept == 360
+
+
+def _rows(database: Path, text: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(text).fetchall()
+
+
+# -- who may
+
+
+async def test_reader_sees_the_queues_that_are_theirs(site: Site) -> None:
+    home = House(site.broker)
+    await home.add("anna")
+    secret = await home.token("narrow", "viewer", "orders*")
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with aiohttp.ClientSession(headers=headers) as program:
+        table = await read_counted(program, site.url("lo=0&hi=1000"))
+        assert set(table["queue"].to_pylist()) == {"orders", "orders.eu"}
+        async with program.head(site.url("lo=0&hi=1000")) as response:
+            assert response.headers["X-Row-Count"] == str(table.num_rows)
+        async with program.head(site.url("lo=0&hi=1000&queue=mail")) as response:
+            assert (response.status, "X-Row-Count" in response.headers) == (403, False)
+        table = await read_counted(program, site.url("lo=0&hi=1000&pattern=*a*"))
+        assert table.num_rows == 0
+        narrow = Site(site.broker, program)
+        status, told = await narrow.get("lo=0&hi=9&queue=mail")
+        assert (status, told["code"]) == (403, "foreign_queue")
+        status, told = await narrow.get("queues=1", "history/bounds")
+        assert (status, told["queues"]) == (200, ["orders", "orders.eu"])
+        status, told = await narrow.get("lo=0&hi=9&subscription=s", "claims/arrow")
+        assert (status, told["code"]) == (403, "role")
+
+
+async def test_claims_are_for_operators_of_their_queue(site: Site) -> None:
+    elsewhere(
+        site.database,
+        "INSERT INTO message (seq, token, queue_id, position, state, published_at, deliveries,"
+        f" size, crc) VALUES (5001, 1, 1, 1, 1, 0, 1, 1, {checksum(5001, b'a')})",
+        "INSERT INTO body VALUES (5001, x'61')",
+        "INSERT INTO subscription VALUES (7, 'nightly', 1, 2, 0, 0)",
+        "INSERT INTO claim VALUES (7, 1, 5001, 0)",
+    )
+    home = House(site.broker)
+    await home.add("anna")
+    url = site.url("lo=0&hi=1&subscription=nightly", "claims/arrow")
+    answers = {}
+    for globs in ("ord*", "mail"):
+        secret = await home.token(globs.strip("*"), "operator", globs)
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with aiohttp.ClientSession(headers=headers) as program:
+            async with program.get(url) as response:
+                answers[globs] = response.status
+            if globs == "ord*":
+                table = await read_counted(program, url)
+                assert table["body"].to_pylist() == [b"a"]
+    assert answers == {"ord*": 200, "mail": 403}
+
+
+async def test_claims_come_the_same_at_each_reading_until_they_are_acknowledged(site: Site) -> None:
+    async with connect(site.broker.host, site.broker.port) as client:
+        await client.publish_many("orders", [b"%d" % n for n in range(5)])
+    claims = site.url("", "claims").rstrip("?")
+    asked: dict[str, Any] = {"subscription": "nightly", "queue": "orders", "max_messages": 3}
+    headers = {"Origin": claims.partition("/api")[0]}
+    async with site.session.post(f"{claims}/claim", json=asked, headers=headers) as response:
+        assert (response.status, await response.json()) == (200, {"hi": 3})
+    url = site.url("lo=0&hi=3&subscription=nightly", "claims/arrow")
+    first = await read_counted(site.session, url)
+    assert first["claim"].to_pylist() == [1, 2, 3]
+    assert first["body"].to_pylist() == [b"0", b"1", b"2"]
+    assert await read_counted(site.session, url) == first
+    asked = {"subscription": "nightly", "upto": 2}
+    async with site.session.post(f"{claims}/ack", json=asked, headers=headers) as response:
+        assert response.status == 200
+    status, told = await site.get("lo=0&hi=3&subscription=nightly", "claims/arrow")
+    assert (status, told["code"]) == (409, "gap")
+    url = site.url("lo=2&hi=3&subscription=nightly", "claims/arrow")
+    assert (await read_counted(site.session, url))["claim"].to_pylist() == [3]
+    status, told = await site.get("lo=0&hi=3&subscription=weekly", "claims/arrow")
+    assert (status, told["code"]) == (404, "unknown_subscription")
+
+
+# -- what breaks
+
+
+@pytest.mark.parametrize("how", ["short", "failing", "leaving", "stalling"])
+async def test_stream_that_is_not_whole_breaks_the_connection(site: Site, how: str) -> None:
+    site.odd(how)
+    site.exports.stalled_s = 3 if how == "stalling" else 30
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await site.read("lo=0&hi=10")
+    await until(lambda: not site.exports.pids)
+    site.exports.program, site.exports.stalled_s = module.PROGRAM, 30
+    assert (await site.read("lo=0&hi=10")).num_rows == 10
+
+
+async def test_short_stream_with_a_clean_end_is_an_error_to_who_counts(site: Site) -> None:
+    """What Arrow's own reader takes for whole: nothing but the count tells."""
+    site.odd("lying")
+    async with site.session.get(site.url("lo=0&hi=10")) as response:
+        assert pa.ipc.open_stream(await response.read()).read_all().num_rows == 5
+    with pytest.raises(ShortStreamError, match="5 rows came, 10 were announced"):
+        await site.read("lo=0&hi=10")
+
+
+@pytest.mark.parametrize("how", ["dying", "silent", "babbling"])
+async def test_process_that_does_not_begin_is_a_problem(site: Site, how: str) -> None:
+    site.odd(how)
+    site.exports.stalled_s = 1 if how == "silent" else 30
+    status, told = await site.get("lo=0&hi=10")
+    assert (status, told["code"]) == (503, "storage")
+    await until(lambda: not site.exports.pids)
+
+
+async def test_rows_that_leave_in_the_middle_break_the_connection(tmp_path: Path) -> None:
+    async with (
+        site_on(tmp_path / "data", ROWS) as site,
+        site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,
+    ):
+        assert response.status == 200
+        retire(site.database, ROWS - 1_000)  # far ahead of what fits on the way here
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+async def test_killed_process_breaks_the_connection(large: Path) -> None:
+    async with large_site(large) as site:
+        async with site.session.get(site.url(f"lo=0&hi={ROWS}")) as response:
+            [pid] = site.exports.pids
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+        assert (await site.read()).num_rows == ROWS
+        assert pid not in site.exports.pids
+
+
+async def test_messages_that_pass_slow_an_export_down(site: Site) -> None:
+    """By what the pauses are told: ``tests/unit/export/test_pace.py`` has the rest."""
+    before = site.exports._pace._passed()
+    await site.read()
+    assert site.exports._pace._passed() == before
+    async with connect(site.broker.host, site.broker.port) as client:
+        await client.publish("q", b"x")
+    assert site.exports._pace._passed() > before
+
+
+async def test_process_killed_between_two_exports_is_replaced(site: Site) -> None:
+    await site.read("lo=0&hi=5")
+    [pid] = site.exports.pids
+    os.kill(pid, signal.SIGKILL)
+    assert (await site.read("lo=0&hi=5")).num_rows == 5
+    assert site.exports.pids != [pid]
+
+
+async def test_reader_that_leaves_frees_its_place(large: Path) -> None:
+    async with large_site(large) as site:
+        for _ in range(3):
+            async with site.session.get(site.url(f"lo=0&hi={ROWS}")) as response:
+                assert len(await response.content.readexactly(1_000)) == 1_000
+                response.close()
+        await until(lambda: not site.exports.running)
+        assert site.exports.ends == {"left": 3}
+        assert (await site.read()).num_rows == ROWS
+
+
+@pytest.mark.parametrize("bound", ["STALLED_S", "WHOLE_S"])
+async def test_reader_that_takes_too_long_loses_its_connection(
+    large: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(pipeline_history, bound, 0.3)
+    async with (
+        large_site(large) as site,
+        site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,
+    ):
+        await until(lambda: not site.exports.running)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+        assert site.exports.ends == {"stalled": 1}
+
+
+async def test_third_export_is_asked_to_come_again(large: Path) -> None:
+    async with large_site(large) as site:
+        url = site.url(f"lo=0&hi={ROWS}")
+        async with site.session.get(url) as first, site.session.get(url) as second:
+            async with site.session.get(url) as third:
+                assert (third.status, third.headers["Retry-After"]) == (503, "1")
+                told = await third.json()
+                assert (told["code"], told["status"]) == ("busy", 503)
+            assert len(site.exports.pids) == 2
+            async with site.session.get(f"{site.broker.admin_url.rstrip('/')}/metrics") as response:
+                lines = (await response.text()).splitlines()
+            assert {'phpmq_exports_total{end="busy"} 1.0', "phpmq_exports_running 2.0"} <= {*lines}
+            for response in (first, second):
+                table = pa.ipc.open_stream(await response.read()).read_all()
+                assert table.num_rows == ROWS
+        assert (await site.read()).num_rows == ROWS
+        assert len(site.exports.pids) == 2  # the same ones
+        assert site.exports.ends == {"busy": 1, "whole": 3}
+
+
+async def test_extra_that_is_not_installed_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    status, told = await site.get("lo=0&hi=10")
+    assert (status, told["code"]) == (501, "no_arrow")
+    assert "phpmq-lite[export]" in told["detail"]
+    assert (await site.get("", "history/bounds"))[0] == 200
+    assert site.exports.pids == []
+
+
+# -- processes end
+
+
+async def test_idle_process_ends(site: Site) -> None:
+    site.exports._idle_s = 0
+    await site.read("lo=0&hi=5")
+    await until(lambda: not site.exports.pids)
+
+
+async def test_processes_end_with_the_broker(large: Path) -> None:
+    async with aiohttp.ClientSession(read_bufsize=1 << 16) as session:
+        async with large_site(large) as site:
+            response = await session.get(site.url(f"lo=0&hi={ROWS}"))
+            pids = site.exports.pids
+            assert len(pids) == 1
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+    assert not any(map(is_running, pids))
+    assert not (large / "phpmq.db-wal").exists()  # nobody held the database when it closed
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_no_process_is_left_when_the_broker_is_killed(large: Path, is_busy: bool) -> None:
+    flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
+    with broker_process(large, *flags) as broker:
+        url = f"{broker.admin[0].rstrip('/')}/api/v1/pipeline/history/arrow?lo=0&hi="
+        async with aiohttp.ClientSession() as session:
+            if is_busy:
+                response = await session.get(f"{url}{ROWS}")
+            else:
+                await read_counted(session, f"{url}5")
+            children = _children(broker.pid)
+            assert len(children) == 1
+            broker.kill()
+            if is_busy:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.read()
+        await until(lambda: not any(map(is_running, children)))
+
+
+def _children(pid: int) -> Sequence[int]:
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            found += map(int, (tasks / "children").read_text("ascii").split())
+    return found
+
+
+# -- under load
+
+
+async def test_export_while_messages_pass_is_exact(site: Site) -> None:
+    """Rows settle and others leave while ranges are read; each range has what the table has."""
+    total, exports = 3_000, 0
+
+    async def publish() -> None:
+        async with connect(site.broker.host, site.broker.port) as client:
+            for at in range(0, total, 100):
+                await client.publish_many("live", [b"%d" % n for n in range(at, at + 100)])
+
+    async def consume() -> None:
+        async with (
+            connect(site.broker.host, site.broker.port) as client,
+            client.consume("live", credit=200) as deliveries,
+        ):
+            for _ in range(total):
+                (await anext(deliveries)).ack()
+
+    lo = 0
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(publish())
+        tasks.create_task(consume())
+        while lo < 1_000 + total:
+            hi = (await site.get("", "history/bounds"))[1]["hi"]
+            table = await site.read(f"lo={lo}&hi={hi}&body=1")
+            assert table["offset"].to_pylist() == list(range(lo + 1, hi + 1))
+            exports += 1
+            lo = hi
+    assert exports > 1
+    table = await site.read(f"lo=0&hi={lo}&queue=live&body=1")
+    assert sorted(map(int, table["body"].to_pylist())) == list(range(total))
+    assert set(table["outcome"].to_pylist()) == {"acked"}
+
+
+async def test_many_rows_agree_with_sqlite(tmp_path: Path) -> None:
+    rows = 200_000
+    async with site_on(tmp_path / "data", rows) as site:
+        table = await site.read(f"lo=0&hi={rows}")
+        text = 'SELECT count(*), sum("offset"), sum(size), sum(attempts is null) FROM history'
+        [expected] = _rows(site.database, text)
+        nulls = table["attempts"].null_count
+        sums = [pc.sum(table[name]).as_py() for name in ("offset", "size")]
+        assert (table.num_rows, *sums, nulls) == expected
+        text = "SELECT queue_id, count(*) FROM history GROUP BY queue_id ORDER BY queue_id"
+        counts = pc.value_counts(table["queue"]).to_pylist()
+        found = {row["values"]: row["counts"] for row in counts}
+        assert [(n, found[QUEUES[n - 1]]) for n in (1, 2, 3)] == _rows(site.database, text)

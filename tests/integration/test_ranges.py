@@ -1,0 +1,419 @@
+"""Ranges of the history on a real SQLite file, through ADBC and row by row."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.model import checksum
+from phpmq_lite.storage import ranges as module
+from phpmq_lite.storage.browse import wire_id
+from phpmq_lite.storage.columnar import Engine, arrow_schema
+from phpmq_lite.storage.ranges import (
+    BODY,
+    CLAIM_COLUMNS,
+    COLUMNS,
+    RangeError,
+    Ranges,
+    Selection,
+    columns_of,
+)
+from phpmq_lite.storage.statements import load, parts
+from tests.driving import empty_database
+from tests.integration.settled import (
+    HISTORY_ID,
+    NOW_MS,
+    QUEUES,
+    STEP_MS,
+    elsewhere,
+    retire,
+    settled_folder,
+)
+
+ROWS = 300
+ALL = Selection(0, ROWS)
+OUTCOMES = ("acked", "expired", "dead", "deleted")
+
+
+@pytest.fixture(params=["adbc", "python"])
+def ranges(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranges]:
+    with Ranges(settled_folder(tmp_path / "data", ROWS), engine=request.param) as made:
+        yield made
+
+
+def table_of(rows: module.Rows) -> Any:
+    return pa.Table.from_batches(list(rows), rows.schema)
+
+
+def offsets(rows: module.Rows) -> list[int]:
+    found: list[int] = table_of(rows)["offset"].to_pylist()
+    return found
+
+
+def test_row_has_what_the_history_has(ranges: Ranges) -> None:
+    rows = ranges.history(Selection(0, ROWS, body=True))
+    table = table_of(rows)
+    assert table.schema == arrow_schema((*COLUMNS, BODY))
+    assert (rows.count, table.num_rows) == (ROWS, ROWS)
+    found = table.set_column(7, "published_at", table["published_at"].cast(pa.int64()))
+    for name in ("first_dispatched_at", "last_dispatched_at", "settled_at", "deadline"):
+        at = found.schema.get_field_index(name)
+        found = found.set_column(at, name, found[name].cast(pa.int64()))
+    for i, row in enumerate(found.to_pylist(), 1):
+        is_envelope = i > 5 and i % 3 > 0
+        assert row == {
+            "offset": i,
+            "seq": i + 10,
+            "message_id": wire_id(i + 10, i * 7919),
+            "queue": QUEUES[i % 3],
+            "position": i + 20,
+            "outcome": OUTCOMES[i % 4],
+            "reason": "client" if i % 4 else None,
+            "published_at": NOW_MS + i,
+            "first_dispatched_at": NOW_MS + i + 1 if i % 5 else None,
+            "last_dispatched_at": NOW_MS + i + 2 if i % 5 else None,
+            "settled_at": NOW_MS + i * 1_000,
+            "deadline": NOW_MS + i + STEP_MS if i % 2 else None,  # on the wall clock
+            "ttl_s": 60 if i % 2 else None,
+            "deliveries": i % 5,
+            "size": 40,
+            "publisher": 1 if i % 7 else None,
+            "consumer": 2 if i % 5 else None,
+            "urn": f"urn:orders:{i % 4}" if is_envelope else None,
+            "trace_id": f"{i:08x}-0000" if is_envelope else None,
+            "meta_id": f"m-{i}" if is_envelope else None,
+            "attempts": 0 if is_envelope else None,
+            "body": f"{i + 10:040}".encode(),
+        }
+
+
+def test_slices_make_no_difference(ranges: Ranges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types of the first slices are guessed from nothing but nulls."""
+    whole = table_of(ranges.history(Selection(0, ROWS, body=True)))
+    monkeypatch.setattr(module, "SLICE", 3)
+    monkeypatch.setattr(module, "PART_BYTES", 50)
+    rows = ranges.history(Selection(0, ROWS, body=True))
+    batches = list(rows)
+    assert len(batches) > 100
+    assert pa.Table.from_batches(batches, rows.schema) == whole
+    assert rows.count == ROWS
+
+
+def test_body_that_is_empty_or_gone(ranges: Ranges) -> None:
+    contents = {11: b"", 13: b"\x00\xff\x00"}
+    elsewhere(
+        ranges.path,
+        "DELETE FROM body WHERE seq = 12",
+        *(f"UPDATE body SET content = x'{c.hex()}' WHERE seq = {n}" for n, c in contents.items()),
+        *(
+            f"UPDATE history SET crc = {checksum(n, c)} WHERE seq = {n}"
+            for n, c in contents.items()
+        ),
+    )
+    table = table_of(ranges.history(Selection(0, 4, columns=("offset",), body=True)))
+    assert table["body"].to_pylist() == [b"", None, b"\x00\xff\x00", b"%040d" % 14]
+
+
+def test_body_that_is_damaged_is_not_given(ranges: Ranges) -> None:
+    elsewhere(ranges.path, f"UPDATE body SET content = x'{(b'%040d' % 13).hex()}' WHERE seq = 12")
+    table = table_of(ranges.history(Selection(0, 3, columns=("seq",), body=True)))
+    assert table["seq"].to_pylist() == [11, 12, 13]
+    assert table["body"].to_pylist() == [b"%040d" % 11, None, b"%040d" % 13]
+
+
+def test_no_piece_has_more_bodies_than_a_part_and_one(
+    ranges: Ranges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 400)
+    batches = list(ranges.history(Selection(0, ROWS, columns=("size",), body=True)))
+    sizes = [pc.sum(batch["size"]).as_py() for batch in batches]
+    assert sum(sizes) == ROWS * 40
+    assert max(sizes) <= 440
+    assert len(sizes) == ROWS * 40 // 400 + 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (Selection(10, 13), lambda i: 10 < i <= 13),
+        (Selection(10, 10), lambda i: False),
+        (Selection(290, 9_999), lambda i: i > 290),
+        (Selection(0, ROWS, queues=("mail",)), lambda i: i % 3 == 1),
+        (Selection(0, ROWS, queues=("mail", "orders")), lambda i: i % 3 < 2),
+        (Selection(0, ROWS, pattern="orders*"), lambda i: i % 3 != 1),
+        (Selection(0, ROWS, pattern="ORDERS*"), lambda i: False),
+        (Selection(0, ROWS, allowed=("m*", "x")), lambda i: i % 3 == 1),
+        (Selection(0, ROWS, queues=("mail",), pattern="o*"), lambda i: False),
+        (Selection(5, 100, pattern="o*", allowed=("*.eu",)), lambda i: 5 < i <= 100 and i % 3 == 2),
+    ],
+)
+def test_selection_holds_all_conditions(
+    ranges: Ranges, asked: Selection, expected: Callable[[int], bool]
+) -> None:
+    rows = ranges.history(asked)
+    found = offsets(rows)
+    assert found == [i for i in range(1, ROWS + 1) if expected(i)]
+    assert rows.count == len(found)
+
+
+def test_columns_come_in_their_order(ranges: Ranges) -> None:
+    rows = ranges.history(Selection(0, 3, columns=("size", "offset"), body=True))
+    assert rows.schema.names == ["offset", "size", "body"]
+    assert table_of(rows)["size"].to_pylist() == [40, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (Selection(3, 2), "bad_value"),
+        (Selection(-1, 2), "bad_value"),
+        (Selection(0, 2, columns=("sice",)), "bad_value"),
+        (Selection(0, 2, columns=("body",)), "bad_value"),
+        (Selection(0, 2, queues=("nowhere",)), "unknown_queue"),
+        (Selection(ROWS + 1, ROWS + 2), "gap"),
+        (Selection(0, 2, history_id="another"), "other_history"),
+    ],
+)
+def test_what_cannot_be_given_is_refused(ranges: Ranges, asked: Selection, code: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        ranges.history(asked)
+    assert refused.value.code == code
+
+
+def test_bounds_follow_retention_and_outlive_the_rows(ranges: Ranges) -> None:
+    assert ranges.bounds() == module.Bounds(HISTORY_ID, 0, ROWS, 0)
+    retire(ranges.path, 100)
+    assert ranges.bounds() == module.Bounds(HISTORY_ID, 100, ROWS, 100)
+    retire(ranges.path, ROWS)
+    assert ranges.bounds() == module.Bounds(HISTORY_ID, ROWS, ROWS, ROWS)
+    assert list(ranges.history(Selection(ROWS, ROWS))) == []
+
+
+def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: Ranges) -> None:
+    retire(ranges.path, 100)
+    with pytest.raises(RefusedError, match="rows up to 100 left") as refused:
+        ranges.history(Selection(99, 200))
+    assert refused.value.code == "gap"
+    assert offsets(ranges.history(Selection(100, 200))) == list(range(101, 201))
+    rows = ranges.history(Selection(0, 200), is_gap_ok=True)
+    assert (rows.lo, rows.hi, rows.count) == (100, 200, 100)
+    assert offsets(rows) == list(range(101, 201))
+    assert list(ranges.history(Selection(0, 50), is_gap_ok=True)) == []
+    assert list(ranges.history(Selection(900, 950), is_gap_ok=True)) == []
+
+
+def test_deleted_rows_may_be_missing_without_a_gap(ranges: Ranges) -> None:
+    elsewhere(
+        ranges.path,
+        'DELETE FROM history WHERE outcome = 5 AND "offset" <= 100',
+        "INSERT OR REPLACE INTO counter VALUES ('deleted_lo', 101)",
+    )
+    bounds = ranges.bounds()
+    assert (bounds.lo, bounds.lo_deleted) == (0, 100)
+    rows = ranges.history(ALL)
+    assert rows.count == ROWS - 25
+    assert len(offsets(rows)) == ROWS - 25
+
+
+def test_rows_that_leave_while_they_are_read_are_missed(
+    ranges: Ranges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE", 50)
+    rows = ranges.history(ALL)
+    batches = iter(rows)
+    next(batches)
+    retire(ranges.path, 120)
+    with pytest.raises(RangeError, match=r"\(0, 300\] had 300 rows, and 230 when"):
+        list(batches)
+
+
+@pytest.mark.parametrize("is_gap_ok", [False, True])
+def test_rows_that_leave_while_they_are_counted_are_a_gap(ranges: Ranges, is_gap_ok: bool) -> None:
+    statements = []
+
+    def note() -> None:
+        statements.append(1)
+        if len(statements) == 2:  # behind the bounds, ahead of the count
+            retire(ranges.path, 100)
+
+    ranges.on_statement = note
+    if not is_gap_ok:
+        with pytest.raises(RefusedError) as refused:
+            ranges.history(ALL)
+        assert refused.value.code == "gap"
+        return
+    rows = ranges.history(ALL, is_gap_ok=True)
+    assert (rows.lo, rows.count) == (100, 200)
+    assert len(offsets(rows)) == 200
+
+
+def test_no_transaction_is_open_between_batches(
+    ranges: Ranges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that kept one would keep the log from being written back and emptied."""
+    monkeypatch.setattr(module, "SLICE", 50)
+    batches = iter(ranges.history(Selection(0, ROWS, body=True)))
+    for _ in range(3):
+        next(batches)
+        told = elsewhere(
+            ranges.path,
+            "PRAGMA busy_timeout = 0",
+            "INSERT OR REPLACE INTO counter VALUES ('x', random())",
+            "PRAGMA wal_checkpoint(TRUNCATE)",
+        )
+        assert told == "[(0, 0, 0)]"  # not busy, all of it, nothing left
+
+
+def test_lock_is_waited_for(ranges: Ranges) -> None:
+    """ADBC sets no busy timeout by itself."""
+    elsewhere(ranges.path, "CREATE TABLE other (x)", "DROP TABLE other")  # the schema is read anew
+    program = (
+        "import sqlite3, sys, time\n"
+        "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "c.execute('PRAGMA locking_mode = EXCLUSIVE'); c.execute('PRAGMA journal_mode = DELETE')\n"
+        "c.execute('BEGIN EXCLUSIVE'); print(flush=True); time.sleep(0.3); c.execute('COMMIT')\n"
+        "c.close()"
+    )
+    path = ranges.path.with_name("other.db")
+    elsewhere(path, "CREATE TABLE x (a)", "INSERT INTO x VALUES (1)")
+    command = [sys.executable, "-c", program, str(path)]
+    engine: Engine = "adbc" if type(ranges._database).__name__ == "_Adbc" else "python"
+    with (
+        Ranges(path, engine=engine) as other,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as holder,
+    ):
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert other.table("SELECT a FROM x", {}).to_pylist() == [{"a": 1}]
+        assert holder.wait() == 0
+
+
+def test_time_is_looked_up(ranges: Ranges) -> None:
+    retire(ranges.path, 10)
+    times = {0: 10, 11: 10, 12: 11, 150: 149, 300: 299, 301: 300, 9_999: 300}
+    assert {at: ranges.offset_at(NOW_MS + at * 1_000) for at in times} == times
+
+
+def test_all_queues_are_named(ranges: Ranges) -> None:
+    assert ranges.queues() == sorted(QUEUES)
+
+
+def test_database_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> None:
+    for engine in ("adbc", "python"):
+        with pytest.raises(StorageError, match="there is no database"):
+            Ranges(tmp_path / "no.db", engine=engine)
+        (tmp_path / "bad.db").write_bytes(b"x" * 5_000)
+        with pytest.raises(StorageError, match="cannot"), Ranges(tmp_path / "bad.db") as bad:
+            bad.bounds()
+
+
+def test_unreadable_name_is_no_column() -> None:
+    assert [c.name for c in columns_of(body=True)][-1] == "body"
+    with pytest.raises(RefusedError, match="there is no column 'Offset'"):
+        columns_of(["Offset"])
+
+
+def test_module_loads_without_what_it_needs_later() -> None:
+    """Spark's workers and the broker import it; neither wants the other's libraries for it."""
+    program = (
+        "import sys, phpmq_lite.storage.ranges as r; r.columns_of();"
+        "print({'pyarrow', 'aiohttp', 'aiosqlite', 'adbc_driver_sqlite'} & {*sys.modules})"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout.strip() == "set()"
+
+
+# -- claims
+
+
+@pytest.fixture
+def claimed(ranges: Ranges) -> Ranges:
+    """Five claims of ``nightly`` on ``orders``; 1 is acknowledged, 4 was taken away."""
+    rows = [
+        "INSERT INTO message (seq, token, queue_id, position, state, published_at, deliveries,"
+        f" size, crc, urn) VALUES ({900 + n}, {n}, 1, {n}, 1, {NOW_MS + n}, 1, 3,"
+        f" {checksum(900 + n, b'%d' % (900 + n))}, 'urn:a')"
+        for n in (2, 3, 5)
+    ]
+    elsewhere(
+        ranges.path,
+        *rows,
+        "INSERT INTO body SELECT seq, CAST(seq AS BLOB) FROM message",
+        "INSERT INTO subscription VALUES (7, 'nightly', 1, 6, 1, 0)",
+        "INSERT INTO subscription VALUES (8, 'other', 1, 1, 0, 0)",
+        "INSERT INTO claim SELECT 7, seq - 900, seq, 0 FROM message",
+    )
+    return ranges
+
+
+def test_claims_come_by_number(claimed: Ranges) -> None:
+    rows = claimed.claims("nightly", 1, 5)
+    table = table_of(rows)
+    assert table.schema == arrow_schema(CLAIM_COLUMNS)
+    assert (rows.count, rows.queue) == (3, "orders")
+    assert table["claim"].to_pylist() == [2, 3, 5]
+    assert table["body"].to_pylist() == [b"902", b"903", b"905"]
+    assert table["message_id"][0].as_py() == wire_id(902, 2)
+    assert table["queue"].to_pylist() == ["orders"] * 3
+    assert table["urn"].to_pylist() == ["urn:a"] * 3
+    assert table_of(claimed.claims("nightly", 1, 5)) == table
+    assert table_of(claimed.claims("nightly", 2, 4))["claim"].to_pylist() == [3]
+    assert claimed.claims("other", 0, 0).count == 0
+
+
+@pytest.mark.parametrize("change", ["UPDATE body SET content = x'00'", "DELETE FROM body"])
+def test_claim_whose_body_is_damaged_breaks_the_range(claimed: Ranges, change: str) -> None:
+    """Without its body the query would acknowledge what it never saw."""
+    elsewhere(claimed.path, f"{change} WHERE seq = 903")
+    with pytest.raises(StorageError, match=f"message {wire_id(903, 3)} is damaged"):
+        table_of(claimed.claims("nightly", 1, 5))
+    assert table_of(claimed.claims("nightly", 3, 5))["claim"].to_pylist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("name", "lo", "hi", "allowed", "code"),
+    [
+        ("nightly", 0, 5, (), "gap"),
+        ("nightly", 1, 6, (), "bad_value"),
+        ("nightly", 3, 2, (), "bad_value"),
+        ("weekly", 0, 5, (), "unknown_subscription"),
+        ("nightly", 1, 5, ("mail*",), "foreign_queue"),
+    ],
+)
+def test_claims_that_cannot_be_given_are_refused(
+    claimed: Ranges, name: str, lo: int, hi: int, allowed: tuple[str, ...], code: str
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        claimed.claims(name, lo, hi, allowed)
+    assert refused.value.code == code
+
+
+# -- statements
+
+
+def test_ranges_are_read_by_number() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.deserialize(empty_database())
+        known = parts("ranges")
+        cuts = known["cuts"].replace("{number}", 'm."offset"')
+        texts = {
+            f'SELECT * {known["history_range"]} {known["only_queues"]} ORDER BY m."offset"': "m",
+            cuts.replace("{range}", known["history_range"]): "m",
+            f"SELECT m.size {known['claim_range']} ORDER BY c.claim": "m",
+            load("ranges")["offset_at"]: "history",
+        }
+        for text, table in texts.items():
+            given = dict.fromkeys(re.findall(r"(?<![:\w]):(\w+)", text))
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}", given)]
+            assert any(f"SEARCH {table} USING INTEGER PRIMARY KEY" in step for step in plan), plan
+            is_sorted = any("TEMP B-TREE FOR ORDER BY" in step for step in plan)
+            assert is_sorted == ("GROUP BY" in text), plan  # of a few cuts, never of rows

@@ -1,0 +1,122 @@
+"""What the export process writes: frames of at most a piece, and an end only behind all rows."""
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.export import frames, main
+from phpmq_lite.export.main import Output, serve
+from phpmq_lite.storage.ranges import RangeError
+
+BATCH = pa.record_batch({"offset": pa.array(range(1_000), pa.int64())})
+
+
+class Kept(Output):
+    """Keeps what it would write."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.bytes = b""
+
+    def _write_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.bytes += bytes(data)
+
+    @property
+    def frames(self) -> list[tuple[bytes, bytes]]:
+        """Read it as the broker does."""
+        found, left = [], self.bytes
+        while left:
+            kind, size = frames.PREFIX.unpack_from(left)
+            end = frames.PREFIX.size + size
+            found.append((kind, left[frames.PREFIX.size : end]))
+            assert len(left) >= end
+            left = left[end:]
+        return found
+
+
+def test_stream_leaves_in_whole_pieces() -> None:
+    output = Kept()
+    data = bytes(range(256)) * 10_000
+    for at in range(0, len(data), 7_777):
+        output.write(data[at : at + 7_777])
+    output.flush()
+    assert [len(payload) for _, payload in output.frames] == [frames.PIECE, frames.PIECE]
+    output.flush_all()
+    assert b"".join(payload for _, payload in output.frames) == data
+    assert {kind for kind, _ in output.frames} == {frames.DATA}
+
+
+def test_beat_comes_where_nothing_else_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: now_s))
+    output = Kept()
+    for now_s in (0.5, 1.0, 1.5, 2.5):  # noqa: B007 - it is the clock
+        output.beat()
+    assert output.frames == [(frames.BEAT, b"")] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "detail"),
+    [
+        (RefusedError("gap", "rows left"), "gap", "rows left"),
+        (StorageError("cannot read"), "", "cannot read"),
+        (RangeError("3 rows, 2 came"), "", "3 rows, 2 came"),
+        (MemoryError("much"), "", "the export failed: MemoryError('much')"),
+    ],
+)
+def test_error_is_told_and_the_next_request_answered(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, detail: str
+) -> None:
+    def answer(_database: str, asked: dict[str, Any], output: Output) -> None:
+        output.write(b"half a piece")
+        if asked["fails"]:
+            raise error
+        output.flush_all()
+
+    monkeypatch.setattr(main, "answer", answer)
+    output = Kept()
+    serve("", [b'{"fails": true}\n', b'{"fails": false}\n'], output)
+    (kind, told), last = output.frames
+    assert (kind, json.loads(told)) == (frames.ERROR, {"code": code, "detail": detail})
+    assert last == (frames.DATA, b"half a piece")
+
+
+def test_broker_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(_database: str, _asked: dict[str, Any], _output: Output) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(main, "answer", answer)
+    with pytest.raises(BrokenPipeError):
+        serve("", [b"{}\n", b"{}\n"], Kept())
+
+
+class Rows:
+    """Two batches, and then what is wrong."""
+
+    schema = BATCH.schema
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def __iter__(self) -> Iterator[Any]:
+        yield BATCH
+        yield BATCH
+        if self._error is not None:
+            raise self._error
+
+
+def test_stream_ends_behind_all_rows_and_never_else() -> None:
+    whole, broken = Kept(), Kept()
+    assert main._stream(Rows(None), whole) == 2_000  # type: ignore[arg-type]
+    with pytest.raises(RangeError):
+        main._stream(Rows(RangeError("")), broken)  # type: ignore[arg-type]
+    broken.flush_all()
+    streams = [b"".join(payload for _, payload in kept.frames) for kept in (whole, broken)]
+    end = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+    assert streams[0] == streams[1] + end
+    assert pa.ipc.open_stream(streams[0]).read_all().num_rows == 2_000
