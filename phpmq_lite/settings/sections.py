@@ -244,7 +244,9 @@ class Storage(Section):
 
     allow_network_fs: bool = field(False, "start on a network file system: its locks may lie")
     cache_bytes: Size = size(8 * MIB, "SQLite's page cache")
-    wal_bytes: Size = size(64 * MIB, "the write-ahead log is cut back above this")
+    wal_bytes: Size = size(
+        64 * MIB, "the write-ahead log is cut back above this; twice this while busy"
+    )
     accept_loss: bool = field(False, "start although the write-ahead log is damaged, once")
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Now
-from phpmq_lite.storage import places, retention
+from phpmq_lite.storage import places, recall, retention
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
 
@@ -17,7 +17,8 @@ _SEEN_EACH_MS: Final = 60_000  # a write of its own where nothing else is writte
 class Upkeep:
     """Called by the engine in the writer's thread; each call takes some 20 ms at most.
 
-    ``wal_limit_bytes`` bounds the file: above it readers are not waited for, but asked again.
+    ``wal_limit_bytes`` is what the file may keep: it is begun again long before, but for readers,
+    and cutting off what they made it grow takes the longer the more it is.
     ``bounds`` may be replaced while it works.  When the broker was last seen is stored with each
     checkpoint and once a minute, so that the next start can tell for how long it was away.
     """
@@ -38,7 +39,7 @@ class Upkeep:
         """
         try:
             if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
-                self._checkpoint(store)
+                self._checkpoint(store, is_idle)
                 self._seen_due_ms = 0
             if now.steady_ms >= self._seen_due_ms:
                 note_seen(store, now)
@@ -49,6 +50,8 @@ class Upkeep:
                 return True
             if now.steady_ms < self._retention_due_ms:
                 return False
+            if recall.sweep(store.connection):
+                return True
             if retention.step(store.connection, self.bounds, now.wall_ms):
                 return True
             self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
@@ -57,12 +60,10 @@ class Upkeep:
             raise OutcomeUnknownError(f"{code}: {error}") from error
         return False
 
-    def _checkpoint(self, store: Store) -> None:
-        store.checkpoint("PASSIVE")
-        if self._wal.exists() and self._wal.stat().st_size > self._wal_limit_bytes:
-            store.execute("PRAGMA busy_timeout=0")  # a reader must not hold up the next batch
-            store.checkpoint("TRUNCATE")
-            store.execute("PRAGMA busy_timeout=5000")
+    def _checkpoint(self, store: Store, is_idle: bool) -> None:
+        size = self._wal.stat().st_size if self._wal.exists() else 0
+        is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
+        store.checkpoint("TRUNCATE" if is_large else "RESTART")
 
 
 def note_seen(store: Store, now: Now) -> None:

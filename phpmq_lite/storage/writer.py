@@ -27,7 +27,7 @@ from phpmq_lite.model import (
     WindowRequest,
     checksum,
 )
-from phpmq_lite.storage import rows
+from phpmq_lite.storage import recall, rows
 from phpmq_lite.storage.statements import load, many
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
 _PAGE_BYTES: Final = 4 << 20  # bodies in one page
 _RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
 LONG_WAL_BYTES: Final = 16 << 20  # then it is copied into the database, between two batches
+_AGAIN_BYTES: Final = 1 << 20
 # What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
@@ -84,12 +85,14 @@ class Store:
             if row is None or row[0] != value:
                 raise StartRefusedError(f"PRAGMA {name} is {row and row[0]!r}, not {value!r}")
         self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
+        self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
     def recover(self, wall_ms: int, receipt_window_ms: int, receipt_limit: int) -> Stored:
         """Make ready what connections held, and read what must be in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_held"]).rowcount
+        recall.tidy(self.connection)
         execute(sql["close_clients"], (wall_ms, "the broker stopped"))
         execute(load("audit")["interrupt"])
         execute(sql["forget_queues"])
@@ -102,6 +105,7 @@ class Store:
             counters=counters,
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
+            pipeline=recall.recall(self.connection),
         )
 
     # -- one batch
@@ -150,6 +154,8 @@ class Store:
             execute(sql["configure_queue"], (*_own_values(row), row.queue_id))
         for counter in batch.counters.items():
             execute(sql["set_counter"], counter)
+        for (file, name), flat in batch.several.items():
+            many(file, name).run(execute, flat)
         for file, name, parameters in batch.rare:
             execute(load(file)[name], parameters)
 
@@ -193,6 +199,8 @@ class Store:
             loaded.pages.append(self._page(page_request))
         for rows_request in batch.rows:
             loaded.pages.append(self._rows(rows_request))
+        for give, file, name, parameters in batch.asked:
+            loaded.asked.append((give, self.execute(load(file)[name], parameters).fetchall()))
         if batch.named:
             loaded.named = dict.fromkeys(batch.named)
             for row in many("live", "by_seq").run(self.execute, list(batch.named)):
@@ -223,7 +231,7 @@ class Store:
         self, request: PageRequest
     ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
         found = self.execute(
-            self._sql["page"], (request.queue_id, request.after, request.upto, request.limit)
+            self._sql[request.which], (request.queue_id, request.after, request.upto, request.limit)
         ).fetchall()
         page = [rows.message_of(row) for row in found]
         is_last = len(page) < request.limit
@@ -285,11 +293,17 @@ class Store:
 
     # -- between batches
 
-    def checkpoint(self, mode: str) -> int:
-        """Copy the WAL into the database; PASSIVE or TRUNCATE.  Returns the frames in the WAL."""
-        _, frames, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-        self.wal_bytes = 0
-        return int(frames)
+    def checkpoint(self, mode: str) -> bool:
+        """Copy the WAL into the database and begin it again; RESTART, or TRUNCATE the file too.
+
+        No reader is waited for, because the next batch would wait with it.  False: one still reads
+        from the WAL, which goes on growing; it is asked again ``_AGAIN_BYTES`` later.
+        """
+        self.execute("PRAGMA busy_timeout=0")
+        is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout']}")
+        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES if is_busy else 0
+        return not is_busy
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Store numbers outside of a batch; for the stop, where no batch follows."""

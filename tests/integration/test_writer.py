@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from phpmq_lite.model import (
     checksum,
 )
 from phpmq_lite.storage import writer
-from phpmq_lite.storage.writer import Store, Writer
+from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
 from tests.driving import Driver, make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]
@@ -257,7 +258,23 @@ def test_checkpoint_empties_the_wal(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
     assert driver.store.wal_bytes > 0
-    assert driver.store.checkpoint("PASSIVE") > 0
+    assert driver.store.checkpoint("RESTART")
     assert driver.store.wal_bytes == 0
     driver.store.checkpoint("TRUNCATE")
     assert driver.path.with_name(driver.path.name + "-wal").stat().st_size == 0
+
+
+def test_a_reader_delays_the_checkpoint_and_no_batch(make: MakeDriver) -> None:
+    driver = make()
+    driver.publish(b"a")
+    with closing(sqlite3.connect(driver.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM message").fetchone()
+        driver.publish(b"b")
+        assert not driver.store.checkpoint("RESTART")
+        # Asked again a mebibyte later, not after another whole WAL.
+        assert LONG_WAL_BYTES - (1 << 20) <= driver.store.wal_bytes < LONG_WAL_BYTES
+        assert driver.store.execute("PRAGMA busy_timeout").fetchone() == (5_000,)
+        reader.execute("ROLLBACK")
+        assert driver.store.checkpoint("RESTART")
+    assert driver.store.wal_bytes == 0

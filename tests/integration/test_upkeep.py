@@ -1,0 +1,45 @@
+"""Upkeep on a real file: when the write-ahead log is cut off, and when it is only begun again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.storage.writer import LONG_WAL_BYTES
+from tests.driving import Driver
+
+LIMIT = 100_000  # bytes
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    driver.close()
+
+
+def size_after(driver: Driver, body: int, *, is_idle: bool) -> int:
+    """Publish as much as makes the log that long, have it looked after, and give what is left."""
+    driver.publish(bytes(body))
+    driver.store.wal_bytes = LONG_WAL_BYTES
+    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), LIMIT)
+    while upkeep(driver.store, driver.clock.now(), is_idle):
+        pass
+    return driver.path.with_name(driver.path.name + "-wal").stat().st_size
+
+
+def test_a_log_below_its_limit_is_begun_again(driver: Driver) -> None:
+    assert 0 < size_after(driver, 1, is_idle=True) <= LIMIT
+    first = size_after(driver, 1, is_idle=True)
+    assert size_after(driver, 1, is_idle=True) == first
+
+
+def test_a_large_log_is_cut_off_where_no_batch_waits_for_it(driver: Driver) -> None:
+    assert LIMIT < size_after(driver, LIMIT, is_idle=False) < 2 * LIMIT
+    assert size_after(driver, 1, is_idle=True) < LIMIT
+
+
+def test_a_log_twice_as_large_is_cut_off_while_batches_wait(driver: Driver) -> None:
+    assert size_after(driver, 2 * LIMIT, is_idle=False) < LIMIT
