@@ -64,8 +64,11 @@ class Table:
     rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, time, cells
 
 
-class _Values(NamedTuple):
-    """What a line is made of: a value for each bucket; None where there is none."""
+class Series(NamedTuple):
+    """What a line is made of: a value for each bucket; None where there is none.
+
+    ``key`` is the CSS class that gives it its colour.
+    """
 
     key: str
     title: str
@@ -97,39 +100,57 @@ def holds(trend: Trend) -> Chart:
     return _chart("holds", "Held by consumers", trend, _holds(trend), _Logarithmic, _ms)
 
 
-def _depths(trend: Trend, records: Trend | None) -> list[_Values]:
+def draw(
+    key: str,
+    title: str,
+    trend: Trend,
+    series: Sequence[Series],
+    *,
+    are_times: bool = False,
+    when: str = "",
+) -> Chart:
+    """Draw lines of other numbers than those of a trend, over its buckets; gaps stay gaps.
+
+    Counts stand on a linear axis, times in milliseconds on a logarithmic one.  ``when`` says in
+    words what time is shown; empty: the last span.
+    """
+    scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
+    return _chart(key, title, trend, series, scale_of, write, when)
+
+
+def _depths(trend: Trend, records: Trend | None) -> list[Series]:
     made = [
-        _Values("ready", "Ready", _each(trend, lambda b: b.ready), has_area=True),
-        _Values("dispatched", "Dispatched", _each(trend, lambda b: b.held)),
+        Series("ready", "Ready", _each(trend, lambda b: b.ready), has_area=True),
+        Series("dispatched", "Dispatched", _each(trend, lambda b: b.held)),
     ]
     if records is not None and any(bucket and bucket.ready for bucket in records.buckets):
-        made.append(_Values("dead", "Dead letters", _each(records, lambda b: b.ready)))
+        made.append(Series("dead", "Dead letters", _each(records, lambda b: b.ready)))
     return made
 
 
-def _rates(trend: Trend) -> list[_Values]:
+def _rates(trend: Trend) -> list[Series]:
     made = [
-        _Values("in", "Published", _each(trend, lambda b: b.published), has_area=True),
-        _Values("out", "Acked", _each(trend, lambda b: b.acked)),
+        Series("in", "Published", _each(trend, lambda b: b.published), has_area=True),
+        Series("out", "Acked", _each(trend, lambda b: b.acked)),
     ]
     others = _each(trend, lambda b: b.expired + b.dead + b.deleted)
     if any(others):
-        made.append(_Values("dead", "Not acked", others))
+        made.append(Series("dead", "Not acked", others))
     return made
 
 
-def _waits(trend: Trend) -> list[_Values]:
+def _waits(trend: Trend) -> list[Series]:
     return [
-        _Values("p50", "Median", _each(trend, lambda b: b.wait_p50_ms)),
-        _Values("p95", "95 %", _each(trend, lambda b: b.wait_p95_ms)),
-        _Values("age", "Oldest ready", _each(trend, lambda b: b.oldest_age_ms), is_dashed=True),
+        Series("p50", "Median", _each(trend, lambda b: b.wait_p50_ms)),
+        Series("p95", "95 %", _each(trend, lambda b: b.wait_p95_ms)),
+        Series("age", "Oldest ready", _each(trend, lambda b: b.oldest_age_ms), is_dashed=True),
     ]
 
 
-def _holds(trend: Trend) -> list[_Values]:
+def _holds(trend: Trend) -> list[Series]:
     return [
-        _Values("p50", "Median", _each(trend, lambda b: b.hold_p50_ms)),
-        _Values("p95", "95 %", _each(trend, lambda b: b.hold_p95_ms)),
+        Series("p50", "Median", _each(trend, lambda b: b.hold_p50_ms)),
+        Series("p95", "95 %", _each(trend, lambda b: b.hold_p95_ms)),
     ]
 
 
@@ -144,20 +165,21 @@ def _chart(
     key: str,
     title: str,
     trend: Trend,
-    series: Sequence[_Values],
+    series: Sequence[Series],
     scale_of: "type[_Linear] | type[_Logarithmic]",
     write: Write,
+    when: str = "",
 ) -> Chart:
     known = [value for one in series for value in one.values if value is not None]
     scale = scale_of(known, write)
     return Chart(
-        key, title, _about(series, trend, write),
+        key, title, _about(series, trend, write, when),
         [_line(one, scale, write) for one in series],
         time_marks(trend), scale.marks, STEP * len(trend.buckets), not known,
     )  # fmt: skip
 
 
-def _line(one: _Values, scale: "_Scale", write: Write) -> Line:
+def _line(one: Series, scale: "_Scale", write: Write) -> Line:
     newest = next((value for value in reversed(one.values) if value is not None), None)
     is_current = newest is not None and any(value is not None for value in one.values[-3:])
     runs, areas = [], []
@@ -187,7 +209,7 @@ def _runs(values: Sequence[Value]) -> list[tuple[int, list[float]]]:
     return runs
 
 
-def _about(series: Sequence[_Values], trend: Trend, write: Write) -> str:
+def _about(series: Sequence[Series], trend: Trend, write: Write, when: str) -> str:
     """Say in words what the lines show."""
     said = []
     for one in series:
@@ -200,7 +222,8 @@ def _about(series: Sequence[_Values], trend: Trend, write: Write) -> str:
     missing = sum(bucket is None for bucket in trend.buckets)
     if missing and said:
         said.append(f"Nothing is known of {missing} of {len(trend.buckets)} steps.")
-    return f"The last {trend.span.title}. " + (" ".join(said) or "Nothing was measured.")
+    when = when or f"The last {trend.span.title}."
+    return f"{when} " + (" ".join(said) or "Nothing was measured.")
 
 
 # -- axes
@@ -289,15 +312,28 @@ def _iso(at: datetime) -> str:
 
 def table(trend: Trend, *, records: Trend | None = None, with_times: bool = False) -> Table:
     """Give the numbers that the charts show; ``with_times`` adds wait and hold."""
-    columns: list[tuple[_Values, Write]] = [(one, _count) for one in _depths(trend, records)]
+    columns: list[tuple[Series, Write]] = [(one, _count) for one in _depths(trend, records)]
     columns += [(one, formats.rate) for one in _rates(trend)]
     head = [f"{one.title}{'/s' if write is formats.rate else ''}" for one, write in columns]
     if with_times:
         waits_, holds_ = _waits(trend), _holds(trend)
         head += ["Wait, median", "Wait, 95 %", "Oldest ready", "Hold, median", "Hold, 95 %"]
         columns += [(one, _ms) for one in (*waits_, *holds_)]
+    return Table(head, _rows(trend, columns))
+
+
+def table_of(trend: Trend, counts: Sequence[Series], times: Sequence[Series]) -> Table:
+    """Give the numbers of lines that ``draw`` drew; a title stands above each column."""
+    columns: list[tuple[Series, Write]] = [(one, _count) for one in counts]
+    columns += [(one, _ms) for one in times]
+    return Table([one.title for one, _ in columns], _rows(trend, columns))
+
+
+def _rows(
+    trend: Trend, columns: Sequence[tuple[Series, Write]]
+) -> list[tuple[str, str, Sequence[str]]]:
     pattern = "%H:%M:%S" if trend.span.length_s <= 3_600 else "%b %-d, %H:%M"
-    rows = []
+    rows: list[tuple[str, str, Sequence[str]]] = []
     for at in range(len(trend.buckets) - 1, -1, -1):
         if trend.buckets[at] is None:
             continue
@@ -307,7 +343,7 @@ def table(trend: Trend, *, records: Trend | None = None, with_times: bool = Fals
             for one, write in columns
         ]
         rows.append((_iso(when), when.strftime(pattern), cells))
-    return Table(head, rows)
+    return rows
 
 
 def _count(value: float) -> str:

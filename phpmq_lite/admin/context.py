@@ -1,5 +1,6 @@
 """What every handler needs, made once per application."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,14 @@ from phpmq_lite.admin.access.globs import is_match
 from phpmq_lite.admin.access.sessions import Sessions
 from phpmq_lite.admin.acting.store import Acting
 from phpmq_lite.admin.http_figures import HttpFigures
+from phpmq_lite.admin.insights.file import SummaryFile
 from phpmq_lite.admin.labels import Labels
 from phpmq_lite.admin.route import Route
 from phpmq_lite.admin.streams import Hub
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.envelopes.schema import Schemas
+from phpmq_lite.export.process import Exports
 from phpmq_lite.model import Batch
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.rollups import Rollups
@@ -27,6 +30,8 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.search import Search
+
+UPLOADS: Final = 2  # rows staged by Spark that may lie in memory at once, 64 MiB each
 
 Answer = Callable[[Any], None]
 
@@ -90,11 +95,16 @@ class Context:
     requests: Counter[tuple[str, str, int]] = field(
         default_factory=Counter
     )  # route, method, status
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS))
+    summaries: SummaryFile = field(init=False)  # what the pipeline's jobs found out
+    exports: Exports = field(init=False)  # to Arrow, in processes of their own
     acting: Acting = field(init=False)  # selections, bulk work, what can be taken back
 
     def __post_init__(self) -> None:
-        """Make what needs the clock."""
+        """Make what needs the clock or the data folder."""
         self.acting = Acting(self.now_ms)
+        self.summaries = SummaryFile(self.settings.data)
+        self.exports = Exports(self.readers.path, passed=lambda: self.engine.figures.bytes_in)
 
 
 CONTEXT: Final = web.AppKey("context", Context)

@@ -23,6 +23,7 @@ RAIL: Final = (
     ("dead", "Dead letters", "d"),
     ("clients", "Clients", "c"),
     ("history", "History", "h"),
+    ("insights", "Insights", "i"),
     ("publish", "Publish", "p"),
     ("schemas", "Schemas", "e"),
     ("audit", "Audit", "a"),

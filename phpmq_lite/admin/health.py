@@ -113,6 +113,8 @@ async def _readings(context: Context) -> figures.Readings:
         version=context.version,
         now_ms=context.now_ms(),
         streams=context.live.streams,
+        exports=context.exports.running,
+        export_ends=context.exports.ends,
         login_failures=context.entrance.refusals.total,
     )
     try:

@@ -9,7 +9,7 @@ import platform
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from operator import attrgetter
@@ -80,6 +80,8 @@ class Readings:
     history_offset: int | None = None
     removed: int | None = None
     streams: int = 0
+    exports: int = 0  # that run
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # those that ran, by their end
     login_failures: int = 0
 
 
@@ -297,6 +299,9 @@ def _http(readings: Readings) -> Iterator[Metric]:
         seconds.add_metric([route], _rows(BOUNDS_S, taken.counts), taken.total_s)
     yield seconds
     yield GaugeMetricFamily("phpmq_sse_streams", "Pages that are told live", value=readings.streams)
+    yield GaugeMetricFamily("phpmq_exports_running", "Exports to Spark", value=readings.exports)
+    ends = _counter("exports", "Exports to Spark that ended or were refused", "end")
+    yield _by(ends, readings.export_ends)
     yield CounterMetricFamily(
         "phpmq_login_failures", "Logins refused", value=readings.login_failures
     )

@@ -98,7 +98,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     if route.takes is not None:
         made["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _schema(route.takes, schemas)}},
+            "content": {route.media: {"schema": _schema(route.takes, schemas)}},
         }
     return {key: value for key, value in made.items() if value not in ([], "")}
 
@@ -133,7 +133,7 @@ def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     if route.gives is None:
         return {"description": "Done."}
     schema = _schema(route.gives, schemas, "serialization")
-    return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
+    return {"description": "Done.", "content": {route.gives_media: {"schema": schema}}}
 
 
 def _schema(

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +29,12 @@ _MARK_FILL: Final = b"#5357c6"  # of mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
+@cache
 def environment(folder: Path) -> jinja2.Environment:
-    """Make the environment: everything is escaped, an unknown name is an error."""
+    """Give the environment of a folder: everything is escaped, an unknown name is an error.
+
+    One for all brokers of a process, with what they have made into code.
+    """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,

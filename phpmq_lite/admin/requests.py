@@ -112,6 +112,19 @@ def check_queue_name(name: str) -> None:
         )  # fmt: skip
 
 
+def check_text(text: str, field: str) -> None:
+    """Refuse a name that cannot be stored.
+
+    Raises:
+        Problem: 422, naming the field.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        detail = f"The name of the {field} is not UTF-8."
+        raise Problem(422, "invalid", detail, field=field, bound="UTF-8") from None
+
+
 def queue_of(request: web.Request) -> QueueStatus:
     """Give the status of the queue that the path names.
 

@@ -42,6 +42,8 @@ class Route:
     query: type[BaseModel] | None = None  # API: the model of its query string
     takes: Any = None  # API: the model of its JSON body; a list of it where it is list[Model]
     gives: Any = None  # API: the model of its answer
+    media: str = "application/json"  # API: content type of the body; else takes is bytes
+    gives_media: str = "application/json"  # API: of the answer; else gives is bytes
     status: int = 200  # API: of its answer
     cli: str | None = None  # the command that uses it: "queue purge"
     is_early: bool = False  # answers before the broker is ready

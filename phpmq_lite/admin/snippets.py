@@ -43,6 +43,20 @@ def snippets(host: str, port: int, base: str) -> list[Snippet]:
     ]
 
 
+def pipeline(base: str, *, needs_token: bool) -> list[Snippet]:
+    """Give what makes the first insights; ``base`` is the address of the admin."""
+    url = f"--url {base}" + (" --token-file token" if needs_token else "")
+    made = [
+        Snippet("install", "Install once", "pip install 'phpmq-lite[spark]'"),
+        Snippet("doctor", "See what is missing", f"phpmq-lite pipeline doctor {url}"),
+        Snippet("run", "Archive, compute, compact", f"phpmq-lite pipeline run {url}"),
+    ]
+    if needs_token:
+        add = "phpmq-lite token add pipeline --role operator > token"
+        made.insert(1, Snippet("token", "A token, on the broker's machine", add))
+    return made
+
+
 def _cli(where: str, port: int) -> str:
     return f"phpmq-lite publish {QUEUE} --connect {where}:{port} --data '{CONTENT}'"
 

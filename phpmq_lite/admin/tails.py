@@ -15,6 +15,7 @@ from phpmq_lite.admin import bodies, formats
 from phpmq_lite.admin.streams import Kept
 from phpmq_lite.broker.lifecycle import Event
 from phpmq_lite.model import Batch, Message, State
+from phpmq_lite.pipeline_rows import Copied
 from phpmq_lite.storage.browse import wire_id
 from phpmq_lite.storage.tails import Place, Tails
 
@@ -114,6 +115,8 @@ class Tail(Kept):
             if place is not None:
                 self._add(Happening("publish", message.published_at, message.seq, "",
                                     message.publisher, place))  # fmt: skip
+        for copied in batch.copied:
+            self._note_copied(copied, batch.wall_ms)
         for message in batch.dispatched:
             place = self._of(message)
             if place is not None:
@@ -132,6 +135,15 @@ class Tail(Kept):
                 kind = _OUTCOMES.get(outcome, "settled")
                 for seq in seqs:
                     self._add_if_ours(Happening(kind, batch.wall_ms, seq, reason or ""))
+
+    def _note_copied(self, copied: Copied, at_ms: int) -> None:
+        """Count what Spark published, and look up the last ones: nothing else is known of them."""
+        count = copied.counts.get(self.queue_id, 0)
+        self._overrun += count  # those that are found are taken off
+        if count:
+            for seq in range(max(copied.first, copied.end - ROWS_PER_S), copied.end):
+                if len(self._pending) < PENDING:
+                    self._pending.append(Happening("publish", at_ms, seq, "", copied.publisher))
 
     def _of(self, message: Message) -> Place | None:
         """Say where a message is, None for another queue; what is new is learnt."""
@@ -180,10 +192,12 @@ class Tail(Kept):
         given = []
         for happening in pending:
             place = happening.place or found.get(happening.seq)
+            is_counted = happening.kind == "publish" and happening.place is None
             if place is None:
-                missed += len(asked) > LOOKED_UP
+                missed += len(asked) > LOOKED_UP and not is_counted
             elif place.queue_id == self.queue_id or happening.kind in _WAYS:
                 given.append(replace(happening, place=place))
+                missed -= is_counted
         for seq, place in found.items():
             self._learn(seq, place if place.queue_id == self.queue_id else None)
         return given, missed

@@ -147,7 +147,7 @@ async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
     woken = asyncio.Event()
 
     def look(batch: Batch) -> None:
-        if batch.born or batch.settled:
+        if batch.born or batch.copied or batch.settled:
             woken.set()
 
     hub.waits.add(woken)

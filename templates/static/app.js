@@ -318,7 +318,7 @@ if (main.dataset.live && page.events) {
 /* -- search field */
 
 const completions = added("datalist", "");
-completions.id = "completions";
+completions.id = "completion-list";
 
 async function complete(input) {
   const typed = input.value;

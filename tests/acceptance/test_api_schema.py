@@ -17,6 +17,8 @@ from phpmq_lite.testing import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 
+schemathesis.serializer.alias("application/vnd.apache.arrow.stream", "application/octet-stream")
+
 EXAMPLES = int(os.environ.get("PHPMQ_API_EXAMPLES", "12"))
 LONG = ("/events", "/wait")  # they answer when something happens
 

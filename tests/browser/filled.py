@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from phpmq_lite.client.aio import Client, connect
 from phpmq_lite.testing import Running, running_service
 from tests.unit.admin.cases import HOSTILE
+from tests.unit.admin.insights.cases import summary
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 EVIL = f'{{"note":"\u202e{SCRIPT}","n":12345678901234567890,"n":1}}'.encode()
@@ -108,6 +112,7 @@ async def fill(site: Site) -> None:
     await _settle(client)
     await _trace(client)
     await _hold(site)
+    await _pipeline(site)
 
 
 async def _settle(client: Client) -> None:
@@ -153,3 +158,18 @@ async def _hold(site: Site) -> None:
         first = await anext(deliveries)
         site.ids.setdefault(f"held in {name}", first.message_id)
         site.held.append(deliveries)
+
+
+async def _pipeline(site: Site) -> None:
+    """Leave what Spark's jobs leave: a summary, claims, how far a reader is."""
+    await site.client.publish_many("spool", [envelope(number) for number in range(5)])
+    await site.client.publish_confirmed("spool", b"{}")
+    path = site.url("/api/v1/pipeline")
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        claim = {"subscription": "nightly", "queue": "spool", "max_messages": 4}
+        await http.post(f"{path}/claims/claim", json=claim)
+        for name, position in (("archive", 4), (SCRIPT, 0)):
+            asked = {"reader": name, "position": str(position)}
+            bounds = await http.get(f"{path}/history/bounds", params=asked)
+        history = (await bounds.json())["history_id"]
+        await http.put(f"{path}/insights", json=summary(time.time_ns() // 1_000_000, history))

@@ -31,6 +31,9 @@ EMPTY: Final = (
     "/messages",
     "/publish",
     "/schemas",
+    "/insights",
+    "/insights?tab=claims",
+    "/insights?tab=readers",
 )
 ORDER: Final = {
     "type": "object",
@@ -86,6 +89,8 @@ async def main(folder: Path, word: str) -> None:
             schemas = {"schemas": write_schemas(Path(data) / "schemas")}
             async with site_of(Path(data) / "full", ui=ui, envelopes=schemas) as site:
                 await take(site, browser, await paths(site), folder, word)
+                (site.running.data / "pipeline" / "summary.json").write_text('{"version": 2}')
+                await take(site, browser, {"broken /insights": "/insights"}, folder, word)
             async with site_of(Path(data) / "empty", is_filled=False) as site:
                 names = {f"empty {path}": path for path in EMPTY}
                 await take(site, browser, names, folder, word)

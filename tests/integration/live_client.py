@@ -4,11 +4,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import aiohttp
 from yarl import URL
 
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.operations import STAGE_SLICE
+from phpmq_lite.model import AuditEntry
 from phpmq_lite.testing import Running
 
 T = TypeVar("T")
@@ -109,3 +113,21 @@ async def taps(broker: Running) -> int:
     engine = broker.service.front.engine
     assert engine is not None
     return len(engine.taps)
+
+
+async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
+    """Publish rows of queue and body at once, as Spark's sink does: a token a task."""
+    engine = broker.service.front.engine
+    assert engine is not None
+    entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
+    tokens = {f"t{at}": rows[at : at + STAGE_SLICE] for at in range(0, len(rows), STAGE_SLICE)}
+    for token, some in tokens.items():
+        work = partial(
+            operations.stage, entry=entry, token=token, after=0, is_whole=True,
+            rows=[(queue, body, None) for queue, body in some],
+        )  # fmt: skip
+        await engine.call(lambda core, ok, work=work: work(core, answer=ok))  # type: ignore[misc]
+    done = await engine.call(
+        lambda core, ok: operations.publish_staged(core, entry, "night", 1, list(tokens), ok)
+    )
+    assert done.published == len(rows)

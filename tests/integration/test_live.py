@@ -14,7 +14,7 @@ from phpmq_lite.admin.waiting import WAITS, Mark
 from phpmq_lite.client import connect
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.testing import Running, running_service
-from tests.integration.live_client import Events, Pages, pages, taps, until
+from tests.integration.live_client import SOON_S, Events, Pages, pages, publish_staged, taps, until
 
 ORDERS = "orders"
 
@@ -209,6 +209,16 @@ async def test_wait_answers_when_the_message_is_published(broker: Running, brows
     status, cursor, found = await waiting
     assert (status, found["queue"], found["preview"]) == (200, ORDERS, "mine")
     assert Mark.read(cursor) is not None
+
+
+async def test_wait_answers_when_spark_publishes(broker: Running, browser: Pages) -> None:
+    _, cursor, _ = await waited(browser, "")
+    waiting = asyncio.create_task(waited(browser, f"q=queue:orders&after={cursor}&timeout=30"))
+    await has_waits(broker, 1)
+    await publish_staged(broker, ("mail", b"other"), (ORDERS, b"mine"))
+    async with asyncio.timeout(SOON_S):
+        status, _, found = await waiting
+    assert (status, found["preview"]) == (200, "mine")
 
 
 async def test_wait_misses_nothing_between_cursor_and_wait(broker: Running, browser: Pages) -> None:

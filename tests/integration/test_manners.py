@@ -121,10 +121,14 @@ async def test_body_that_is_no_json_is_refused(filled: Filled) -> None:
 
 
 async def test_broken_json_is_refused(filled: Filled) -> None:
-    csrf, headers = await filled.me.csrf(), {"Content-Type": "application/json"}
+    csrf, json_only = await filled.me.csrf(), {"Content-Type": "application/json"}
     for route in [route for route in WRITING if route.is_api and route.takes is not None]:
+        # What is no JSON is no summary either: that address has one answer for both.
+        refused = {422} if route.name == "api-insights-put" else {400, 413}
+        if route.media != "application/json":  # an address takes one content type, and no other
+            refused = {415}
         for body in (b"{", b"\xff", b"[" * 100_000):
-            assert await _send(filled, route, body, headers, csrf) in (400, 413), route.name
+            assert await _send(filled, route, body, json_only, csrf) in refused, route.name
 
 
 async def _send(

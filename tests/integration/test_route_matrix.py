@@ -65,6 +65,8 @@ class Stage:
         if route.is_api:
             given["X-CSRF-Token"] = token
             body = {"json": {}}
+            if route.media != "application/json":
+                given["Content-Type"], body = route.media, {"data": b""}
         visitor = self.people[role]
         answer = await visitor.ask(route.method, self.path(route), given | headers, **body)
         return answer.status, answer.text

@@ -9,7 +9,15 @@ import pytest
 
 from phpmq_lite.client import connect
 from phpmq_lite.testing import Running, running_service
-from tests.integration.live_client import SOON_S, Events, Pages, pages, taps, until
+from tests.integration.live_client import (
+    SOON_S,
+    Events,
+    Pages,
+    pages,
+    publish_staged,
+    taps,
+    until,
+)
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 
@@ -118,6 +126,30 @@ async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
                     assert len(data.get("rows", [])) <= 200
                     seen += len(data.get("rows", [])) + data.get("missed", 0)
     assert seen == count
+
+
+async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
+    broker: Running, browser: Pages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+    rows = [("orders" if n % 3 else "mail", b"%d" % n) for n in range(2_402)]
+    count = sum(queue == "orders" for queue, _ in rows)
+    async with browser.events("tail:orders") as stream:
+        await stream.next()
+        await publish_staged(broker, *rows)
+        seen: list[dict[str, Any]] = []
+        missed = 0
+        async with asyncio.timeout(SOON_S):
+            while len(seen) + missed < count:
+                _, _, data = await stream.next()
+                seen += data.get("rows", [])
+                missed += data.get("missed", 0)
+    assert {row["kind"] for row in seen} == {"publish"}
+    assert [row["preview"] for row in seen] == [
+        str(n) for n in range(2_302, 2_402) if n % 3
+    ]  # the last hundred numbers, without those of other queues
+    assert len(seen) + missed == count
 
 
 async def test_tail_costs_nothing_when_nobody_looks(

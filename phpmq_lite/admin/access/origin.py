@@ -72,20 +72,21 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
         return False
 
 
-def check_json(request: web.Request) -> None:
-    """Let only JSON through: a page of another site cannot send it without being asked first.
+def check_media(request: web.Request, media: str) -> None:
+    """Let only one content type through, mostly JSON.
 
-    A DELETE without a body needs no type; it is asked about first anyway.
+    A page of another site cannot send it without being asked first.  A DELETE without a body needs
+    no type; it is asked about first anyway.
     """
     if request.method == "DELETE" and not request.can_read_body:
         return
-    if request.content_type != "application/json":
+    if request.content_type != media:
         raise Problem(
             415,
             "media_type",
             f"The content type is {request.content_type!r}.",
             field="Content-Type",
-            bound="application/json",
+            bound=media,
         )
 
 

@@ -14,6 +14,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.route import Role, Route
 
+_JSON: Final = "application/json"
 _SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
 
 
@@ -80,7 +81,7 @@ def _call(route: Route, found: dict[str, Any], base: str) -> Call:
     path = route.path.removeprefix(openapi.PREFIX)
     operation = found["paths"][path][route.method.lower()]
     schemas = found["components"]["schemas"]
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    body = operation.get("requestBody", {}).get("content", {}).get(_JSON, {})
     answer = operation["responses"][str(route.status)].get("content", {})
     return Call(
         anchor=route.name.removeprefix("api-"),
@@ -96,7 +97,7 @@ def _call(route: Route, found: dict[str, Any], base: str) -> Call:
             if p["in"] == "query"
         ],
         takes=_members(body.get("schema", {}), schemas),
-        gives=_members(answer.get("application/json", {}).get("schema", {}), schemas),
+        gives=_members(answer.get(_JSON, {}).get("schema", {}), schemas),
         curl=_curl(route, base + path, body.get("schema"), schemas),
     )
 
@@ -141,10 +142,14 @@ def _curl(route: Route, url: str, body: dict[str, Any] | None, schemas: dict[str
     for place, sample in _SAMPLES.items():
         url = url.replace(f"{{{place}}}", sample)
     pieces = ["curl"]
-    if route.method not in ("GET", "POST") or (route.method == "POST" and body is None):
+    has_body = body is not None or route.media != _JSON
+    if route.method not in ("GET", "POST") or (route.method == "POST" and not has_body):
         pieces.append(f"-X {route.method}")
     if route.is_writing:
-        pieces.append("-H 'Content-Type: application/json'")
+        pieces.append(f"-H 'Content-Type: {route.media}'")
+    if route.is_writing and route.media != _JSON:
+        pieces.append("--data-binary @FILE")
+    elif route.is_writing:
         pieces.append(f"-d '{json.dumps(_sample(body or {}, schemas))}'")
     if route.method in ("PUT", "PATCH"):
         pieces[1:2] = [f"-X {route.method}"]

@@ -157,7 +157,7 @@ async def test_every_family_of_the_design_is_there() -> None:
         phpmq_disk_free_bytes phpmq_history_rows phpmq_history_offset phpmq_retention_removed_total
         phpmq_backup_last_success_timestamp_seconds phpmq_http_requests_total
         phpmq_http_request_seconds phpmq_sse_streams phpmq_login_failures_total
-        phpmq_audit_rows_total
+        phpmq_audit_rows_total phpmq_exports_running phpmq_exports_total
     """
     assert set(expected.split()) - found == set()
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from phpmq_lite.admin.snippets import CONTENT, QUEUE, http_address, snippets, tcp_address
+from phpmq_lite.admin.snippets import CONTENT, QUEUE, http_address, pipeline, snippets, tcp_address
 
 BASE = "http://127.0.0.1:9101"
 
@@ -34,3 +34,12 @@ def test_curl_sends_what_the_api_takes() -> None:
     assert body is not None
     assert json.loads(body[1]) == {"content": CONTENT}
     assert f"{BASE}/api/v1/queues/{QUEUE}/messages" in code
+
+
+def test_pipeline_commands_name_the_broker_and_a_token_where_one_is_needed() -> None:
+    plain = pipeline("http://mq:9101/mq", needs_token=False)
+    assert [one.key for one in plain] == ["install", "doctor", "run"]
+    assert plain[-1].code == "phpmq-lite pipeline run --url http://mq:9101/mq"
+    guarded = pipeline("https://mq", needs_token=True)
+    assert [one.key for one in guarded] == ["install", "token", "doctor", "run"]
+    assert guarded[-1].code.endswith("--url https://mq --token-file token")

@@ -9,7 +9,7 @@ from aiohttp.web import Request
 from phpmq_lite.admin.access.origin import (
     check_form,
     check_header,
-    check_json,
+    check_media,
     check_site,
     origin_of,
 )
@@ -64,7 +64,7 @@ def test_program_needs_no_origin() -> None:
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_api_takes_json_only(media_type: str) -> None:
     with pytest.raises(Problem) as caught:
-        check_json(post(Content_Type=media_type))
+        check_media(post(Content_Type=media_type), "application/json")
     assert caught.value.status == 415
 
 
@@ -112,4 +112,4 @@ async def test_form_is_no_json() -> None:
 
 
 def test_delete_without_a_body_needs_no_type() -> None:
-    check_json(make_mocked_request("DELETE", "/", {"Host": "mq.example"}))
+    check_media(make_mocked_request("DELETE", "/", {"Host": "mq.example"}), "application/json")

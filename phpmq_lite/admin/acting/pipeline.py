@@ -1,0 +1,99 @@
+"""What Spark changes here, claim, acknowledge, stage, publish: one call per operation.
+
+Each returns after the commit, or raises RefusedError, and then nothing has changed.  The core
+leaves rows in the audit where something begins or is decided: the first claim, a release, a
+publish.  One row for each batch of a stream would push everybody else's out.
+"""
+
+from collections.abc import Sequence
+
+from phpmq_lite.admin.acting.commands import call
+from phpmq_lite.admin.context import Context
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.operations import PublishedStage, Staged, StagedRow
+from phpmq_lite.model import AuditEntry
+
+
+async def claim(
+    context: Context,
+    entry: AuditEntry,
+    subscription: str,
+    queue: str,
+    *,
+    max_messages: int,
+    max_bytes: int,
+    after: int | None = None,
+) -> int:
+    """Claim new messages, or none where there are claims behind ``after``; gives the last number.
+
+    The first call makes the subscription.
+    """
+    return int(
+        await call(
+            context,
+            lambda core, ok: operations.claim(
+                core, entry, subscription, queue, max_messages, max_bytes, ok, after=after
+            ),
+        )
+    )
+
+
+async def ack_claims(context: Context, entry: AuditEntry, subscription: str, upto: int) -> int:
+    """Settle the claims up to a number, itself included, as acked; gives how many were."""
+    return int(
+        await call(
+            context, lambda core, ok: operations.ack_claims(core, entry, subscription, upto, ok)
+        )
+    )
+
+
+async def release_claims(
+    context: Context, entry: AuditEntry, subscription: str, *, forget: bool = False
+) -> int:
+    """Send all claims back to their places; gives how many.  ``forget``: the name goes too."""
+    return int(
+        await call(
+            context,
+            lambda core, ok: operations.release_claims(
+                core, entry, subscription, ok, forget=forget
+            ),
+        )
+    )
+
+
+async def stage(
+    context: Context,
+    entry: AuditEntry,
+    token: str,
+    rows: Sequence[StagedRow],
+    *,
+    after: int,
+    is_whole: bool,
+) -> Staged:
+    """Store a slice of the rows of a token; gives rows and bytes of the token so far.
+
+    ``after`` is how many rows were sent before, 0 makes the token; ``is_whole`` ends it.
+    """
+    stored: Staged = await call(
+        context,
+        lambda core, ok: operations.stage(
+            core, entry, token, rows, ok, after=after, is_whole=is_whole
+        ),
+    )
+    return stored
+
+
+async def publish_staged(
+    context: Context, entry: AuditEntry, app_id: str, version: int, tokens: Sequence[str]
+) -> PublishedStage:
+    """Publish tokens in one transaction; gives how many messages, and if it was done before."""
+    done: PublishedStage = await call(
+        context,
+        lambda core, ok: operations.publish_staged(core, entry, app_id, version, tokens, ok),
+    )
+    return done
+
+
+async def unstage(context: Context, entry: AuditEntry, tokens: Sequence[str]) -> int:
+    """Drop tokens that are not published; gives how many there were."""
+    return int(await call(context, lambda core, ok: operations.unstage(core, entry, tokens, ok)))

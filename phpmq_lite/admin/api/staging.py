@@ -1,0 +1,184 @@
+"""Rows that Spark's tasks stage, and their publish in one transaction (``docs/pipeline.md``)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.access.identity import check_queue_right, entry_of, leave_entry
+from phpmq_lite.admin.acting import pipeline
+from phpmq_lite.admin.arrow import MEDIA, Upload, need_arrow, read_rows
+from phpmq_lite.admin.context import UPLOADS, Context, context_of
+from phpmq_lite.admin.lists import as_json
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.requests import json_of, query_of
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.uploads import read_up_to
+from phpmq_lite.broker.operations import StagedRow
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+
+STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
+TOKENS_MAX: Final = 10_000  # in one call
+ROW_COUNT: Final = "X-Row-Count"
+_SLOT_S: Final = 30.0  # waiting for a slot
+
+
+class StageQuery(BaseModel):
+    """Under which token to stage: random, used once."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    token: str = Field(pattern="^[!-~]{1,128}$")
+
+
+class StageOut(BaseModel):
+    """What lies under the token now."""
+
+    rows: int
+    bytes: int  # of the bodies
+
+
+class PublishStagedIn(BaseModel):
+    """Tokens to publish at once; of each ``app_id`` the highest ``version`` is kept."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    app_id: str = Field(min_length=1, max_length=256)
+    version: int = Field(ge=0, le=(1 << 63) - 1)
+    tokens: list[str] = Field(max_length=TOKENS_MAX)
+
+
+class PublishStagedOut(BaseModel):
+    """How many messages were published; ``repeated``: this version was done before."""
+
+    published: int
+    repeated: bool
+    quarantined: int = 0  # of them: dead at once, by the rules of their queue
+
+
+class UnstageIn(BaseModel):
+    """Tokens to drop; those that are not there are passed over."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tokens: list[str] = Field(max_length=TOKENS_MAX)
+
+
+class UnstageOut(BaseModel):
+    """How many tokens were dropped."""
+
+    unstaged: int
+
+
+async def stage(request: web.Request) -> web.StreamResponse:
+    """Stage rows under a token: an Arrow IPC stream of body, queue and perhaps ttl_s.
+
+    A header ``X-Row-Count`` is compared.  Nothing is published before ``publish`` names the token.
+    """
+    need_arrow()
+    context, token = context_of(request), query_of(request, StageQuery).token
+    expected = _row_count(request)
+    entry = entry_of(request, target=token)
+    content_max = int(context.settings.limits.max_content)
+    async with _slot(context):
+        raw = await read_up_to(request, STAGE_BYTES)
+        upload = await asyncio.to_thread(
+            read_rows, raw, content_max, lambda name: check_queue_right(request, name)
+        )
+        if expected not in (None, upload.rows):
+            raise Problem(
+                422, "row_count", f"The stream has {upload.rows} rows, announced were {expected}. "
+                "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
+            )  # fmt: skip
+        await _store(context, entry, token, upload)
+    leave_entry(request)
+    return as_json(StageOut(rows=upload.rows, bytes=upload.bytes))
+
+
+def _row_count(request: web.Request) -> int | None:
+    text = request.headers.get(ROW_COUNT)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Problem(422, "invalid", f"{ROW_COUNT} is {text[:50]!r}, no number.", field=ROW_COUNT,
+                      bound="0 or more")  # fmt: skip
+    return int(text)
+
+
+@asynccontextmanager
+async def _slot(context: Context) -> AsyncIterator[None]:
+    """Take one of the uploads that may lie in memory at a time; others are not read meanwhile."""
+    try:
+        async with asyncio.timeout(_SLOT_S):
+            await context.uploads.acquire()
+    except TimeoutError:
+        raise Problem(
+            503, "busy", "Too many rows are being staged at once. Nothing was staged.",
+            bound=f"{UPLOADS} at a time", headers={"Retry-After": "5"},
+        ) from None  # fmt: skip
+    try:
+        yield
+    finally:
+        context.uploads.release()
+
+
+async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload) -> None:
+    """Hand the rows to the broker slice by slice; what fails in the middle leaves nothing."""
+    after, chunks = 0, upload.chunks()
+    try:
+        while (rows := await asyncio.to_thread(_next, chunks)) is not None:
+            await pipeline.stage(context, entry, token, rows, after=after, is_whole=False)
+            after += len(rows)
+        await pipeline.stage(context, entry, token, [], after=after, is_whole=True)
+    except BaseException as error:
+        # A first slice that is refused may be so because the token is somebody else's.
+        if after or not isinstance(error, RefusedError):
+            await asyncio.shield(pipeline.unstage(context, entry, [token]))
+        raise
+
+
+def _next(chunks: Iterator[list[StagedRow]]) -> list[StagedRow] | None:
+    return next(chunks, None)
+
+
+async def publish(request: web.Request) -> web.StreamResponse:
+    """Publish all rows of some tokens in one transaction, once per app_id and version."""
+    context, asked = context_of(request), await json_of(request, PublishStagedIn)
+    entry = entry_of(request, target=asked.app_id, detail=f"version {asked.version}")
+    done = await pipeline.publish_staged(context, entry, asked.app_id, asked.version, asked.tokens)
+    return as_json(
+        PublishStagedOut(
+            published=done.published, repeated=done.is_repeated, quarantined=done.quarantined
+        )
+    )  # fmt: skip
+
+
+async def unstage(request: web.Request) -> web.StreamResponse:
+    """Drop tokens that are not published."""
+    context, asked = context_of(request), await json_of(request, UnstageIn)
+    entry = entry_of(request, target=", ".join(asked.tokens[:3]))
+    count = await pipeline.unstage(context, entry, asked.tokens)
+    leave_entry(request)
+    return as_json(UnstageOut(unstaged=count))
+
+
+_PIPELINE: Final = "/api/v1/pipeline"
+
+ROUTES: Final = (
+    Route(
+        "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage, "pipeline.stage",
+        query=StageQuery, takes=bytes, media=MEDIA, gives=StageOut,
+    ),
+    Route(
+        "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish,
+        "pipeline.publish", takes=PublishStagedIn, gives=PublishStagedOut,
+    ),
+    Route(
+        "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", unstage,
+        "pipeline.unstage", takes=UnstageIn, gives=UnstageOut,
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""What the pipeline found out: its file, and the charts and tables that are made of it."""

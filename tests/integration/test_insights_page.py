@@ -1,0 +1,210 @@
+"""The Insights page of a real broker: empty, full, old, broken, foreign; claims and readers."""
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.site import Site, running_site
+from tests.integration.visitors import Visitor, house
+from tests.unit.admin.insights.cases import as_bytes, summary
+
+TABS = ("charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers")
+DAY_MS = 86_400_000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def text_of(page: str) -> str:
+    """Give what a page says, without its tags."""
+    main = page.partition("<main")[2].partition("</main>")[0]
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", main)))
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with running_site(tmp_path / "data") as made:
+        yield made
+
+
+async def leave(site: Site, **changes: Any) -> dict[str, Any]:
+    """Leave a summary, of this broker's history unless told otherwise."""
+    history = (await site.ok("GET", "/pipeline/history/bounds"))["history_id"]
+    made = summary(changes.pop("at_ms", now_ms()), changes.pop("history_id", history), **changes)
+    await site.ok("PUT", "/pipeline/insights", made)
+    return made
+
+
+async def claim(site: Site, name: str, queue: str, count: int) -> None:
+    asked = {"subscription": name, "queue": queue, "max_messages": count}
+    await site.ok("POST", "/pipeline/claims/claim", asked)
+
+
+async def test_page_says_what_to_run_where_there_is_nothing(site: Site) -> None:
+    page = (await site.get("/insights")).text
+    assert "The pipeline has not run yet" in page
+    assert f"phpmq-lite pipeline run --url {site.url}</code>" in page
+    assert 'data-copy="#snippet-run"' in page
+    for tab in TABS[:-2]:
+        page = (await site.get(f"/insights?tab={tab}&format=json")).text
+        assert json.loads(page) == {"items": [], "next": None}
+
+
+async def test_every_part_stands_and_comes_as_data(site: Site) -> None:
+    await leave(site)
+    await site.publish_many("orders", 2)
+    await claim(site, "s", "orders", 1)
+    await site.ok("GET", "/pipeline/history/bounds?reader=archive&position=0")
+    for tab in TABS:
+        page = await site.get(f"/insights?tab={tab}")
+        assert (tab, page.status) == (tab, 200)
+        assert "<script>alert" not in page.text
+        items = json.loads((await site.get(f"/insights?tab={tab}&format=json")).text)["items"]
+        assert (tab, bool(items)) == (tab, True)
+        lines = (await site.get(f"/insights?tab={tab}&format=csv")).text.splitlines()
+        assert (tab, lines[0].split(",")) == (tab, list(items[0]))
+        last = (await site.get(f"/insights?tab={tab}&format=jsonl")).text.splitlines()[-1]
+        assert json.loads(last)["count"] == len(items)
+
+
+async def test_chart_has_its_numbers_as_a_table(site: Site) -> None:
+    await leave(site, last24h=[
+        {"minute": now_ms() // 60_000 * 60_000, "queue": "orders", "published": 4_321, "acked": 7},
+        {"minute": now_ms() // 60_000 * 60_000, "queue": "mail", "published": 1, "wait_p95": 90},
+    ])  # fmt: skip
+    page = text_of((await site.get("/insights")).text)
+    assert "Published 4,322" in page
+    assert "4,322" in page.partition("Numbers of these charts")[2]
+    assert "what is still alive is not in these numbers yet" in page
+    page = text_of((await site.get("/insights?queue=orders")).text)
+    assert "Published 4,321" in page
+    assert "90 ms" not in page
+
+
+async def test_state_and_lag_of_jobs_are_shown(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    await site.ok("POST", "/queues/orders/purge", {})
+    job = {"name": "archive", "state": "failed", "offset": 1, "error": "<b>disk</b>"}
+    await leave(site, jobs=[job], archive={"offset": 1, "rows": 1})
+    page = await site.get("/insights?tab=jobs")
+    said = text_of(page.text)
+    assert "archive failed : <b>disk</b>" in said
+    assert "Behind now 2" in said
+    assert "<b>disk" not in page.text
+
+
+async def test_old_summary_says_so_and_how_to_renew_it(site: Site) -> None:
+    await leave(site, at_ms=now_ms() - 2 * DAY_MS)
+    page = text_of((await site.get("/insights")).text)
+    assert "The numbers end 2 d ago" in page
+    assert "phpmq-lite pipeline run" in page
+    await leave(site)
+    assert "The numbers end" not in text_of((await site.get("/insights")).text)
+
+
+async def test_summary_of_another_history_says_so_and_gives_no_lag(site: Site) -> None:
+    await leave(site, history_id="f" * 32)
+    page = text_of((await site.get("/insights?tab=jobs")).text)
+    assert "another history than this broker's" in page
+    assert "Behind now –" in page
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"version": 9}', b"\xff", b"x" * 3_000_000])
+async def test_broken_file_is_an_error_that_says_why(site: Site, raw: bytes) -> None:
+    await leave(site)
+    (site.broker.data / "pipeline" / "summary.json").write_bytes(raw)
+    page = await site.get("/insights")
+    assert page.status == 200
+    assert "The summary cannot be used." in page.text
+    assert "Run the pipeline again" in page.text
+    assert (await site.get("/insights?format=json")).status == 503
+    assert (await site.get("/insights?tab=claims")).status == 200
+    await leave(site)
+    assert "cannot be used" not in (await site.get("/insights")).text
+
+
+async def test_claims_are_listed_and_released_with_a_confirmation(site: Site) -> None:
+    await site.publish_many("orders", 5)
+    await claim(site, "nightly", "orders", 3)
+    page = await site.get("/insights?tab=claims")
+    assert "Release…" in page.text
+    asked = await site.get("/insights?release=nightly")
+    assert "Release 3 claims of" in text_of(asked.text)
+    fields = asked.fields("/insights/release")
+    done = await site.submit("/insights/release", fields, reason="the query is gone")
+    assert "3 messages went back to their places; nightly holds nothing" in text_of(done.text)
+    assert await site.contents("orders") == ["m0", "m1", "m2", "m3", "m4"]
+    [row] = await site.audit("claims.release")
+    assert (row["target"], row["count"], row["reason"], row["result"]) == (
+        "nightly", 3, "the query is gone", "done",
+    )  # fmt: skip
+
+
+async def test_forgotten_subscription_is_not_listed_any_more(site: Site) -> None:
+    await site.publish_many("orders", 1)
+    await claim(site, "nightly", "orders", 1)
+    await site.submit("/insights/release", {"subscription": "nightly", "forget": "yes"})
+    assert "Nobody claims messages" in (await site.get("/insights?tab=claims")).text
+
+
+async def test_release_in_production_asks_for_the_name(tmp_path: Path) -> None:
+    async with running_site(tmp_path / "data", ui={"environment": "production"}) as site:
+        await site.publish_many("orders", 2)
+        await claim(site, "nightly", "orders", 2)
+        assert 'name="confirm" required' in (await site.get("/insights?release=nightly")).text
+        refused = await site.post("/insights/release", subscription="nightly", confirm="orders")
+        assert refused.status == 422
+        assert await site.ready("orders") == 0
+        await site.submit("/insights/release", subscription="nightly", confirm="nightly")
+        assert await site.ready("orders") == 2
+
+
+async def test_unknown_subscription_is_not_found(site: Site) -> None:
+    assert (await site.get("/insights?release=nope")).status == 404
+    assert (await site.post("/insights/release", subscription="nope")).status == 404
+
+
+async def test_reader_is_shown_with_its_lag(site: Site) -> None:
+    await site.publish_many("orders", 4)
+    await site.ok("POST", "/queues/orders/purge", {})
+    for name, position in (("archive", 1), ("done", 4)):
+        await site.ok("GET", f"/pipeline/history/bounds?reader={name}&position={position}")
+    items = json.loads((await site.get("/insights?tab=readers&format=json")).text)["items"]
+    assert [(row["reader"], row["behind"], row["bound"]) for row in items] == [
+        ("archive", 3, "days"), ("done", 0, None),
+    ]  # fmt: skip
+    week = items[0]["reached_at"] - now_ms()
+    assert 6.9 * DAY_MS < week <= 7 * DAY_MS
+    page = text_of((await site.get("/insights?tab=readers")).text)
+    assert "by history.days" in page
+    assert "it has read all" in page
+
+
+async def test_viewer_of_some_queues_sees_those_and_no_button(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home:
+        for queue in ("orders", "mail"):
+            await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
+            asked = {"subscription": f"of-{queue}", "queue": queue, "max_messages": 1}
+            await home.control("POST", "/pipeline/claims/claim", asked)
+        (home.data / "pipeline").mkdir()
+        (home.data / "pipeline" / "summary.json").write_bytes(as_bytes(summary(now_ms())))
+        await home.add("anna")
+        secret = await home.token("narrow", "viewer", "orders*")
+        async with Visitor(home.url, secret) as viewer:
+            for tab in TABS:
+                text = (await viewer.get(f"/insights?tab={tab}")).text
+                assert (tab, "shop.cart" in text, "of-mail" in text) == (tab, False, False)
+            text = (await viewer.get("/insights?tab=claims")).text
+            assert ("of-orders" in text, "Release…" in text) == (True, False)
+            assert (await viewer.get("/insights?release=of-orders")).status == 403
+        secret = await home.token("narrow-operator", "operator", "orders*")
+        async with Visitor(home.url, secret) as operator:
+            assert (await operator.get("/insights?release=of-mail")).status == 403
+            assert (await operator.get("/insights?release=of-orders")).status == 200

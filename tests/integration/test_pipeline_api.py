@@ -1,0 +1,461 @@
+"""Claims, staged rows and the summary over HTTP: done, refused with the bound, audited, by role."""
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from yarl import URL
+
+from phpmq_lite.admin import arrow, uploads
+from phpmq_lite.admin.acting import commands
+from phpmq_lite.admin.api import staging
+from phpmq_lite.admin.insights.file import SummaryFile
+from tests.integration.settled import until
+from tests.integration.site import Site, running_site
+from tests.integration.visitors import House, Visitor, house
+from tests.unit.admin.insights.cases import as_bytes, summary
+
+NOW = 1_790_000_000_000
+OPERATOR = "operator"
+
+
+def stream(*rows: tuple[str, str, int | None]) -> bytes:
+    """Write rows of queue, body and time to live as a task of Spark does."""
+    queues, bodies, ttls = zip(*rows, strict=True) if rows else ((), (), ())
+    made = pa.record_batch(
+        [
+            pa.array([body.encode() for body in bodies], pa.binary()),
+            pa.array(queues, pa.string()),
+            pa.array(ttls, pa.int64()),
+        ],
+        names=["body", "queue", "ttl_s"],
+    )
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, made.schema) as writer:
+        writer.write_batch(made)
+    return sink.getvalue()
+
+
+@asynccontextmanager
+async def program(home: House, role: str, *queues: str) -> AsyncIterator[Visitor]:
+    """Make a program with a token of that role."""
+    secret = await home.token(f"{role}-{len(queues)}", role, *queues)
+    async with Visitor(home.url, secret) as made:
+        yield made
+
+
+async def stage(
+    visitor: Visitor, token: str, raw: bytes | AsyncIterator[bytes], **headers: str
+) -> tuple[int, dict[str, Any]]:
+    """Send a stream under a token."""
+    headers = {"Content-Type": arrow.MEDIA} | headers
+    answer = await visitor.ask("POST", f"/api/v1/pipeline/stage?token={token}", headers, data=raw)
+    return answer.status, json.loads(answer.text)
+
+
+async def _endless() -> AsyncIterator[bytes]:
+    yield b"x"
+    await asyncio.Event().wait()
+
+
+async def call(visitor: Visitor, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    answer = await visitor.call("POST", f"/pipeline/{path}", body)
+    return answer.status, json.loads(answer.text)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with running_site(tmp_path / "data") as made:
+        yield made
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path / "data") as made:
+        await made.add("anna")
+        yield made
+
+
+@pytest.fixture
+async def spark(home: House) -> AsyncIterator[Visitor]:
+    async with program(home, OPERATOR) as made:
+        yield made
+
+
+# -- claims
+
+
+async def test_claims_are_numbered_acknowledged_and_released(site: Site) -> None:
+    await site.publish_many("orders", 5)
+    asked = {"subscription": "s", "queue": "orders", "max_messages": 3}
+    assert await site.ok("POST", "/pipeline/claims/claim", asked) == {"hi": 3}
+    again = asked | {"after": 0}
+    assert await site.ok("POST", "/pipeline/claims/claim", again) == {"hi": 3}  # nothing new
+    state = await site.ok("GET", "/pipeline/claims/state?subscription=s")
+    assert state.pop("oldest_at_ms") > 0
+    assert state == {"queue": "orders", "acked": 0, "hi": 3, "count": 3}
+    ack = {"subscription": "s", "upto": 2}
+    assert await site.ok("POST", "/pipeline/claims/ack", ack) == {"acked": 2}
+    assert await site.ok("POST", "/pipeline/claims/ack", ack) == {"acked": 0}
+    release = {"subscription": "s"}
+    assert await site.ok("POST", "/pipeline/claims/release", release) == {"released": 1}
+    assert await site.contents("orders") == ["m2", "m3", "m4"]
+    state = await site.ok("GET", "/pipeline/claims/state?subscription=s")
+    assert (state["count"], state["oldest_at_ms"]) == (0, None)
+
+
+async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: Site) -> None:
+    await site.publish_many("orders", 5)
+    for upto in (1, 2):
+        asked = {"subscription": "s", "queue": "orders", "max_messages": 1}
+        await site.ok("POST", "/pipeline/claims/claim", asked)
+        await site.ok("POST", "/pipeline/claims/ack", {"subscription": "s", "upto": upto})
+    await site.ok("POST", "/pipeline/claims/release", {"subscription": "s"})
+    await site.api("POST", "/pipeline/claims/ack", {"subscription": "s", "upto": 9})
+    rows = [(row["action"], row["target"], row["result"]) for row in await site.audit()]
+    assert rows[:3] == [
+        ("claims.ack", "s", "unknown_claims"),
+        ("claims.release", "s", "done"),
+        ("claims.claim", "s", "done"),
+    ]
+    assert len(rows) == 4  # and the publish
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("claims/claim", {"subscription": "s"}, 422, "invalid"),
+        ("claims/claim", {"subscription": "", "queue": "orders"}, 422, "invalid"),
+        ("claims/claim", {"subscription": "s", "queue": "nowhere"}, 404, "unknown_queue"),
+        ("claims/claim", {"subscription": "s", "queue": "a\nb"}, 422, "invalid"),
+        ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 0}, 422,
+         "invalid"),
+        ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 100_001}, 422,
+         "invalid"),
+        ("claims/claim", {"subscription": "s", "queue": "orders", "max_bytes": "1"}, 422,
+         "invalid"),
+        ("claims/claim", {"subscription": "there", "queue": "mail"}, 409, "other_queue"),
+        ("claims/claim", {"subscription": "there", "queue": "orders", "after": 99}, 422,
+         "unknown_claims"),
+        ("claims/claim", {"subscription": "\ud800", "queue": "orders"}, 422, "invalid"),
+        ("claims/ack", {"subscription": "s", "upto": 1}, 404, "unknown_subscription"),
+        ("claims/ack", {"subscription": "there", "upto": -1}, 422, "invalid"),
+        ("claims/ack", {"subscription": "there", "upto": 1 << 63}, 422, "invalid"),
+        ("claims/ack", {"subscription": "there", "upto": 2}, 422, "unknown_claims"),
+        ("claims/release", {"subscription": "s"}, 404, "unknown_subscription"),
+        ("claims/release", {"subscription": "there", "all": True}, 422, "invalid"),
+        ("publish", {"app_id": "a", "version": -1, "tokens": []}, 422, "invalid"),
+        ("publish", {"app_id": "", "version": 1, "tokens": []}, 422, "invalid"),
+        ("publish", {"app_id": "a", "version": 1, "tokens": ["none"]}, 404, "unknown_token"),
+        ("publish", {"app_id": "a", "version": 1, "tokens": "none"}, 422, "invalid"),
+        ("unstage", {"tokens": [1]}, 422, "invalid"),
+    ],
+)  # fmt: skip
+async def test_wrong_call_is_refused_and_changes_nothing(
+    site: Site, path: str, body: Any, status: int, code: str
+) -> None:
+    await site.publish_many("orders", 2)
+    await site.publish_many("mail", 1)
+    there = {"subscription": "there", "queue": "orders", "max_messages": 1}
+    await site.ok("POST", "/pipeline/claims/claim", there)
+    before = len(await site.audit())
+    answer = await site.api("POST", f"/pipeline/{path}", body)
+    assert (answer[0], answer[1]["code"]) == (status, code), answer
+    state = await site.ok("GET", "/pipeline/claims/state?subscription=there")
+    assert (state["hi"], state["count"]) == (1, 1)
+    rows = await site.audit()
+    assert (len(rows) - before, rows[0]["result"]) == (1, code)
+
+
+async def test_state_of_no_subscription_is_not_found(site: Site) -> None:
+    assert (await site.api("GET", "/pipeline/claims/state?subscription=s"))[0] == 404
+    assert (await site.api("GET", "/pipeline/claims/state"))[0] == 422
+
+
+async def test_program_limited_to_queues_has_no_way_to_other_claims(home: House) -> None:
+    for queue in ("orders", "mail"):
+        await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
+    claim = {"subscription": "mine", "queue": "mail", "max_messages": 1}
+    await home.control("POST", "/pipeline/claims/claim", claim)
+    async with program(home, OPERATOR, "orders*") as narrow:
+        for path, body in (
+            ("claims/claim", {"subscription": "other", "queue": "mail"}),
+            ("claims/claim", {"subscription": "mine", "queue": "orders"}),
+            ("claims/ack", {"subscription": "mine", "upto": 1}),
+            ("claims/release", {"subscription": "mine"}),
+        ):
+            status, problem = await call(narrow, path, body)
+            assert (path, status, problem["code"]) == (path, 403, "foreign_queue")
+        answer = await narrow.get("/api/v1/pipeline/claims/state?subscription=mine")
+        assert answer.status == 403
+        asked = {"subscription": "own", "queue": "orders"}
+        assert await call(narrow, "claims/claim", asked) == (200, {"hi": 1})
+
+
+# -- staging
+
+
+async def test_staged_rows_are_published_once(home: House, spark: Visitor) -> None:
+    rows = [("orders", f"m{at}", None) for at in range(2_500)] + [("mail", "x", 60)]
+    assert await stage(spark, "t1", stream(*rows)) == (200, {"rows": 2_501, "bytes": 11_391})
+    assert await stage(spark, "t2", stream(("orders", "last", 0))) == (200, {"rows": 1, "bytes": 4})
+    assert home.rows("SELECT count(*) FROM message") == [(0,)]
+    asked = {"app_id": "query-1", "version": 3, "tokens": ["t1", "t2"]}
+    done = {"published": 2_502, "repeated": False, "quarantined": 0}
+    assert await call(spark, "publish", asked) == (200, done)
+    repeated = {"published": 0, "repeated": True, "quarantined": 0}
+    assert await call(spark, "publish", asked) == (200, repeated)
+    assert home.rows(
+        "SELECT q.name, count(*) FROM message JOIN queue AS q USING (queue_id) GROUP BY 1"
+    ) == [("mail", 1), ("orders", 2_501)]
+
+
+async def test_token_is_staged_once_and_dropped(home: House, spark: Visitor) -> None:
+    await stage(spark, "t", stream(("orders", "a", None)))
+    status, problem = await stage(spark, "t", stream(("orders", "b", None)))
+    assert (status, problem["code"]) == (409, "token_staged")
+    assert await call(spark, "unstage", {"tokens": ["t", "nothing"]}) == (200, {"unstaged": 1})
+    status, _ = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
+    assert status == 404
+
+
+async def test_row_count_is_compared(spark: Visitor) -> None:
+    raw = stream(("orders", "a", None), ("orders", "b", None))
+    status, problem = await stage(spark, "t", raw, **{"X-Row-Count": "3"})
+    assert (status, problem["code"], problem["bound"]) == (422, "row_count", "2")
+    assert (await stage(spark, "t", raw, **{"X-Row-Count": "-1"}))[0] == 422
+    assert (await stage(spark, "t", raw, **{"X-Row-Count": "2"}))[0] == 200
+
+
+async def test_what_is_wrong_with_a_stream_leaves_nothing(
+    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "STAGE_BYTES", 4_096)
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"x" * 1_000
+
+    raw = stream(("orders", "a", None))
+    for what, sent, status, code in (
+        ("cut off", raw[:-8], 422, "bad_arrow"),
+        ("nothing", b"", 422, "bad_arrow"),
+        ("bad name", stream(("a\nb", "x", None)), 422, "invalid"),
+        ("too large", b"x" * 4_097, 413, "too_large"),
+        ("too large, unannounced", unannounced(), 413, "too_large"),
+    ):
+        found, problem = await stage(spark, "t", sent)
+        assert (what, found, problem["code"]) == (what, status, code)
+    assert (await stage(spark, "%20", raw))[0] == 422
+    assert (await stage(spark, "x" * 129, raw))[0] == 422
+    answer = await spark.ask("POST", "/api/v1/pipeline/stage?token=t", json={})
+    assert answer.status == 415
+    assert home.rows("SELECT count(*) FROM stage") == [(0,)]
+    assert (await stage(spark, "t", raw))[0] == 200
+
+
+@pytest.mark.parametrize("sent", [0, 0.5, 1])
+async def test_upload_that_is_cut_leaves_nothing(home: House, spark: Visitor, sent: float) -> None:
+    """The connection goes after a part, or ahead of the last byte of what was announced."""
+    raw = stream(*[("orders", "x" * 100, None)] * 5_000)
+    _, writer = await asyncio.open_connection("127.0.0.1", URL(home.url).port)
+    head = (
+        "POST /api/v1/pipeline/stage?token=t HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {spark.secret}\r\nContent-Type: {arrow.MEDIA}\r\n"
+        f"Content-Length: {len(raw) + 1}\r\n\r\n"
+    )
+    writer.write(head.encode() + raw[: int(len(raw) * sent)])
+    await writer.drain()
+    writer.close()  # both ways: what the broker may say is not read
+    await writer.wait_closed()
+    await until(lambda: "pipeline.stage" in [row[2] for row in home.audit()])
+    assert home.audit()[-1][2:] == ("pipeline.stage", "t", 0, "cut_off")
+    assert home.rows("SELECT count(*) FROM stage") == [(0,)]
+    assert (await stage(spark, "t", raw))[0] == 200
+
+
+async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
+    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = stream(*[("orders", "x" * 100, None)] * 5_000)
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        yield raw[:-1]
+        yield raw[-1:]
+
+    monkeypatch.setattr(staging, "STAGE_BYTES", len(raw) - 1)
+    for sent in (raw, unannounced()):
+        status, problem = await stage(spark, "t", sent)
+        assert (status, problem["code"]) == (413, "too_large")
+    assert home.rows("SELECT count(*) FROM stage") == [(0,)]
+    monkeypatch.setattr(staging, "STAGE_BYTES", len(raw))
+    assert (await stage(spark, "t", raw))[0] == 200
+
+
+async def test_failure_between_slices_drops_the_token(home: House, spark: Visitor) -> None:
+    """The second slice is for more queues than there may be; the first one goes too."""
+    rows = [(f"q{at}", "x", None) for at in range(10_001)]
+    status, problem = await stage(spark, "t", stream(*rows))
+    assert (status, problem["code"]) == (422, "too_many_queues")
+    status, problem = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
+    assert (status, problem["code"]) == (404, "unknown_token")
+
+
+async def test_token_whose_first_slice_was_not_answered_is_dropped(
+    spark: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be stored or not; nobody will send the rest."""
+    raw = stream(("orders", "a", None))
+    with monkeypatch.context() as hurry:
+        hurry.setattr(commands, "ANSWER_S", 0)
+        status, problem = await stage(spark, "t", raw)
+    assert (status, problem["code"]) == (503, "no_answer")
+    assert (await stage(spark, "t", raw))[0] == 200
+    status, problem = await stage(spark, "t", raw)  # that it is not ours is known for sure
+    assert (status, problem["code"]) == (409, "token_staged")
+    status, _ = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
+    assert status == 200
+
+
+async def test_stalled_upload_is_ended(spark: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "STALLED_S", 0.05)
+
+    status, problem = await stage(spark, "t", _endless())
+    assert (status, problem["code"]) == (408, "stalled")
+
+
+async def test_upload_without_a_slot_is_told_to_come_again(
+    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_SLOT_S", 0.05)
+    waiting = [asyncio.create_task(stage(spark, f"t{at}", _endless())) for at in range(2)]
+    async with asyncio.timeout(10):
+        while (await stage(spark, "t", stream(("orders", "a", None))))[0] != 503:
+            await call(spark, "unstage", {"tokens": ["t"]})
+    status, problem = await stage(spark, "t", stream(("orders", "a", None)))
+    assert (status, problem["code"], problem["bound"]) == (503, "busy", "2 at a time")
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(10):  # who went leaves the slot
+        while (await stage(spark, "t", stream(("orders", "a", None))))[0] != 200:
+            pass
+
+
+async def test_broker_without_pyarrow_names_the_extra(
+    spark: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = stream(("orders", "a", None))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    status, problem = await stage(spark, "t", raw)
+    assert (status, problem["code"]) == (501, "no_arrow")
+    assert "phpmq-lite[export]" in problem["detail"]
+
+
+async def test_program_limited_to_queues_stages_for_those_only(home: House) -> None:
+    async with program(home, OPERATOR, "orders*") as narrow:
+        raw = stream(("orders.new", "a", None), ("mail", "b", None))
+        status, problem = await stage(narrow, "t", raw)
+        assert (status, problem["code"]) == (403, "foreign_queue")
+        assert (await stage(narrow, "t", stream(("orders.new", "a", None))))[0] == 200
+
+
+async def test_paused_queue_refuses_the_publish_whole(home: House, spark: Visitor) -> None:
+    await home.control("POST", "/queues/mail/messages", {"content": "x"})
+    await home.control("POST", "/queues/mail/pause", {"side": "publishing"})
+    await stage(spark, "t", stream(("orders", "a", None), ("mail", "b", None)))
+    status, problem = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
+    assert (status, problem["code"]) == (409, "paused")
+    assert home.rows("SELECT count(*) FROM message") == [(1,)]
+    await home.control("POST", "/queues/mail/resume", {"side": "publishing"})
+    status, done = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
+    assert (status, done["published"]) == (200, 2)
+
+
+# -- the summary
+
+
+async def test_summary_is_replaced_whole_and_given_back(home: House, spark: Visitor) -> None:
+    assert (await spark.get("/api/v1/pipeline/insights")).status == 404
+    for version in (summary(NOW), summary(NOW + 1, later={"unknown": 1})):
+        assert (await spark.call("PUT", "/pipeline/insights", version)).status == 204
+        found = await spark.get("/api/v1/pipeline/insights")
+        assert json.loads(found.text) == version
+    folder = home.data / "pipeline"
+    assert [path.name for path in folder.iterdir()] == ["summary.json"]
+    assert (folder.stat().st_mode & 0o777, (folder / "summary.json").stat().st_mode & 0o777) == (
+        0o700, 0o600,
+    )  # fmt: skip
+    assert home.audit()[-1][2:] == ("pipeline.insights", "summary.json", 1, "done")
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code"),
+    [
+        (b"", 422, "bad_summary"),
+        (b'{"version": 2, "finished_at": 1}', 422, "bad_summary"),
+        (b"{" + b" " * (2 << 20) + b"}", 413, "too_large"),
+    ],
+)
+async def test_bad_summary_is_refused_and_the_old_one_stays(
+    home: House, spark: Visitor, raw: bytes, status: int, code: str
+) -> None:
+    kept = summary(NOW)
+    await spark.call("PUT", "/pipeline/insights", kept)
+    answer = await spark.ask(
+        "PUT",
+        "/api/v1/pipeline/insights",
+        {"Content-Type": "application/json"},
+        data=io.BytesIO(raw),
+    )
+    assert (answer.status, json.loads(answer.text)["code"]) == (status, code)
+    assert json.loads((await spark.get("/api/v1/pipeline/insights")).text) == kept
+    assert home.audit()[-1][2:] == ("pipeline.insights", "", 0, code)
+
+
+async def test_summary_shows_somebody_limited_their_queues_only(home: House) -> None:
+    (home.data / "pipeline").mkdir()
+    (home.data / "pipeline" / "summary.json").write_bytes(as_bytes(summary(NOW)))
+    async with AsyncExitStack() as stack:
+        narrow = await stack.enter_async_context(program(home, OPERATOR, "orders*"))
+        viewer = await stack.enter_async_context(program(home, "viewer", "orders*"))
+        for visitor in (narrow, viewer):
+            text = (await visitor.get("/api/v1/pipeline/insights")).text
+            assert {row["queue"] for row in json.loads(text)["last24h"]} == {"orders"}
+            assert "shop.cart" not in text
+        answer = await narrow.call("PUT", "/pipeline/insights", summary(NOW))
+        assert (answer.status, json.loads(answer.text)["code"]) == (403, "foreign_queue")
+
+
+async def test_broken_file_is_said_not_served(home: House, spark: Visitor) -> None:
+    file = home.data / "pipeline" / "summary.json"
+    file.parent.mkdir()
+    file.write_bytes(b"x" * ((2 << 20) + 1))
+    answer = await spark.get("/api/v1/pipeline/insights")
+    assert (answer.status, json.loads(answer.text)["code"]) == (503, "bad_summary")
+    file.unlink()
+    file.mkdir()
+    assert (await spark.get("/api/v1/pipeline/insights")).status == 503
+
+
+async def test_summaries_that_come_at_once_replace_one_another_whole(tmp_path: Path) -> None:
+    file = SummaryFile(tmp_path)
+    made = [as_bytes(summary(NOW + at)) for at in range(20)]
+    await asyncio.gather(*map(file.write, made))
+    assert await file.raw() in made
+    assert [path.name for path in file.path.parent.iterdir()] == ["summary.json"]
+
+
+async def test_summary_that_cannot_be_stored_is_said(home: House, spark: Visitor) -> None:
+    (home.data / "pipeline").write_bytes(b"")  # no folder
+    answer = await spark.call("PUT", "/pipeline/insights", summary(NOW))
+    problem = json.loads(answer.text)
+    assert (answer.status, problem["code"]) == (503, "storage")
+    assert str(home.data / "pipeline" / "summary.json") in problem["detail"]
