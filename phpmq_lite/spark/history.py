@@ -1,0 +1,179 @@
+"""The history, over HTTP or from the database file: its ends, and the rows of a range."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.spark.errors import DataLossError, OptionError, PipelineError, ShortReadError
+from phpmq_lite.spark.options import Connection, Position
+from phpmq_lite.spark.transport import Bounds, Broker, counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BODY: Final = "body"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Rows of ``(lo, hi]`` of one history, of these columns; ``queues`` empty: all.
+
+    ``takes_gaps``: what retention took is left out instead of refused.
+    """
+
+    history_id: str
+    lo: int
+    hi: int
+    columns: tuple[str, ...]
+    queues: tuple[str, ...] = ()
+    queue_pattern: str | None = None
+    takes_gaps: bool = False
+
+    @property
+    def has_body(self) -> bool:
+        """Tell whether bodies are asked for."""
+        return BODY in self.columns
+
+    @property
+    def plain_columns(self) -> tuple[str, ...]:
+        """The columns but the body, which is asked for apart; never none, for none means all."""
+        return tuple(name for name in self.columns if name != BODY) or ("offset",)
+
+
+class History(Protocol):
+    """Where a history can be read.
+
+    Raises of all calls:
+        DataLossError: rows that were asked for are gone, or this is another history.
+        ShortReadError: what came is not all of it.
+    """
+
+    def bounds(
+        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
+    ) -> Bounds:
+        """Give the ends, and the last offset before a time if asked (``Broker.bounds``)."""
+
+    def queues(self) -> list[str]:
+        """Give the names of the queues there are."""
+
+    def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
+        """Yield rows in the order of offsets; complete only if the iteration ends well."""
+
+
+def open_history(connection: Connection) -> History:
+    """Give the history that a connection names; nothing is opened yet."""
+    return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
+
+
+def bounds(
+    connection: Connection, reader: str | None = None, position: int | None = None
+) -> Bounds:
+    """Ask for the ends of the history; see ``Broker.bounds``."""
+    return open_history(connection).bounds(reader, position)
+
+
+def resolve(history: History, ends: Bounds, position: Position) -> int:
+    """Turn a position into an offset: rows above it are at or after the position.
+
+    Raises:
+        OptionError: the offset lies beyond the end of the history.
+    """
+    if position.kind == "earliest":
+        return ends.lo
+    if position.kind == "latest":
+        return ends.hi
+    if position.kind == "time":
+        found = history.bounds(at_ms=position.number).offset
+        return ends.lo if found is None else found
+    if position.number > ends.hi:
+        raise OptionError(f"offset {position.number} is beyond the last one, {ends.hi}")
+    return position.number
+
+
+class _BrokerHistory:
+    """Over HTTP, as Arrow streams."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._broker = Broker(connection)
+
+    def bounds(
+        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
+    ) -> Bounds:
+        return self._broker.bounds(reader, position, at_ms)
+
+    def queues(self) -> list[str]:
+        return self._broker.queues()
+
+    def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
+        query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
+        query.append(("columns", ",".join(request.plain_columns)))
+        query += [("queue", name) for name in request.queues]
+        if request.queue_pattern is not None:
+            query.append(("pattern", request.queue_pattern))
+        if request.has_body:
+            query.append(("body", 1))
+        if request.takes_gaps:
+            query.append(("gap", "ok"))
+        return self._broker.history(query, request.history_id)
+
+
+class _FileHistory:
+    """From the database file, in this process; nobody else's position is noted here."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def bounds(
+        self,
+        reader: str | None = None,
+        position: int | None = None,
+        at_ms: int | None = None,
+    ) -> Bounds:
+        from phpmq_lite.storage.ranges import Ranges
+
+        # Python's engine: the caller's process may have the file open by sqlite3 itself.
+        with _refusals(), Ranges(self._path, engine="python") as ranges:
+            ends = ranges.bounds()
+            offset = None if at_ms is None else ranges.offset_at(at_ms)
+            return Bounds(ends.history_id, ends.lo, ends.hi, ends.lo_deleted, offset)
+
+    def queues(self) -> list[str]:
+        from phpmq_lite.storage.ranges import Ranges
+
+        with _refusals(), Ranges(self._path, engine="python") as ranges:
+            return ranges.queues()
+
+    def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
+        from phpmq_lite.storage.ranges import Ranges, Selection
+
+        selection = Selection(
+            request.lo,
+            request.hi,
+            request.queues,
+            request.queue_pattern,
+            request.plain_columns,
+            request.has_body,
+            history_id=request.history_id,
+        )
+        with _refusals(), Ranges(self._path) as ranges:
+            rows = ranges.history(selection, is_gap_ok=request.takes_gaps)
+            yield from counted(iter(rows), rows.count)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Translate what the storage says into what the source says."""
+    from phpmq_lite.storage.ranges import RangeError
+
+    try:
+        yield
+    except RefusedError as error:
+        if error.code in ("gap", "other_history"):
+            raise DataLossError(str(error)) from error
+        raise OptionError(str(error)) from error
+    except RangeError as error:
+        raise ShortReadError(str(error)) from error
+    except StorageError as error:
+        raise PipelineError(str(error)) from error

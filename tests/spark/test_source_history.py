@@ -1,0 +1,229 @@
+"""The history as a batch and as a stream, against a stand-in that can fail."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from phpmq_lite.spark.schema import HISTORY
+from phpmq_lite.spark.source import PhpmqSource
+from tests.spark.fake_broker import START_MS, FakeBroker
+from tests.spark.queries import Batches, forget_commit, read, run
+
+
+def offsets(spark: SparkSession, broker: FakeBroker, **options: object) -> list[int]:
+    rows = read(spark, url=broker.url, **options).select("offset").collect()
+    return sorted(row[0] for row in rows)
+
+
+def test_batch_reads_each_row_once_whatever_the_partitions(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.settle(1_234)
+    frame = read(spark, url=broker.url, numPartitions=5)
+    assert frame.schema == HISTORY
+    assert frame.rdd.getNumPartitions() == 5
+    assert frame.select(f.count("*"), f.sum("offset")).first() == (1_234, 1_234 * 1_235 // 2)
+
+
+def test_batch_of_an_empty_history_is_empty(spark: SparkSession, broker: FakeBroker) -> None:
+    assert offsets(spark, broker) == []
+
+
+def test_batch_reads_a_range_of_offsets_and_of_times(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.settle(100)
+    assert offsets(spark, broker, startingOffsets=10, endingOffsets=12) == [11, 12]
+    at_97 = START_MS + 97  # of settled_at; row n settled n ms after the start
+    assert offsets(spark, broker, startingTimestamp=at_97) == [97, 98, 99, 100]
+    assert offsets(spark, broker, endingTimestamp=START_MS + 3) == [1, 2]
+
+
+def test_times_are_utc_to_the_millisecond(spark: SparkSession, broker: FakeBroker) -> None:
+    broker.settle(1)
+    frame = read(spark, url=broker.url).select(f.unix_millis("settled_at"), "deadline")
+    assert frame.first() == (START_MS + 1, None)
+
+
+def test_columns_and_body_come_as_asked(spark: SparkSession, broker: FakeBroker) -> None:
+    broker.settle(2, body=b"\x00\xff")
+    frame = read(spark, url=broker.url, columns="queue,body,offset")
+    assert frame.columns == ["queue", "body", "offset"]
+    assert [tuple(row) for row in frame.collect()] == [
+        ("orders", b"\x00\xff", 1),
+        ("orders", b"\x00\xff", 2),
+    ]
+    assert read(spark, url=broker.url, includeBody=True).columns == [*HISTORY.names, "body"]
+    only = read(spark, url=broker.url, columns="body").collect()
+    assert [row.body for row in only] == [b"\x00\xff"] * 2
+
+
+def test_pushed_filters_narrow_what_is_asked_for(spark: SparkSession, broker: FakeBroker) -> None:
+    broker.settle(100)
+    broker.settle(100, "mails")
+    frame = read(spark, url=broker.url, columns="offset,queue,size", pushFilters=True)
+    wanted = frame.where("queue = 'mails' AND offset > 90 AND offset <= 102 AND size = 4")
+    assert sorted(row.offset for row in wanted.collect()) == [101, 102]
+    asked = broker.asked[-1]
+    assert "lo=90&hi=102" in asked
+    assert "queue=mails" in asked
+    assert frame.where("queue = 'nowhere'").count() == 0
+    assert frame.where("queue IN ('orders', 'nowhere') AND offset = 100").count() == 1
+
+
+def test_filters_are_left_to_spark_when_not_asked_for(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.settle(100)
+    assert read(spark, url=broker.url).where("offset > 90").count() == 10
+    assert "lo=0&hi=100" in broker.asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffset": 5}, "unknown option 'startingoffset': did you mean 'startingOffsets'"),
+        ({"subscribe": "orders"}, "'subscribe' is Kafka's; here it is queue or queues"),
+        ({"columns": "ofset"}, "no column 'ofset': did you mean 'offset'"),
+        ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read does not consume"),
+        ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, this is a batch read"),
+        ({"startingOffsets": 101}, "offset 101 is beyond the last one, 100"),
+    ],
+)
+def test_wrong_option_is_an_error_that_helps(
+    spark: SparkSession, broker: FakeBroker, options: dict[str, object], words: str
+) -> None:
+    broker.settle(100)
+    with pytest.raises((AnalysisException, PySparkException)) as caught:
+        read(spark, url=broker.url, **options).collect()
+    assert words in str(caught.value)
+
+
+def test_gap_is_an_error_unless_told_otherwise(spark: SparkSession, broker: FakeBroker) -> None:
+    broker.settle(100)
+    broker.lo = 40
+    with pytest.raises(PySparkException) as caught:
+        offsets(spark, broker, startingOffsets=10)
+    assert "retention took all up to 40" in str(caught.value)
+    left = offsets(spark, broker, startingOffsets=10, failOnDataLoss=False)
+    assert left == list(range(41, 101))
+    assert offsets(spark, broker) == left  # earliest is what there is
+
+
+def test_busy_broker_is_asked_again(spark: SparkSession, broker: FakeBroker) -> None:
+    broker.settle(100)
+    broker.faults.busy = 1
+    assert len(offsets(spark, broker)) == 100
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("short", "50 rows came, 100 were announced"), ("broken", "broke off")],
+)
+def test_short_stream_is_an_error(
+    spark: SparkSession, broker: FakeBroker, fault: str, words: str
+) -> None:
+    broker.settle(100)
+    setattr(broker.faults, fault, 1)
+    with pytest.raises(Exception, match="ShortReadError") as caught:
+        offsets(spark, broker, numPartitions=1)
+    assert words in str(caught.value)
+
+
+def test_stream_goes_on_where_it_stopped(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    options = {"url": broker.url, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 400}
+    sink = Batches()
+    broker.settle(1_000)
+    progress = run(spark, tmp_path, sink, reader="archive", **options)
+    assert [each["numInputRows"] for each in progress] == [400, 400, 200]
+    broker.settle(100)
+    run(spark, tmp_path, sink, reader="archive", **options)
+    assert sink.all == list(range(1, 1_101))
+    assert sink.runs == [0, 1, 2, 3]
+    assert broker.notes[-1] == ("archive", 1_100)
+
+
+def test_stream_repeats_a_batch_that_was_not_committed(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    options = {"url": broker.url, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 100}
+    broker.settle(250)
+    first = Batches(fails_at=1)
+    with pytest.raises(PySparkException):
+        run(spark, tmp_path, first, **options)
+    broker.settle(50)
+    run(spark, tmp_path, first, **options)
+    assert first.runs == [0, 1, 1, 2]
+    assert first.all == list(range(1, 301))
+    forget_commit(tmp_path, 2)
+    again = Batches()
+    run(spark, tmp_path, again, **options)
+    assert again.kept == {2: first.kept[2]}
+
+
+def test_stream_fails_on_another_history(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    options = {"url": broker.url, "startingOffsets": "earliest"}
+    broker.settle(10)
+    sink = Batches()
+    run(spark, tmp_path, sink, **options)
+    broker.history_id = "b" * 32  # restored from a copy
+    with pytest.raises(PySparkException, match="was restored"):
+        run(spark, tmp_path, sink, **options)
+    run(spark, tmp_path, sink, failOnDataLoss=False, **options)
+    assert sink.all == list(range(1, 11)) * 2
+
+
+def test_batch_that_was_planned_in_another_history_does_not_hold_the_stream_up(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    options = {"url": broker.url, "startingOffsets": "earliest"}
+    broker.settle(10)
+    run(spark, tmp_path, Batches(), **options)
+    forget_commit(tmp_path, 0)
+    broker.history_id = "b" * 32
+    sink = Batches()
+    with pytest.raises(PySparkException, match="this is the history b"):
+        run(spark, tmp_path, sink, **options)
+    run(spark, tmp_path, sink, failOnDataLoss=False, **options)
+    assert sink.kept == {0: [], 1: list(range(1, 11))}
+
+
+def test_stream_fails_on_a_gap_unless_told_otherwise(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    options = {"url": broker.url, "startingOffsets": "earliest"}
+    broker.settle(10)
+    sink = Batches()
+    run(spark, tmp_path, sink, **options)
+    broker.settle(30)
+    broker.lo = 20
+    with pytest.raises(PySparkException, match="retention took all up to 20"):
+        run(spark, tmp_path, sink, **options)
+    run(spark, tmp_path, sink, failOnDataLoss=False, **options)
+    assert sink.all == [*range(1, 11), *range(21, 41)]
+
+
+def test_stream_starts_at_the_end_by_default(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(10)
+    sink = Batches()
+    run(spark, tmp_path, sink, url=broker.url)
+    broker.settle(5)
+    run(spark, tmp_path, sink, url=broker.url)
+    assert sink.all == [11, 12, 13, 14, 15]
+
+
+def test_source_is_found_by_its_name_alone(spark: SparkSession, broker: FakeBroker) -> None:
+    assert import_module("pyspark_phpmq").DefaultSource is PhpmqSource
+    broker.settle(3)
+    fresh = spark.newSession()  # nobody registered anything here
+    assert fresh.read.format("phpmq").option("url", broker.url).load().count() == 3

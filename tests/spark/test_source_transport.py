@@ -1,0 +1,120 @@
+"""HTTP to the broker, without a JVM: what is retried, what is refused, what is too short."""
+
+import socket
+
+import pyarrow as pa
+import pytest
+
+from phpmq_lite.spark.errors import BrokerError, DataLossError, ShortReadError
+from phpmq_lite.spark.history import Request, bounds, open_history, resolve
+from phpmq_lite.spark.options import Connection, Position
+from phpmq_lite.spark.transport import BUSY_PATIENCE_S, GONE_WAITS_S, Broker, counted
+from tests.spark.fake_broker import START_MS, FakeBroker
+
+
+def request(broker: FakeBroker, **changes: object) -> Request:
+    given: dict[str, object] = {"lo": 0, "hi": broker.hi, "columns": ("offset",)} | changes
+    return Request(history_id=broker.history_id, **given)  # type: ignore[arg-type]
+
+
+def offsets(broker: FakeBroker, **changes: object) -> list[int]:
+    history = open_history(Connection(broker.url))
+    batches = history.rows(request(broker, **changes))
+    return [value for batch in batches for value in batch.column("offset").to_pylist()]
+
+
+def test_range_comes_in_order_and_whole(broker: FakeBroker) -> None:
+    broker.settle(1_200)
+    assert offsets(broker, lo=100, hi=1_150) == list(range(101, 1_151))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("short", "50 rows came, 100 were announced"), ("broken", "broke off")],
+)
+def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None:
+    broker.settle(100)
+    setattr(broker.faults, fault, 1)
+    with pytest.raises(ShortReadError, match=words):
+        offsets(broker)
+    assert len(offsets(broker)) == 100
+
+
+def test_more_rows_than_announced_raise() -> None:
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+    with pytest.raises(ShortReadError, match="2 rows came, 1 were announced"):
+        list(counted(iter([batch]), 1))
+
+
+def test_gap_and_another_history_are_data_loss(broker: FakeBroker) -> None:
+    broker.settle(10)
+    broker.lo = 5
+    with pytest.raises(DataLossError, match="left the history"):
+        offsets(broker)
+    assert offsets(broker, takes_gaps=True) == [6, 7, 8, 9, 10]
+    asked = request(broker, lo=5)
+    broker.history_id = "b" * 32
+    with pytest.raises(DataLossError, match="this is the history b"):
+        list(open_history(Connection(broker.url)).rows(asked))
+
+
+def test_busy_broker_is_left_alone_for_as_long_as_it_says(broker: FakeBroker) -> None:
+    waits: list[float] = []
+    broker.settle(1)
+    broker.faults.busy = 3
+    asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 1), ("columns", "offset")]
+    api = Broker(Connection(broker.url), sleep=waits.append)
+    assert sum(batch.num_rows for batch in api.history(asked, broker.history_id)) == 1
+    assert waits == [1, 1, 1]
+
+
+def test_busy_broker_is_given_up_after_minutes(broker: FakeBroker) -> None:
+    waits: list[float] = []
+    broker.faults.busy = 1_000
+    asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 0), ("columns", "offset")]
+    api = Broker(Connection(broker.url), sleep=waits.append)
+    with pytest.raises(BrokerError, match="503 busy: two exports run"):
+        list(api.history(asked, broker.history_id))
+    assert sum(waits) == BUSY_PATIENCE_S
+
+
+def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # nobody listens here once it is closed
+    waits: list[float] = []
+    api = Broker(Connection(f"http://127.0.0.1:{port}"), sleep=waits.append)
+    with pytest.raises(BrokerError, match=f"http://127.0.0.1:{port} does not answer"):
+        api.bounds()
+    assert waits == list(GONE_WAITS_S)
+
+
+def test_token_goes_along_and_a_wrong_one_is_explained(broker: FakeBroker) -> None:
+    broker.token = "right"
+    assert bounds(Connection(broker.url, "right")).hi == 0
+    with pytest.raises(
+        BrokerError, match="401 unauthorized: no such token; give a token"
+    ) as caught:
+        bounds(Connection(broker.url, "wrong"))
+    assert (caught.value.status, caught.value.code) == (401, "unauthorized")
+
+
+def test_positions_become_offsets(broker: FakeBroker) -> None:
+    broker.settle(10)
+    broker.lo = 2
+    history = open_history(Connection(broker.url))
+    ends = history.bounds()
+    found = [
+        resolve(history, ends, position)
+        for position in (
+            Position("earliest"),
+            Position("latest"),
+            Position("offset", 7),
+            Position("time", START_MS + 5),
+        )
+    ]
+    assert found == [2, 10, 7, 4]
+
+
+def test_reader_is_noted_with_its_position(broker: FakeBroker) -> None:
+    bounds(Connection(broker.url), "archive", 7)
+    assert broker.notes == [("archive", 7)]

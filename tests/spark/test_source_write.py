@@ -1,0 +1,177 @@
+"""Writes in two phases: staged by tasks, published once by the driver."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.spark.fake_broker import FakeBroker
+from tests.spark.queries import forget_commit, run
+
+
+def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
+    numbers = spark.range(0, count, 1, partitions)
+    return numbers.select(f.col("id").cast("string").alias("body"), f.lit("out").alias("queue"))
+
+
+def save(frame: DataFrame, broker: FakeBroker, **options: object) -> None:
+    writer = frame.write.format("phpmq").mode("append").option("url", broker.url)
+    for name, value in options.items():
+        writer = writer.option(name, str(value))
+    writer.save()
+
+
+def bodies(broker: FakeBroker) -> list[int]:
+    return sorted(int(row["body"]) for row in broker.published)
+
+
+def test_batch_is_published_in_one_piece(spark: SparkSession, broker: FakeBroker) -> None:
+    save(rows(spark, 1_000), broker)
+    assert bodies(broker) == list(range(1_000))
+    assert {row["queue"] for row in broker.published} == {"out"}
+    assert sum("/publish" in path for path in broker.asked) == 1
+    assert broker.staged == {}
+
+
+def test_option_queue_goes_before_the_column_and_ttl_travels(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    frame = rows(spark, 2).withColumn("ttl_s", f.when(f.col("body") == "1", 60))
+    save(frame, broker, queue="other")
+    found = sorted((row["body"], row["queue"], row["ttl_s"]) for row in broker.published)
+    assert found == [(b"0", "other", None), (b"1", "other", 60)]
+
+
+def test_batch_with_a_key_is_published_once(spark: SparkSession, broker: FakeBroker) -> None:
+    for version in (0, 0, 1, 0):
+        save(rows(spark, 10), broker, txnAppId="job", txnVersion=version)
+    assert bodies(broker) == sorted([*range(10)] * 2)
+    assert broker.staged == {}
+
+
+def test_batch_without_a_key_is_published_each_time(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    for _ in range(2):
+        save(rows(spark, 10), broker)
+    assert len(broker.published) == 20
+
+
+def test_failing_task_publishes_nothing_and_leaves_nothing_staged(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.faults.stage = 1
+    with pytest.raises(PySparkException, match="disk_full"):
+        save(rows(spark, 300), broker)
+    assert broker.published == []
+    bad = rows(spark, 100).withColumn(
+        "body", f.when(f.col("body") == "99", f.raise_error(f.lit("no"))).otherwise(f.col("body"))
+    )
+    with pytest.raises(Exception, match="no"):
+        save(bad, broker)
+    assert broker.published == []
+
+
+def test_lost_answer_to_publish_is_an_error_that_takes_nothing_back(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.faults.lost_publish = 1
+    with pytest.raises(PySparkException, match="you shall not know"):
+        save(rows(spark, 10), broker, txnAppId="job", txnVersion=5)
+    save(rows(spark, 10), broker, txnAppId="job", txnVersion=5)
+    assert bodies(broker) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("ttl", "column 'ttl' cannot be written: did you mean 'ttl_s'"),
+        ("queue", "column 'queue' is bigint, it must be string"),
+        ("drop", "column 'body' is missing"),
+        ("null", "have no body"),
+    ],
+)
+def test_rows_that_cannot_be_messages_are_refused(
+    spark: SparkSession, broker: FakeBroker, change: str, words: str
+) -> None:
+    frame = {
+        "ttl": lambda rows: rows.withColumn("ttl", f.lit(1)),
+        "queue": lambda rows: rows.withColumn("queue", f.lit(1).cast("long")),
+        "drop": lambda rows: rows.drop("body"),
+        "null": lambda rows: rows.withColumn("body", f.lit(None).cast("string")),
+    }[change](rows(spark, 3))
+    with pytest.raises((AnalysisException, PySparkException)) as caught:
+        save(frame, broker)
+    assert words in str(caught.value)
+    assert broker.published == []
+
+
+def test_overwriting_a_queue_is_refused(spark: SparkSession, broker: FakeBroker) -> None:
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        rows(spark, 3).write.format("phpmq").option("url", broker.url).mode("overwrite").save()
+
+
+def test_more_rows_than_one_publish_takes_are_refused(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    with pytest.raises(PySparkException, match="at most 100000 messages"):
+        save(rows(spark, 100_001, partitions=2), broker)
+    assert broker.published == []
+    assert broker.staged == {}
+
+
+def stream(spark: SparkSession, broker: FakeBroker, checkpoint: Path) -> None:
+    """Publish what settled since the last run, 100 offsets in a batch."""
+    history = (
+        spark.readStream.format("phpmq")
+        .options(url=broker.url, startingOffsets="earliest", maxOffsetsPerTrigger="100")
+        .load()
+    )
+    written = history.select(
+        f.col("offset").cast("string").cast("binary").alias("body"), f.lit("out").alias("queue")
+    )
+    query = (
+        written.writeStream.format("phpmq")
+        .options(url=broker.url, checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_stream_publishes_each_batch_once_whatever_happens(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(150)
+    stream(spark, broker, tmp_path)
+    assert bodies(broker) == list(range(1, 151))
+    broker.settle(100)
+    broker.faults.stage = 1  # in write
+    with pytest.raises(PySparkException, match="disk_full"):
+        stream(spark, broker, tmp_path)
+    broker.faults.lost_publish = 1  # after the publish, so Spark calls abort
+    with pytest.raises(PySparkException, match="you shall not know"):
+        stream(spark, broker, tmp_path)
+    stream(spark, broker, tmp_path)
+    assert bodies(broker) == list(range(1, 251))
+    forget_commit(tmp_path, 2)  # the driver died after the publish: the batch comes again
+    stream(spark, broker, tmp_path)
+    assert bodies(broker) == list(range(1, 251))
+    assert broker.staged == {}
+
+
+def test_write_inside_foreach_batch_is_once_with_a_key(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    def publish(frame: DataFrame, batch_id: int) -> None:
+        messages = frame.select(f.col("offset").cast("string").alias("body"))
+        save(messages, broker, queue="out", txnAppId="copy", txnVersion=batch_id)
+
+    broker.settle(20)
+    options: dict[str, object] = {"url": broker.url, "startingOffsets": "earliest"}
+    run(spark, tmp_path, publish, **options)
+    forget_commit(tmp_path, 0)
+    run(spark, tmp_path, publish, **options)
+    assert bodies(broker) == list(range(1, 21))

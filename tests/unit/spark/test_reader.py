@@ -1,0 +1,53 @@
+"""How ranges are cut and filters taken, without a JVM."""
+
+import pickle
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not
+
+from phpmq_lite.spark.options import Connection, HistoryOptions
+from phpmq_lite.spark.reader import FilteringHistoryReader, HistoryReader, Range, cut
+from phpmq_lite.spark.schema import HISTORY
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "asked", "ranges"),
+    [
+        (0, 10, 3, [(0, 3), (3, 6), (6, 10)]),
+        (5, 7, 9, [(5, 6), (6, 7)]),
+        (7, 7, 4, []),
+        (9, 7, None, []),
+        (0, 50_000, None, [(0, 50_000)]),
+        (0, 50_001, None, [(0, 25_000), (25_000, 50_001)]),
+    ],
+)
+def test_range_is_cut_without_gap_or_empty_part(
+    lo: int, hi: int, asked: int | None, ranges: list[tuple[int, int]]
+) -> None:
+    assert cut(lo, hi, asked) == ranges
+
+
+def test_long_range_is_cut_into_a_million_each() -> None:
+    parts = cut(0, 2_500_000, None)
+    assert len(parts) == 3
+    assert max(hi - lo for lo, hi in parts) <= 1_000_000
+
+
+def test_filters_on_offset_and_queue_are_taken_and_others_returned() -> None:
+    reader = FilteringHistoryReader(HistoryOptions(connection=Connection("http://a")), HISTORY)
+    kept = [EqualTo(("size",), 4), Not(EqualTo(("queue",), "a")), GreaterThan(("seq",), 1)]
+    taken = [GreaterThan(("offset",), 4), LessThan(("offset",), 9), IsNotNull(("offset",)),
+             In(("queue",), ("a", "b")), EqualTo(("queue",), "b")]  # fmt: skip
+    assert list(reader.pushFilters([*taken, *kept])) == kept
+    assert (reader._least, reader._most, reader._only) == (4, 8, frozenset("b"))
+
+
+def test_reader_without_the_option_has_no_method_of_its_own_for_filters() -> None:
+    assert "pushFilters" not in vars(HistoryReader)
+
+
+def test_readers_and_ranges_can_be_pickled() -> None:
+    reader = HistoryReader(HistoryOptions(connection=Connection("http://a", "t")), HISTORY)
+    part = Range(1, 2, "id", "machine", ("q",))
+    assert pickle.loads(pickle.dumps(reader))._options == reader._options
+    assert pickle.loads(pickle.dumps(part)) == part

@@ -1,0 +1,83 @@
+"""What a summary keeps when there is too much; figures are tested with Spark."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.spark.jobs.compact import LOCK
+from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark.jobs.options import Common
+from phpmq_lite.spark.jobs.periods import COUNTS
+from phpmq_lite.spark.jobs.tables import BUCKET_BASE
+from phpmq_lite.spark.summary import MAX_BYTES, OTHERS, JobRun, encode, fit, note, path_item, write
+
+SPANS = [f"{s}_{n}" for s in ("wait", "hold") for n in ("p50", "p95", "p99", "max")]
+
+
+def item(queue: str, minute: int, count: int = 1, **given: Any) -> dict[str, Any]:
+    figures = dict.fromkeys(COUNTS, count) | dict.fromkeys(SPANS, 5)
+    return {"minute": minute, "queue": queue, **figures, **given}
+
+
+def test_all_queues_are_kept_where_they_fit() -> None:
+    items = [item("a", 2), item("b", 1)]
+    assert fit(items, [], ["a", "b"], "minute", 10_000) == [items[1], items[0]]
+
+
+def test_quiet_queues_become_the_others_by_minute() -> None:
+    items = [item("a", minute) for minute in range(5)]
+    items += [item(q, minute, 2) for q in ("b", "c") for minute in range(5)]
+    rest = [{**item("", 0, 7, wait_max=9), "hold_max": None}]
+    kept = fit(items, rest, ["a", "b", "c"], "minute", 4_600)
+    assert {i["queue"] for i in kept} == {"a", OTHERS}
+    others = {i["minute"]: i for i in kept if i["queue"] == OTHERS}
+    assert [others[m]["acked"] for m in range(5)] == [11, 4, 4, 4, 4]
+    assert (others[0]["wait_max"], others[0]["hold_max"]) == (9, 5)
+    assert others[0]["wait_p50"] is None
+    assert sum(i["acked"] for i in kept) == sum(i["acked"] for i in items + rest)
+    assert len(json.dumps(kept, separators=(",", ":"))) <= 4_600
+
+
+def test_summary_stays_below_its_bound_however_long_names_are() -> None:
+    lists = ("queues", "last24h", "last30d", "urns", "deaths", "paths", "expiries")
+    summary: dict[str, Any] = {name: [] for name in lists}
+    summary["paths"] = [{"path": [f"{n}" + "ü" * 500] * 50} for n in range(50)]
+    text = encode(summary)
+    assert len(text.encode()) <= MAX_BYTES
+    kept = json.loads(text)["paths"]
+    assert 0 < len(kept) < 50
+    assert kept == summary["paths"][: len(kept)]  # the commonest come first
+
+
+def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    note(files, [JobRun(name=n, state="done", started_at=1) for n in ("metrics", "archive")])
+    kept = note(files, [JobRun(name="archive", state="failed", started_at=2, error="no disk")])
+    assert [(run["name"], run["state"]) for run in kept] == [
+        ("archive", "failed"),
+        ("metrics", "done"),
+    ]
+
+
+def test_summary_waits_for_the_next_run_while_another_job_swaps_files(tmp_path: Path) -> None:
+    run = JobRun(name="consume", state="done", started_at=1)
+    options = Common(connection=None, out=str(tmp_path))
+    with LocalFiles(tmp_path).lock(LOCK):
+        [told] = write(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
+    assert told.startswith("the summary was not written: another job works on archive in ")
+    assert [kept["name"] for kept in json.loads((tmp_path / "jobs.json").read_text())] == [
+        "consume"
+    ]
+
+
+@pytest.mark.parametrize("ms", [1, 2, 900, 86_400_000])
+def test_durations_of_paths_add_up_within_one_percent(ms: int) -> None:
+    bucket = 0
+    while BUCKET_BASE**bucket < ms:
+        bucket += 1
+    found = path_item(["a:u"], [{bucket: 3}, {bucket: 4}])
+    assert found["traces"] == 7
+    assert found["p50_ms"] == pytest.approx(ms, rel=0.01, abs=0.06)
+    assert found["p95_ms"] == found["p50_ms"]
