@@ -1,0 +1,130 @@
+"""The job archive: the history, row by row, to Parquet; each row exactly once.
+
+Batches go to ``archive/date=…/batch=…`` by dynamic partition overwrite: a batch that comes again
+replaces itself.  Spark's own file sink does not do: it ignores foreign files, so compacting would
+break it.
+"""
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.history import bounds
+from phpmq_lite.spark.jobs import places
+from phpmq_lite.spark.jobs.archived import day
+from phpmq_lite.spark.jobs.batches import Target, drain
+from phpmq_lite.spark.jobs.checkpoint import Done, last_done
+from phpmq_lite.spark.jobs.compact import reading
+from phpmq_lite.spark.jobs.files import Files, open_files
+from phpmq_lite.spark.jobs.options import ArchiveOptions, Report, Result, Stop, never, silent
+from phpmq_lite.spark.transport import Bounds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TARGET: Final = Target(
+    name="archive",
+    folder=places.ARCHIVE,
+    checkpoint=places.ARCHIVE_CHECKPOINT,
+    partitions=("date",),
+)
+
+
+def transform(history: "DataFrame") -> "DataFrame":
+    """Add ``date``, the day in UTC on which a message was settled."""
+    return history.withColumn("date", day("settled_at"))
+
+
+def run(
+    spark: "SparkSession", options: ArchiveOptions, report: Report = silent, stop: Stop = never
+) -> Result:
+    """Archive what was settled since the last run.
+
+    Raises:
+        RefusedError: ``other_history``: the archive there is of another one, also where gaps are
+            taken: offsets would begin anew, and rows of a broker that was restored be there twice.
+    """
+    end = None
+    if options.connection is not None:
+        ends = bounds(options.connection)
+        end = ends.hi
+        done = last_done(open_files(spark, options.out), TARGET.checkpoint)
+        if done is not None and done.history_id not in (None, ends.history_id):
+            raise RefusedError(
+                "other_history",
+                f"the broker's history is {ends.history_id}, another than the archive's in "
+                f"{options.out}, {done.history_id}: it was restored or replaced; archive it to "
+                "another folder",
+            )
+        report(TARGET.name, begin_of(options, ends, done), end)
+    stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
+    return archive(spark, stream, options, report, stop, end)
+
+
+def archive(
+    spark: "SparkSession",
+    stream: "DataFrame",
+    options: ArchiveOptions,
+    report: Report = silent,
+    stop: Stop = never,
+    end: int | None = None,
+) -> Result:
+    """Archive a stream of the history's columns."""
+    files = open_files(spark, options.out)
+    with files.lock("checkpoint"), reading(files):
+        keep_selection(files, options)
+        drained = drain(transform(stream), files, TARGET, report, stop, end)
+        done = last_done(files, TARGET.checkpoint)
+    return Result(
+        job="archive",
+        rows=drained.rows,
+        offset=done.offset if done else None,
+        batches=drained.batches,
+        is_stopped=drained.is_stopped,
+    )
+
+
+def begin_of(options: ArchiveOptions, ends: Bounds, done: Done | None) -> int:
+    """Give the offset that a run begins behind: the last one done, else where the first begins."""
+    if done is not None and done.offset is not None:
+        return done.offset
+    word = options.starting_offsets
+    return int(word) if word.isdigit() else {"latest": ends.hi}.get(word, ends.lo)
+
+
+def source_options(options: ArchiveOptions) -> dict[str, str]:
+    """Give the options of the stream; they arrive as text."""
+    given = {
+        **(options.connection.as_options() if options.connection else {}),
+        "startingOffsets": options.starting_offsets,
+        "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
+        "reader": "archive",  # the broker shows how far it is behind
+        "failOnDataLoss": str(options.fail_on_data_loss).lower(),
+    }
+    if options.bodies:
+        given["includeBody"] = "true"
+    if options.queues:
+        given["queues"] = ",".join(options.queues)
+    if options.queue_pattern is not None:
+        given["queuePattern"] = options.queue_pattern
+    if options.num_partitions is not None:
+        given["numPartitions"] = str(options.num_partitions)
+    return given
+
+
+def keep_selection(files: Files, options: ArchiveOptions) -> None:
+    """Write down which queues an archive has, or compare: one offset cannot stand for two.
+
+    Raises:
+        RefusedError: ``other_selection``: the archive there has other queues.
+    """
+    selection = {"queues": sorted(options.queues), "queue_pattern": options.queue_pattern}
+    kept = files.read(places.ARCHIVE_SELECTION)
+    if kept is None:
+        files.write(places.ARCHIVE_SELECTION, json.dumps(selection))
+    elif json.loads(kept) != selection:
+        raise RefusedError(
+            "other_selection",
+            f"the archive in {options.out} has the queues {kept}, now {json.dumps(selection)} "
+            "are asked: take the same ones, or another folder",
+        )

@@ -1,0 +1,154 @@
+"""The job compact: the small files of closed dates of the archive to few large ones.
+
+A date is closed once none of its batches is the last committed one of the archive's checkpoint or
+a later one: no batch of it comes again.  What happens to a date, each step safe against a crash:
+
+1. its batches are written to ``compact/date=…`` as one, and the rows counted against them;
+2. ``compact/plan.json`` is written: from here on the swap goes forward only;
+3. the old batches named there are moved away, the new one is moved in;
+4. the plan goes, then what was moved away.
+
+``settle`` does the rest of a swap that was cut off; whoever reads the archive does so within
+``reading``, which calls it.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as sf
+
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.jobs import places
+from phpmq_lite.spark.jobs.archived import SCHEMA
+from phpmq_lite.spark.jobs.batches import batch_name
+from phpmq_lite.spark.jobs.checkpoint import last_done, query_id
+from phpmq_lite.spark.jobs.files import Files, open_files
+from phpmq_lite.spark.jobs.options import CompactOptions, Report, Result, Stop, never, silent
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOCK: Final = "archive"  # shared by who reads or adds, alone for who swaps
+
+_PLAN: Final = f"{places.COMPACT}/plan.json"
+_STAGED: Final = f"{places.COMPACT}/staged"
+_OLD: Final = f"{places.COMPACT}/old"
+
+
+def transform(rows: "DataFrame", files: int) -> "DataFrame":
+    """Bring the rows of a date into ``files`` partitions, in the order of offsets."""
+    if files == 1:
+        return rows.coalesce(1).sortWithinPartitions("offset")
+    return rows.repartitionByRange(files, "offset").sortWithinPartitions("offset")
+
+
+def run(
+    spark: "SparkSession", options: CompactOptions, report: Report = silent, stop: Stop = never
+) -> Result:
+    """Compact every closed date that has more files than it needs; stops between two dates."""
+    files = open_files(spark, options.out)
+    rows = compacted = before = after = 0
+    is_stopped = False
+    with files.lock(LOCK):
+        settle(files)
+        dates = closed_dates(files)
+        for number, date in enumerate(dates):
+            report("compact", number, len(dates))
+            if is_stopped := stop():
+                break
+            sizes = files.files(f"{places.ARCHIVE}/{date}")
+            wanted = max(1, math.ceil(sum(sizes) / options.target_bytes))
+            if len(sizes) <= wanted:
+                continue
+            rows += _stage(spark, files, date, wanted)
+            settle(files)
+            compacted += 1
+            before += len(sizes)
+            after += len(files.files(f"{places.ARCHIVE}/{date}"))
+    report("compact", len(dates), len(dates))
+    details = {"dates": compacted, "files_before": before, "files_after": after}
+    return Result(job="compact", rows=rows, is_stopped=is_stopped, details=details)
+
+
+def closed_dates(files: Files) -> list[str]:
+    """List the folders ``date=…`` of which every batch will never come again."""
+    done = last_done(files, places.ARCHIVE_CHECKPOINT)
+    query = query_id(files, places.ARCHIVE_CHECKPOINT)
+    if done is None or query is None:
+        return []
+    last = f"batch={batch_name(query, done.batch)}"
+    own = last[: last.rindex("-") + 1]
+    dates = [name for name in files.names(places.ARCHIVE) if name.startswith("date=")]
+    return [
+        date
+        for date in dates
+        if all(
+            not batch.startswith(own) or batch < last
+            for batch in files.names(f"{places.ARCHIVE}/{date}")
+        )
+    ]
+
+
+def _stage(spark: "SparkSession", files: Files, date: str, wanted: int) -> int:
+    """Write a date's batches as one and the plan of the swap; gives the number of rows.
+
+    Raises:
+        RefusedError: ``count_differs``: what was written is not what was read; nothing is swapped.
+    """
+    folder = f"{places.ARCHIVE}/{date}"
+    batches = [name for name in files.names(folder) if name.startswith("batch=")]
+    rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
+    merged = hashlib.sha256("\n".join(batches).encode()).hexdigest()[:8]
+    transform(rows, wanted).write.mode("overwrite").parquet(files.url(_STAGED))
+    expected = _sums(rows)
+    found = _sums(_read(spark, [files.url(_STAGED)]))
+    if found != expected:
+        raise RefusedError(
+            "count_differs", f"{date}: {found} (rows, sum of offsets) written, {expected} read"
+        )
+    files.sync(_STAGED)  # Spark does not; what it replaces is about to go
+    plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}
+    files.write(_PLAN, json.dumps(plan))
+    return expected[0]
+
+
+def _read(spark: "SparkSession", urls: list[str]) -> "DataFrame":
+    return spark.read.schema(SCHEMA).parquet(*urls).drop("date", "batch")
+
+
+def _sums(rows: "DataFrame") -> tuple[int, int]:
+    found = rows.agg(sf.count("*"), sf.sum("offset")).collect()[0]
+    return found[0], found[1] or 0
+
+
+@contextmanager
+def reading(files: Files) -> Iterator[None]:
+    """Keep swaps out; ends one that was cut off.
+
+    Raises:
+        RefusedError: ``is_locked``: a job compacts at the moment.
+    """
+    if files.exists(_PLAN):
+        with files.lock(LOCK):
+            settle(files)
+    with files.lock(LOCK, is_shared=True):
+        yield
+
+
+def settle(files: Files) -> None:
+    """Bring a swap that was begun to its end, and remove what a run before left."""
+    text = files.read(_PLAN)
+    if text is not None:
+        plan = json.loads(text)
+        folder = f"{places.ARCHIVE}/{plan['date']}"
+        for batch in plan["batches"]:
+            if files.exists(f"{folder}/{batch}"):
+                files.move(f"{folder}/{batch}", f"{_OLD}/{batch}")
+        if files.exists(_STAGED):
+            files.move(_STAGED, f"{folder}/{plan['merged']}")
+        files.remove(_PLAN)
+    files.remove(places.COMPACT)

@@ -1,0 +1,251 @@
+"""Small files and folders below the results' root: on this machine, or where Hadoop reaches.
+
+Paths are relative to the root, with slashes.  Spark itself is given ``url(path)``.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from phpmq_lite.errors import RefusedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+class Files(Protocol):
+    """What jobs do with files besides reading and writing tables."""
+
+    def url(self, path: str) -> str:
+        """Give what Spark takes for ``path``."""
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+
+    def names(self, path: str) -> list[str]:
+        """List a folder, sorted; empty where there is none."""
+
+    def files(self, path: str) -> list[int]:
+        """Give the sizes in bytes of the data files anywhere below, hidden ones left out."""
+
+    def read(self, path: str) -> str | None:
+        """Read a whole file as UTF-8; None where there is none."""
+
+    def write(self, path: str, text: str) -> None:
+        """Write a whole file: under another name, then renamed.  Makes its folder."""
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file or folder; the target must not be there.  Makes its folder."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a whole folder; nothing where there is none."""
+
+    def sync(self, path: str) -> None:
+        """Bring all files of a folder to the disk, where the storage does not do that itself."""
+
+    def lock(self, name: str, *, is_shared: bool = False) -> AbstractContextManager[None]:
+        """Keep out who wants the same lock; shared ones keep out only those that are not.
+
+        Raises:
+            RefusedError: ``is_locked``: another run holds it.
+        """
+
+
+def open_files(spark: "SparkSession | None", out: str) -> Files:
+    """Give the files below ``out``; a URI other than ``file:`` needs ``spark``."""
+    folder = folder_of(out)
+    return HadoopFiles(spark, out) if folder is None else LocalFiles(folder)
+
+
+def folder_of(out: str) -> Path | None:
+    """Give the folder of a path or a ``file:`` URI; None for a URI that only Spark reaches.
+
+    Nothing is decoded, for Hadoop does not do so either.
+    """
+    if out.startswith("file:"):
+        return Path("/", out.removeprefix("file:").lstrip("/"))
+    return None if _SCHEME.match(out) else Path(out)
+
+
+def _is_data(name: str) -> bool:
+    """Tell whether Spark would read it: neither hidden nor a marker."""
+    return not name.startswith((".", "_"))
+
+
+class LocalFiles:
+    """Files on this machine, or on a file system that it mounts."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def url(self, path: str) -> str:
+        """Give a ``file:`` URI; not percent-encoded, for Hadoop does not decode it."""
+        return f"file://{self._root / path}"
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return (self._root / path).exists()
+
+    def names(self, path: str) -> list[str]:
+        """List a folder, sorted; empty where there is none."""
+        try:
+            return sorted(entry.name for entry in (self._root / path).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def files(self, path: str) -> list[int]:
+        """Give the sizes of the data files below."""
+        sizes: list[int] = []
+        for folder, folders, names in os.walk(self._root / path):
+            folders[:] = [name for name in folders if _is_data(name)]
+            sizes += [(Path(folder) / name).stat().st_size for name in names if _is_data(name)]
+        return sizes
+
+    def read(self, path: str) -> str | None:
+        """Read a whole file; None where there is none."""
+        try:
+            return (self._root / path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, text: str) -> None:
+        """Write a whole file by rename; on disk before it has its name."""
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name}.{os.getpid()}.new")  # two commands, one summary
+        with beside.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(target)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file or folder."""
+        (self._root / target).parent.mkdir(parents=True, exist_ok=True)
+        (self._root / source).rename(self._root / target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a whole folder."""
+        place = self._root / path
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+
+    def sync(self, path: str) -> None:
+        """Bring all files of a folder, and the names of it, to the disk."""
+        for folder, _, names in os.walk(self._root / path):
+            for place in (*names, "."):
+                descriptor = os.open(Path(folder) / place, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    @contextmanager
+    def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
+        """Hold a lock of the kernel: it ends with this process, however it ends."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        with (self._root / f".{name}.lock").open("w") as stream:
+            try:
+                kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+                fcntl.flock(stream, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RefusedError(
+                    "is_locked", f"another job works on {name} in {self._root}: wait for its end"
+                ) from None
+            yield
+
+
+class HadoopFiles:
+    """Files on any storage that Spark's Hadoop libraries reach: HDFS, S3 and the like.
+
+    ``lock`` keeps nobody out here: see to it that one run at a time writes to such a root.
+    """
+
+    def __init__(self, spark: Any, root: str) -> None:
+        self._root = root.rstrip("/")
+        self._hadoop = spark._jvm.org.apache.hadoop.fs
+        self._io = spark._jvm.org.apache.commons.io.IOUtils
+        self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def _path(self, path: str) -> Any:
+        return self._hadoop.Path(self.url(path))
+
+    def url(self, path: str) -> str:
+        """Give the URI."""
+        return f"{self._root}/{path}" if path else self._root
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return bool(self._fs.exists(self._path(path)))
+
+    def names(self, path: str) -> list[str]:
+        """List a folder, sorted; empty where there is none."""
+        if not self.exists(path):
+            return []
+        return sorted(
+            status.getPath().getName() for status in self._fs.listStatus(self._path(path))
+        )
+
+    def files(self, path: str) -> list[int]:
+        """Give the sizes of the data files below."""
+        if not self.exists(path):
+            return []
+        sizes: list[int] = []
+        for status in self._fs.listStatus(self._path(path)):
+            name = status.getPath().getName()
+            if _is_data(name):
+                below = f"{path}/{name}"
+                sizes += self.files(below) if status.isDirectory() else [int(status.getLen())]
+        return sizes
+
+    def read(self, path: str) -> str | None:
+        """Read a whole file; None where there is none."""
+        if not self.exists(path):
+            return None
+        stream = self._fs.open(self._path(path))
+        try:
+            return str(self._io.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        """Write a whole file beside, then rename.  Between the two steps there may be none."""
+        beside = self._path(f"{path}.new")
+        stream = self._fs.create(beside, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self._fs.delete(self._path(path), False)
+        self._rename(beside, self._path(path))
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file or folder."""
+        to = self._path(target)
+        self._fs.mkdirs(to.getParent())
+        self._rename(self._path(source), to)
+
+    def _rename(self, source: Any, target: Any) -> None:
+        if not self._fs.rename(source, target):
+            raise OSError(f"cannot rename {source} to {target}")
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a whole folder."""
+        self._fs.delete(self._path(path), True)
+
+    def sync(self, path: str) -> None:
+        """Do nothing: what is closed there is kept."""
+
+    @contextmanager
+    def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
+        """Keep nobody out: there is no lock that ends with its holder."""
+        yield

@@ -1,0 +1,256 @@
+"""The job replay: messages of the archive, or of the history, back to queues.
+
+A run has a plan, stored under a name: pieces of the selected offsets.  Each piece is published in
+one transaction of the broker under the number of the piece, so that a run that was cut off is
+simply repeated: what is out already is not published twice.  Envelopes lose ``dead_letter`` and
+get attempts 0, meta.id and trace_id stay; that is done here, in the driver, piece by piece.
+"""
+
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as sf
+
+from phpmq_lite.envelopes.record import revive
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.jobs import places, plans
+from phpmq_lite.spark.jobs.archived import read_archive
+from phpmq_lite.spark.jobs.compact import reading
+from phpmq_lite.spark.jobs.files import Files, open_files
+from phpmq_lite.spark.jobs.options import ReplayOptions, Report, Result, Stop, never, silent
+from phpmq_lite.spark.jobs.plans import Plan
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+MAX_ROWS: Final = 10_000  # of a piece
+MAX_BYTES: Final = 32 << 20  # of a piece: the driver holds it, and it is staged as one stream
+
+_REPORT_EVERY: Final = 10_000  # rows that are selected
+
+
+def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
+    """Select rows: give offset, size, queue (the target), body (null: gone) and ttl_s.
+
+    Raises:
+        RefusedError: ``bad_where``: Spark does not understand the condition.
+    """
+    ttl = sf.lit(options.ttl_s).cast("bigint").alias("ttl_s")
+    target = sf.col("queue") if options.to_queue is None else sf.lit(options.to_queue)
+    return _selected(history, options).select("offset", "size", target.alias("queue"), "body", ttl)
+
+
+def _selected(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
+    rows = history
+    for column, members in (
+        ("queue", options.queues),
+        ("outcome", options.outcomes),
+        ("reason", options.reasons),
+        ("urn", options.urns),
+        ("trace_id", options.traces),
+    ):
+        if members:
+            rows = rows.where(sf.col(column).isin(*members))
+    if options.since_ms is not None:
+        rows = rows.where(sf.col("settled_at") >= sf.timestamp_millis(sf.lit(options.since_ms)))
+    if options.until_ms is not None:
+        rows = rows.where(sf.col("settled_at") < sf.timestamp_millis(sf.lit(options.until_ms)))
+    if options.where is not None:
+        try:
+            rows = rows.where(options.where)
+        except (AnalysisException, ParseException) as error:
+            raise RefusedError("bad_where", f"{options.where}: {error.getMessage()}") from error
+    if options.queue_pattern is not None:
+        names = [row["queue"] for row in rows.select("queue").distinct().collect()]
+        rows = rows.where(
+            sf.col("queue").isin([n for n in names if fnmatchcase(n, options.queue_pattern)])
+        )
+    return rows
+
+
+def run(
+    spark: "SparkSession", options: ReplayOptions, report: Report = silent, stop: Stop = never
+) -> Result:
+    """Publish what is selected, or count it (``dry_run``); stops between two pieces.
+
+    Raises:
+        RefusedError: ``no_bodies``: not one of the selected messages has its body;
+            ``count_differs``: a piece is not what was planned; and those of ``plans.find``.
+    """
+    files = open_files(spark, options.out)
+    with files.lock("replay"), reading(files):
+        is_counted = options.dry_run and not options.goes_on
+        plan = None if is_counted else plans.find(files, options)
+        if plan is not None:
+            options = plans.adopted(plan, options)
+        rows = transform(_history(spark, files, options), options)
+        if options.dry_run:
+            return _counted(rows, options)
+        if plan is None:
+            plan = _plan(files, rows, options, report)
+        return _publish(spark, files, rows, plan, options, report, stop)
+
+
+def _history(spark: "SparkSession", files: Files, options: ReplayOptions) -> "DataFrame":
+    if options.source == "archive":
+        return read_archive(spark, files)
+    connection = options.connection.as_options() if options.connection else {}
+    given = {**connection, "includeBody": "true", "pushFilters": "true"}  # a piece reads its own
+    return spark.read.format("phpmq").options(**given).load()
+
+
+def _counted(rows: "DataFrame", options: ReplayOptions) -> Result:
+    """Count per target queue; publishes and stores nothing."""
+    counts = rows.groupBy("queue").agg(
+        sf.count("body").alias("rows"),
+        sf.count("*").alias("all"),
+        sf.sum(sf.when(sf.col("body").isNotNull(), sf.col("size"))).alias("bytes"),
+    )
+    found = counts.orderBy("queue").collect()
+    gone = sum(row["all"] - row["rows"] for row in found)
+    details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
+    details["bytes"] = sum(row["bytes"] or 0 for row in found)
+    total = sum(row["rows"] for row in found)
+    return Result(job="replay", rows=total, notes=_notes(total, gone), details=details)
+
+
+def _notes(rows: int, gone: int) -> tuple[str, ...]:
+    if not gone:
+        return ()
+    return (
+        f"{gone} of {rows + gone} messages have no body and are left out: "
+        "retention took it, or they were archived without bodies",
+    )
+
+
+def _plan(files: Files, rows: "DataFrame", options: ReplayOptions, report: Report) -> Plan:
+    """Select, cut into pieces and store the plan."""
+    name = plans.plan_name(options)
+    plan = Plan(name, f"replay-{name[:32]}-{uuid4().hex}", plans.selection_of(options))
+    found = rows.selectExpr("offset", "size", "body IS NULL AS is_gone").orderBy("offset")
+
+    def kept() -> Iterator[tuple[int, int]]:
+        for number, row in enumerate(found.toLocalIterator()):
+            if number % _REPORT_EVERY == 0:
+                report("select", number, None)
+            if row["is_gone"]:
+                plan.without_body += 1
+            else:
+                yield row["offset"], row["size"]
+
+    report("select", 0, None)
+    max_rows = _piece_rows(options.rate)
+    plan.pieces = plans.cut(kept(), max_rows=max_rows, max_bytes=MAX_BYTES)
+    if plan.without_body and not plan.pieces:
+        raise RefusedError("no_bodies", _notes(0, plan.without_body)[0])
+    if plan.pieces:  # else what is settled later may still be selected by the same words
+        plans.keep(files, plan)
+    return plan
+
+
+def _piece_rows(rate: float | None) -> int:
+    return MAX_ROWS if rate is None else max(1, min(MAX_ROWS, int(rate)))
+
+
+def _publish(
+    spark: "SparkSession",
+    files: Files,
+    rows: "DataFrame",
+    plan: Plan,
+    options: ReplayOptions,
+    report: Report,
+    stop: Stop,
+) -> Result:
+    """Publish the pieces that are not out yet, each as one transaction, at the rate asked."""
+    free_at = 0.0  # of the monotonic clock: what a slow piece lost is not made up for
+    sent = pieces = 0
+    done = plans.sent_pieces(files, plan)
+    before = plan.rows_of(done)
+    is_stopped = False
+    report("replay", before, plan.rows)
+    for number, (first, last, expected) in enumerate(plan.pieces[done:], done + 1):
+        if is_stopped := stop():
+            break
+        table = _piece(rows, first, last, expected)
+        if is_stopped := _waits(free_at, stop):
+            break
+        if options.rate is not None:
+            free_at = time.monotonic() + expected / options.rate
+        write(spark, table, plan.app_id, number, options)
+        files.write(places.replay_done(plan.name), str(number))
+        sent += expected
+        pieces += 1
+        report("replay", before + sent, plan.rows)
+    return Result(
+        job="replay",
+        rows=sent,
+        batches=pieces,
+        is_stopped=is_stopped,
+        notes=_notes(plan.rows, plan.without_body) + _ends(plan, before + sent, sent),
+        details={"name": plan.name, "rows_before": before, "pieces": len(plan.pieces)},
+    )
+
+
+def _ends(plan: Plan, sent: int, now: int) -> tuple[str, ...]:
+    """Say how to go on, or why nothing was sent."""
+    if sent < plan.rows:
+        return (f"{sent} of {plan.rows} messages are sent; go on with --name {plan.name}",)
+    if plan.rows and not now:
+        return (
+            f"all {sent} messages of {plan.name} were sent before: another --name sends them again",
+        )
+    return ()
+
+
+def _waits(until: float, stop: Stop) -> bool:
+    """Wait for a moment of the monotonic clock; True where ``stop`` came first."""
+    while (left := until - time.monotonic()) > 0:
+        if stop():
+            return True
+        time.sleep(min(left, 0.2))
+    return False
+
+
+def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.Table":
+    found = rows.where(sf.col("offset").between(first, last) & sf.col("body").isNotNull())
+    table = found.orderBy("offset").select("queue", "body", "ttl_s").toArrow()
+    if table.num_rows != expected:
+        raise RefusedError(
+            "count_differs",
+            f"offsets {first} to {last} have {table.num_rows} messages, {expected} were planned: "
+            "make a new plan under another name",
+        )
+    return revived(table)
+
+
+def revived(piece: "pyarrow.Table") -> "pyarrow.Table":
+    """Give the same rows with bodies as a redrive sends them (``docs/envelopes.md``)."""
+    import pyarrow
+
+    bodies = [revive(body) for body in piece.column("body").to_pylist()]
+    position = piece.schema.get_field_index("body")
+    return piece.set_column(position, "body", pyarrow.array(bodies, pyarrow.binary()))
+
+
+def write(
+    spark: "SparkSession",
+    piece: "pyarrow.Table",
+    app_id: str,
+    version: int,
+    options: ReplayOptions,
+) -> None:
+    """Publish a piece; the broker drops it where it has had this version of ``app_id``."""
+    connection = options.connection.as_options() if options.connection else {}
+    (
+        spark.createDataFrame(piece)
+        .coalesce(1)
+        .write.format("phpmq")
+        .mode("append")
+        .options(**connection, txnAppId=app_id, txnVersion=str(version))
+        .save()
+    )

@@ -1,0 +1,331 @@
+"""Archive, compact, metrics and summary over folders: twice the same, also after a crash."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow.dataset import dataset
+
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.jobs.checkpoint import Done
+from phpmq_lite.spark.jobs.files import HadoopFiles, LocalFiles
+from phpmq_lite.spark.jobs.options import (
+    ArchiveOptions,
+    Common,
+    CompactOptions,
+    ConsumeOptions,
+    MetricsOptions,
+)
+from tests.spark.lives import DAY_MS, START_MS, Row, life, lives, stream, to_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Site:
+    """A history as files, one a batch, and the folder of results."""
+
+    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+        self.spark = spark
+        self.source = folder / "source"
+        self.out = folder / "out"
+        self.files = LocalFiles(self.out)
+        self._batches = 0
+
+    def settle(self, rows: list[Row]) -> None:
+        """Add a batch to the history."""
+        to_parquet(rows, self.source / f"{self._batches:04}.parquet")
+        self._batches += 1
+
+    def archive(self, **given: Any) -> Any:
+        from phpmq_lite.spark.jobs.archive import archive
+
+        options = ArchiveOptions(connection=None, out=str(self.out))
+        return archive(self.spark, stream(self.spark, self.source), options, **given)
+
+    def metrics(self) -> Any:
+        from phpmq_lite.spark.jobs.metrics import run
+
+        return run(self.spark, MetricsOptions(connection=None, out=str(self.out)))
+
+    def compact(self) -> Any:
+        from phpmq_lite.spark.jobs.compact import run
+
+        return run(self.spark, CompactOptions(connection=None, out=str(self.out)))
+
+    def offsets(self) -> list[int]:
+        from phpmq_lite.spark.jobs.archived import read_archive
+
+        rows = read_archive(self.spark, self.files).select("offset").collect()
+        return sorted(row["offset"] for row in rows)
+
+    def table(self, name: str) -> list[str]:
+        table = dataset(self.out / "metrics" / name, format="parquet", partitioning="hive")
+        return sorted(str(row) for row in table.to_table().to_pylist())
+
+    def forget_last_commit(self, checkpoint: str = "checkpoints/archive") -> None:
+        """Put back to the moment between the sink's write and Spark's note of it."""
+        commits = self.out / checkpoint / "commits"
+        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink()
+
+
+@pytest.fixture
+def site(spark: "SparkSession", tmp_path: Path) -> Site:
+    return Site(spark, tmp_path)
+
+
+def days(first: int, last: int, day: int) -> list[Row]:
+    return [life(n, published_at=START_MS + day * DAY_MS + n * 1000) for n in range(first, last)]
+
+
+def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> None:
+    site.settle(days(1, 40, 0) + days(40, 50, 1))
+    site.settle(days(50, 70, 1))
+    first = site.archive()
+    assert (first.rows, first.batches) == (69, 2)
+    assert site.offsets() == list(range(1, 70))
+    assert site.archive().rows == 0
+
+    site.forget_last_commit()
+    again = site.archive()
+    assert (again.rows, again.batches) == (20, 1)
+    assert site.offsets() == list(range(1, 70))
+
+
+def test_new_checkpoint_overwrites_no_older_batch(site: Site) -> None:
+    site.settle(days(1, 5, 0))
+    site.archive()
+    site.files.remove("checkpoints/archive")
+    site.settle(days(5, 7, 0))
+    site.archive()  # reads from the start again, as it was asked
+    assert site.offsets() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 6]
+
+
+def test_archive_stops_between_batches_and_goes_on(site: Site) -> None:
+    for n in range(3):
+        site.settle(days(n * 10 + 1, n * 10 + 11, 0))
+    calls = iter([False, True])
+    stopped = site.archive(stop=lambda: next(calls))
+    assert stopped.is_stopped
+    assert site.offsets() == list(range(1, 11))
+    assert not site.archive().is_stopped
+    assert site.offsets() == list(range(1, 31))
+
+
+def test_archive_refuses_other_queues(site: Site) -> None:
+    from phpmq_lite.spark.jobs.archive import keep_selection
+
+    options = ArchiveOptions(connection=None, out=str(site.out), queues=("a", "b"))
+    keep_selection(site.files, options)
+    keep_selection(site.files, options)
+    with pytest.raises(RefusedError, match="take the same ones"):
+        keep_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
+
+
+def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
+    for n in range(4):
+        site.settle(days(n * 10 + 1, n * 10 + 11, 0))
+    site.settle(days(41, 51, 1))
+    site.archive()
+    assert len(site.files.files("archive/date=2026-03-01")) == 4
+    result = site.compact()
+    assert result.details == {"dates": 1, "files_before": 4, "files_after": 1}
+    assert len(site.files.files("archive/date=2026-03-01")) == 1
+    assert site.offsets() == list(range(1, 51))
+    assert site.compact().details["dates"] == 0
+    assert site.files.names("compact") == []
+
+    site.forget_last_commit()
+    site.archive()
+    assert site.offsets() == list(range(1, 51))
+
+    site.settle(days(51, 61, 0))  # late rows of the closed date
+    site.settle(days(61, 71, 2))
+    site.archive()
+    assert site.compact().details == {"dates": 1, "files_before": 2, "files_after": 1}
+    assert site.offsets() == list(range(1, 71))
+
+
+def test_compact_leaves_the_last_committed_batch_alone(site: Site) -> None:
+    site.settle(days(1, 11, 0))
+    site.settle(days(11, 21, 0))
+    site.archive()
+    assert site.compact().details["dates"] == 0
+    assert len(site.files.files("archive/date=2026-03-01")) == 2
+
+
+class _CrashError(Exception):
+    pass
+
+
+class Failing(LocalFiles):
+    """Files of a machine that goes down before the n-th change."""
+
+    def __init__(self, root: Path, changes: int) -> None:
+        super().__init__(root)
+        self._left = changes
+
+    def _change(self) -> None:
+        if self._left == 0:
+            raise _CrashError
+        self._left -= 1
+
+    def write(self, path: str, text: str) -> None:
+        self._change()
+        super().write(path, text)
+
+    def move(self, source: str, target: str) -> None:
+        self._change()
+        super().move(source, target)
+
+    def remove(self, path: str) -> None:
+        self._change()
+        super().remove(path)
+
+
+def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
+    from phpmq_lite.spark.jobs.compact import _stage, settle
+
+    for n in range(3):
+        site.settle(days(n * 10 + 1, n * 10 + 11, 0))
+    site.settle(days(31, 41, 1))
+    site.archive()
+    before = site.out.with_name("before")
+    shutil.copytree(site.out, before)
+    crashes = 0
+    while True:
+        files = Failing(site.out, crashes)
+        try:
+            _stage(site.spark, files, "date=2026-03-01", 1)
+            settle(files)
+        except _CrashError:
+            crashes += 1
+        else:
+            break
+        settle(site.files)  # what the next job does first
+        assert site.offsets() == list(range(1, 41))
+        assert site.files.names("compact") == []
+        shutil.rmtree(site.out)
+        shutil.copytree(before, site.out)
+    assert crashes == 7  # plan, three batches away, one in, plan away, the rest away
+
+
+def test_metrics_of_batches_equal_metrics_of_all(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a broker's checkpoint all rows are new each time: the second run repeats one."""
+    from phpmq_lite.spark.jobs import metrics
+
+    # Those whose figures need rows of several batches together.
+    tables = {name: metrics.TABLES[name] for name in ("minutes", "urns", "attempts", "paths")}
+    monkeypatch.setattr(metrics, "TABLES", tables)
+    rows = lives(300, days=2)
+    for begin in range(0, len(rows), 200):
+        site.settle(rows[begin : begin + 200])
+        site.archive()
+        assert site.metrics().details["dates"] > 0
+    step_by_step = {name: site.table(name) for name in tables}
+
+    whole = Site(site.spark, tmp_path / "whole")
+    whole.settle(rows)
+    whole.archive()
+    whole.metrics()
+    assert {name: whole.table(name) for name in tables} == step_by_step
+
+
+def test_metrics_compute_only_dates_of_new_rows(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets stand in the checkpoint of a broker's stream only; here they are given."""
+    from phpmq_lite.spark.jobs import metrics
+
+    offsets = iter([20, 20, 30, 30])
+    monkeypatch.setattr(metrics, "TABLES", {"deaths": metrics.TABLES["deaths"]})
+    monkeypatch.setattr(metrics, "last_done", lambda *_: Done(0, "h", next(offsets)))
+    site.settle(days(1, 11, 0) + days(11, 21, 1))
+    site.archive()
+    assert site.metrics().details["dates"] == 2
+    assert site.metrics().details["dates"] == 0
+    site.settle(days(21, 31, 1))
+    site.archive()
+    result = site.metrics()
+    assert (result.rows, result.offset, result.details["dates"]) == (10, 30, 1)
+    monkeypatch.setattr(metrics, "VERSION", 2)
+    assert site.metrics().details["dates"] == 2
+
+
+def test_metrics_of_no_archive_say_so(site: Site) -> None:
+    assert "run the job archive first" in site.metrics().notes[0]
+
+
+def test_consumed_messages_are_there_once(site: Site) -> None:
+    from phpmq_lite.spark.jobs.consume import consume
+
+    options = ConsumeOptions(connection=None, out=str(site.out), queue="a/b", subscription=".s")
+    site.settle(days(1, 11, 0))
+    site.settle(days(11, 21, 0))
+    for _ in range(2):
+        consume(site.spark, stream(site.spark, site.source), options)
+        folder = site.out / "consumed" / "a%2Fb"
+        assert site.spark.read.parquet(str(folder)).count() == 20
+        site.forget_last_commit("checkpoints/consume/%2Es")
+
+
+def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
+    from phpmq_lite.spark.summary import JobRun, write
+
+    rows = [*days(1, 31, 0), life(31, outcome="dead", reason="poison", urn="u", attempts=2)]
+    rows += [life(n, queue="mail", urn="u", trace_id="t", attempts=0) for n in (32, 33)]
+    rows.append(
+        life(
+            34,
+            outcome="expired",
+            deliveries=0,
+            published_at=START_MS - 40 * DAY_MS,
+            first_dispatched_at=None,
+            last_dispatched_at=None,
+            settled_at=START_MS,
+        )
+    )
+    site.settle(rows)
+    site.archive()
+    site.metrics()
+    common = Common(connection=None, out=str(site.out))
+    run = JobRun(name="archive", state="done", started_at=1, finished_at=2)
+    now = START_MS + DAY_MS // 2
+    assert write(site.spark, common, [run], now_ms=now) == ()
+    summary = json.loads((site.out / "summary.json").read_text())
+    assert (summary["version"], summary["finished_at"]) == (1, now)
+    assert summary["archive"]["rows"] == 34
+    assert summary["jobs"][0]["name"] == "archive"
+    queues = {item["queue"]: item for item in summary["queues"]}
+    assert queues["orders"]["published"] == 31  # the one of 40 days ago was published then
+    assert queues["orders"]["acked"] == 30
+    assert queues["orders"]["expired_never"] == 1
+    assert queues["orders"]["wait_p50"] == 10
+    for name in ("last24h", "last30d"):
+        assert sum(item["acked"] for item in summary[name]) == 32
+    assert summary["deaths"] == [{"queue": "orders", "urn": "u", "reason": "poison", "count": 1}]
+    assert summary["expiries"] == [{"queue": "orders", "dispatched": 0, "never": 1}]
+    assert summary["paths"][0]["path"] == ["mail:u", "mail:u"]
+    urns = {item["queue"]: item for item in summary["urns"]}
+    assert urns["orders"]["failed"] == {"poison": 1}
+    assert urns["mail"]["attempts"] == {"0": 2}
+
+
+def test_hadoop_files_do_what_local_ones_do(spark: "SparkSession", tmp_path: Path) -> None:
+    files = HadoopFiles(spark, f"file://{tmp_path}")
+    assert files.read("a/b.json") is None
+    files.write("a/b.json", "é")
+    files.write("a/b.json", "ü")
+    assert files.read("a/b.json") == "ü"
+    assert files.files("a") == [2]
+    files.move("a", "c/d")
+    assert not files.exists("a")
+    assert [name for name in files.names("c/d") if name.endswith("json")] == ["b.json"]
+    files.remove("c")
+    assert files.names("c") == []

@@ -1,0 +1,151 @@
+"""The jobs with a real broker: archive, metrics, summary, replay, consume."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.spark.history import bounds
+from phpmq_lite.spark.jobs import archive, compact, consume, metrics, plans, replay
+from phpmq_lite.spark.jobs.archived import read_archive
+from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark.jobs.options import (
+    ArchiveOptions,
+    Common,
+    CompactOptions,
+    ConsumeOptions,
+    MetricsOptions,
+    ReplayOptions,
+)
+from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.summary import JobRun, write
+from phpmq_lite.testing import BrokerProcess, broker_process
+
+ROWS = 250
+
+
+@pytest.fixture(scope="module")
+def broker_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("jobs") / "data", "--admin", "127.0.0.1:0") as own:
+        yield own
+
+
+@pytest.fixture
+def connection(broker_of_jobs: BrokerProcess) -> Connection:
+    return Connection(broker_of_jobs.admin[0])
+
+
+def settle(broker: BrokerProcess, queue: str, count: int) -> list[bytes]:
+    """Publish, consume and acknowledge; gives the bodies."""
+    meta = '"meta":{"id":"m%d","schema_version":1}'
+    body = '{"job":"u","trace_id":"t%d","data":{},' + meta + ',"attempts":2}'
+    bodies = [(body % (n, n)).encode() for n in range(count)]
+    with connect_blocking(broker.phpmq[0]) as client:
+        client.publish_many(queue, bodies)
+        with client.consume(queue, 100, 30) as deliveries:
+            for _ in range(count):
+                next(deliveries).ack()
+    return bodies
+
+
+def test_history_goes_to_summary_and_back_into_a_queue(
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+) -> None:
+    settle(broker_of_jobs, "orders", ROWS)
+    out = str(tmp_path)
+    asked = ArchiveOptions(connection=connection, out=out, bodies=True, max_offsets_per_trigger=100)
+    first = archive.run(spark, asked)
+    assert (first.rows, first.offset, first.batches) == (ROWS, ROWS, 3)
+    assert archive.run(spark, asked).rows == 0
+    commits = tmp_path / "checkpoints/archive/commits"
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink()
+    archive.run(spark, asked)
+    offsets = [row["offset"] for row in read_archive(spark, LocalFiles(tmp_path)).collect()]
+    assert sorted(offsets) == list(range(1, ROWS + 1))
+
+    done = metrics.run(spark, MetricsOptions(connection=connection, out=out))
+    assert (done.rows, done.offset) == (ROWS, ROWS)
+    assert metrics.run(spark, MetricsOptions(connection=connection, out=out)).rows == 0
+    compact.run(spark, CompactOptions(connection=connection, out=out))
+
+    end = bounds(connection).hi
+    now = int(time.time() * 1000)
+    run = JobRun(name="archive", state="done", started_at=now, finished_at=now)
+    assert write(spark, Common(connection=connection, out=out), [run], now_ms=now + 1000) == ()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["lag"] == {"offset": end, "rows": 0}
+    assert summary["queues"][0]["acked"] == ROWS
+    kept = broker_of_jobs.data / "pipeline" / "summary.json"
+    assert json.loads(kept.read_text()) == summary
+
+    again = ReplayOptions(
+        connection=connection, out=out, queues=("orders",), to_queue="again", rate=200.0
+    )
+    assert replay.run(spark, again).batches == 2
+    assert replay.run(spark, again).rows == 0
+    (tmp_path / "replays").joinpath(f"{plans.plan_name(again)}.done").write_text("1")
+    assert replay.run(spark, again).rows == 50  # sent to the broker, which has had this version
+    with (
+        connect_blocking(broker_of_jobs.phpmq[0]) as client,
+        client.consume("again", 500, 30) as deliveries,
+    ):
+        got = [next(deliveries) for _ in range(ROWS)]
+        sent = [json.loads(each.body) for each in got]
+        for each in got:
+            each.ack()
+    assert [body["meta"]["id"] for body in sent] == [f"m{n}" for n in range(ROWS)]
+    assert {body["attempts"] for body in sent} == {0}
+
+
+def test_history_without_an_archive_is_replayed(
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+) -> None:
+    settle(broker_of_jobs, "direct", 20)
+    asked = ReplayOptions(
+        connection=connection, out=str(tmp_path), source="history", queues=("direct",)
+    )
+    assert replay.run(spark, asked).rows == 20
+    assert replay.run(spark, asked).rows == 0
+
+
+def test_consumed_queue_is_empty_and_in_parquet_once(
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+) -> None:
+    with connect_blocking(broker_of_jobs.phpmq[0]) as client:
+        client.publish_many("eat", (b"%d" % n for n in range(120)))
+    before = bounds(connection).hi
+    asked = ConsumeOptions(
+        connection=connection, out=str(tmp_path), queue="eat", subscription="s", max_messages=50
+    )
+    result = consume.run(spark, asked)
+    assert (result.rows, result.details["acked_at_end"]) == (120, 20)
+    assert consume.run(spark, asked).rows == 0
+    rows = spark.read.parquet(str(tmp_path / "consumed" / "eat")).collect()
+    assert Counter(bytes(row["body"]) for row in rows) == Counter(b"%d" % n for n in range(120))
+    assert bounds(connection).hi == before + 120  # all of them are settled
+
+
+def test_token_that_may_only_look_keeps_the_summary_here_and_says_so(
+    spark: SparkSession, broker_of_jobs: BrokerProcess, tmp_path: Path
+) -> None:
+    arguments = ["token", "add", "viewer", "--role", "viewer", "--data", str(broker_of_jobs.data)]
+    token = CliRunner().invoke(commands, arguments, catch_exceptions=False).stdout.strip()
+    viewing = Connection(broker_of_jobs.admin[0], token)
+    settle(broker_of_jobs, "seen", 5)
+    archived = archive.run(spark, ArchiveOptions(connection=viewing, out=str(tmp_path)))
+    assert archived.offset == bounds(viewing).hi
+    run = JobRun(name="archive", state="done", started_at=1, finished_at=2)
+    [note] = write(spark, Common(connection=viewing, out=str(tmp_path)), [run], now_ms=3)
+    assert note.startswith("the broker did not take the summary: ")
+    assert " 403 " in note
+    assert note.endswith("; the token's role or queues do not allow it")
+    assert json.loads((tmp_path / "summary.json").read_text())["lag"]["rows"] == 0

@@ -1,0 +1,29 @@
+"""What the job archive refuses before Spark is asked; ``tests/spark`` has the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.jobs import archive, places
+from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark.jobs.options import ArchiveOptions
+from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.transport import Bounds
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_archive_of_one_history_takes_no_rows_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A broker that was restored has rows again that are in the archive."""
+    files = LocalFiles(tmp_path)
+    offset = '{"history": "old", "offset": 7}'
+    files.write(f"{places.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{offset}")
+    files.write(f"{places.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
+    monkeypatch.setattr(archive, "bounds", lambda connection: Bounds("new", 0, 5, 0))
+    asked = ArchiveOptions(
+        connection=Connection("http://a"), out=str(tmp_path), fail_on_data_loss=fails
+    )
+    with pytest.raises(RefusedError, match=r"history is new, another than the archive's in .* old"):
+        archive.run(None, asked)  # type: ignore[arg-type]  # never reached

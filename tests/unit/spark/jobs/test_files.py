@@ -1,0 +1,82 @@
+"""Files of the results on this machine; Hadoop's are tested with Spark."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.jobs import places
+from phpmq_lite.spark.jobs.files import LocalFiles, open_files
+
+
+def test_whole_files_are_replaced_and_nothing_is_left_beside(tmp_path: Path) -> None:
+    files = open_files(None, str(tmp_path / "out"))
+    assert files.read("a/b.json") is None
+    files.write("a/b.json", "é")
+    files.write("a/b.json", "ü")
+    assert files.read("a/b.json") == "ü"
+    assert files.names("a") == ["b.json"]
+    assert files.url("a") == f"file://{tmp_path}/out/a"
+
+
+def test_two_processes_that_write_the_same_file_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, sync = LocalFiles(tmp_path), os.fsync
+
+    def write_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        LocalFiles(tmp_path).write("a", "theirs")
+
+    monkeypatch.setattr(os, "fsync", write_meanwhile)
+    files.write("a", "ours")
+    assert (files.names(""), files.read("a")) == (["a"], "ours")
+
+
+@pytest.mark.parametrize("uri", ["file:///a b%20#c", "file:/a b%20#c", "/a b%20#c"])
+def test_folder_of_a_uri_is_the_one_that_hadoop_takes(uri: str) -> None:
+    assert open_files(None, uri).url("x") == "file:///a b%20#c/x"
+
+
+def test_sizes_leave_out_what_spark_does_not_read(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    for name in ("x/p.parquet", "x/_SUCCESS", "x/.p.crc", "x/_temporary/p.parquet", "x/y/q"):
+        files.write(name, "12")
+    assert files.files("x") == [2, 2]
+    assert files.files("none") == []
+
+
+def test_folders_move_and_go(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    files.write("a/f", "1")
+    files.move("a", "b/c")
+    assert (files.exists("a"), files.read("b/c/f")) == (False, "1")
+    files.sync("b")
+    files.remove("b")
+    files.remove("b")
+    assert files.names("b") == []
+
+
+def test_lock_keeps_others_out_but_shared_ones_go_together(tmp_path: Path) -> None:
+    files, others = LocalFiles(tmp_path), LocalFiles(tmp_path)
+    with files.lock("archive", is_shared=True):
+        with others.lock("archive", is_shared=True), others.lock("metrics"):
+            pass
+        with (
+            pytest.raises(RefusedError, match="another job works on archive"),
+            others.lock("archive"),
+        ):
+            pass
+    with others.lock("archive"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "_x", "a/b", "a%2Fb", "ö x"])
+def test_names_of_queues_stay_in_their_folder_and_are_not_hidden(name: str) -> None:
+    folder, _, file = places.consumed(name).partition("/")
+    assert folder == "consumed"
+    assert "/" not in file
+    assert not file.startswith((".", "_"))
+    assert places.consumed("a/b") != places.consumed("a%2Fb")
