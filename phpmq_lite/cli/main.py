@@ -2,8 +2,9 @@
 
 import errno
 import os
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import click
 
@@ -81,6 +82,9 @@ COMMANDS: Final = {
     "outbox": Entry("phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."),
     "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
     "schema": Entry("phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."),
+    "pipeline": Entry(
+        "phpmq_lite.cli.pipeline", "Read the history with Spark: archive, metrics, replay."
+    ),
     "check": Entry(
         "phpmq_lite.cli.check",
         "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
@@ -121,16 +125,18 @@ class CommandError(Exception):
         self.code = code
 
 
-class Commands(click.Group):
-    """Imports a command when it is called; knows what each of our errors means outside."""
+class LazyGroup(click.Group):
+    """Imports a command when it is called: the help of ``entries`` imports none."""
+
+    entries: ClassVar[Mapping[str, Entry]]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name the commands, in the order of their use."""
-        return list(COMMANDS)
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command; the function is called like the command."""
-        entry = COMMANDS.get(cmd_name)
+        entry = self.entries.get(cmd_name)
         if entry is None:
             return None
         command: click.Command = getattr(import_module(entry.module), entry.attribute or cmd_name)
@@ -139,7 +145,13 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing one."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, entry.help) for name, entry in self.entries.items()])
+
+
+class Commands(LazyGroup):
+    """All commands; knows what each of our errors means outside."""
+
+    entries = COMMANDS
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what is raised on purpose ends it with a line and an exit code."""

@@ -60,12 +60,17 @@ class Node(NamedTuple):
         return self.call("POST", path, {} if body is None else body)
 
     def call(
-        self, method: str, path: str, body: Any = None, query: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: dict[str, Any] | None = None,
+        timeout_s: float = _TIMEOUT_S,
     ) -> Any:
         """Give the document of the answer; None where it has none."""
 
         async def ask() -> Any:
-            async with self.open(method, path, body, query) as response:
+            async with self.open(method, path, body, query, timeout_s) as response:
                 return read_answer(response.status, await response.read())
 
         return asyncio.run(ask())

@@ -1,0 +1,167 @@
+"""Where a pipeline command reads and writes: flags first, then the context in use, then settings.
+
+No pyspark here: what is wrong with the flags is said before a JVM starts.
+"""
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+
+from phpmq_lite.cli import contexts
+from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.node import Node, read_token
+from phpmq_lite.cli.options import assignment, data_option, load_settings, settings_options
+from phpmq_lite.spark.jobs.files import folder_of
+from phpmq_lite.spark.options import is_local
+
+LOCAL_MASTER: Final = "local[*]"
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+class Target(NamedTuple):
+    """Broker, results and Spark of one command.
+
+    ``url`` or ``path`` is set, never both; ``out`` is a folder or a URI that Spark can write.
+    """
+
+    url: str | None
+    token: str | None
+    path: Path | None
+    out: str
+    master: str
+    conf: dict[str, str]
+    log: Path
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether all of Spark's processes are on this machine."""
+        return is_local(self.master)
+
+    @property
+    def node(self) -> Node:
+        """The broker's API.
+
+        Raises:
+            CommandError: there is no URL, only a file.
+        """
+        if self.url is None:
+            raise CommandError("this asks the broker: give --url and no --path")
+        return Node(None, self.url, self.token)
+
+    @property
+    def out_folder(self) -> Path | None:
+        """The results' folder; None where they lie on storage that only Spark reaches."""
+        return folder_of(self.out)
+
+
+def target_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add where to read, where to write and which Spark; the command gets ``target``."""
+
+    @wraps(command)
+    def find_first(
+        url: str | None,
+        token_file: Path | None,
+        path: Path | None,
+        out: str | None,
+        master: str,
+        conf: tuple[tuple[str, str], ...],
+        log: Path | None,
+        data: Path | None,
+        config: Path | None,
+        assignments: tuple[tuple[str, str], ...],
+        **others: Any,
+    ) -> None:
+        where = _where(url, token_file, path, out, data, config, assignments)
+        found_url, token, found_path, found_out = where
+        if found_path and not is_local(master):
+            raise click.UsageError(
+                f"--path needs a local master, not {master}: SQLite's locks fail on a network"
+                " file system; give --url"
+            )
+        target = Target(
+            found_url, token, found_path, found_out, master, dict(conf),
+            log or _log_file(found_out),
+        )  # fmt: skip
+        command(target=target, **others)
+
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    for option in (
+        click.option("--log", type=click.Path(dir_okay=False, path_type=Path),
+                     help="Spark's log.  [default: OUT/logs/spark.log]"),
+        click.option("--conf", type=assignment, multiple=True, metavar="KEY=VALUE",
+                     help="A setting of Spark's, as spark.driver.memory=4g. Repeatable."),
+        click.option("--master", default=LOCAL_MASTER, show_default=True,
+                     help="Where Spark runs: local[N] or spark://HOST:PORT."),
+        click.option("--out", metavar="FOLDER",
+                     help="Results; on a cluster, storage that all reach."
+                     "  [default: DATA/pipeline]"),
+        click.option("--path", type=file,
+                     help="The database file instead of the broker; local master only."),
+        click.option("--token-file", type=file, help="File with an API token, for --url."),
+        click.option("--url", metavar="URL",
+                     help="The admin's address.  [default: the context's, or admin.listen]"),
+    ):  # fmt: skip
+        find_first = option(find_first)
+    return data_option(settings_options(find_first))
+
+
+def _where(
+    url: str | None,
+    token_file: Path | None,
+    path: Path | None,
+    out: str | None,
+    data: Path | None,
+    config: Path | None,
+    assignments: tuple[tuple[str, str], ...],
+) -> tuple[str | None, str | None, Path | None, str]:
+    """Find URL, token, path and out."""
+    if url and path:
+        raise click.UsageError("give one of --url and --path")
+    context = None if url or path or data or config or assignments else contexts.current()
+    if context is not None:
+        url, data, token_file = context.url, context.data, token_file or context.token_file
+    settings = load_settings(config, assignments, data=data).settings
+    token = read_token(token_file) if token_file else None
+    if path is not None:
+        return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
+    if out is None:
+        out = _default_out(url, settings.data, is_named=data is not None)
+    elif folder := folder_of(out):
+        out = str(folder.absolute())  # Spark's processes stand in other folders
+    return url or url_of(settings.admin.listen), token, None, out
+
+
+def _default_out(url: str | None, data: Path, *, is_named: bool) -> str:
+    """Put results beside the broker's data, where that is on this machine."""
+    is_here = url is None or urlsplit(url).hostname in _LOOPBACK
+    if not is_named and not (is_here and data.is_dir()):
+        raise click.UsageError(
+            f"there is no folder {data} of a broker here: say --out (or --data) for the results"
+        )
+    return str(data.absolute() / "pipeline")
+
+
+def url_of(listeners: list[str]) -> str:
+    """Give the URL of the first listener of the admin that Spark can reach.
+
+    Raises:
+        CommandError: there is none, or its port is any free one.
+    """
+    ports = (one for one in listeners if one != "none" and not one.startswith("unix:"))
+    host, _, port = next(ports, "").rpartition(":")
+    if not host or port == "0":
+        raise CommandError(f"admin.listen is {', '.join(listeners)}: say --url or --path")
+    return f"http://{_WILDCARDS.get(host, host)}:{port}"
+
+
+def _log_file(out: str) -> Path:
+    folder = folder_of(out)
+    if folder is None:
+        return Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
+    return folder / "logs" / "spark.log"

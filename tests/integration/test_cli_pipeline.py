@@ -1,0 +1,122 @@
+"""The pipeline's commands that start no Spark, against a real broker."""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from tests.preloaded import BrokerProcess, broker_process
+
+Run = Callable[..., Result]
+Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that asks for a token: it has a user."""
+    data = tmp_path_factory.mktemp("pipeline") / "data"
+    with broker_process(data, "--admin", "127.0.0.1:0") as running:
+        added = CliRunner().invoke(
+            commands,
+            ["user", "add", "anna", "--password-file", "-", "--data", str(data)],
+            input="a long password for anna\n",
+        )
+        assert added.exit_code == 0, added.output
+        yield running
+
+
+def token_file(broker: BrokerProcess, folder: Path, role: str) -> Path:
+    arguments = ["token", "add", f"{role}-{folder.name}", "--role", role, "--data"]
+    made = CliRunner().invoke(commands, [*arguments, str(broker.data)])
+    assert made.exit_code == 0, made.output
+    path = folder / role
+    path.touch(mode=0o600)
+    path.write_text(made.stdout.split()[-1])
+    return path
+
+
+@pytest.fixture
+def doctor(broker: BrokerProcess, tmp_path: Path) -> Doctor:
+    """Run the doctor; gives the exit code and the findings by name."""
+
+    def call(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
+        where = ["--url", broker.admin[0], "--out", str(tmp_path / "out"), "-o", "jsonl"]
+        done = CliRunner().invoke(
+            commands, ["pipeline", "doctor", *where, *arguments], catch_exceptions=False
+        )
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        return done.exit_code, {row["check"]: row for row in rows}
+
+    return call
+
+
+def test_doctor_asks_for_a_token_where_the_broker_does(doctor: Doctor) -> None:
+    code, found = doctor()
+    assert code == 1
+    assert found["broker"]["state"] == "missing"
+    assert "--token-file" in found["broker"]["hint"]
+    assert "role" not in found
+    assert found["results"]["state"] == "ok"
+
+
+def test_doctor_tells_viewer_from_operator(
+    doctor: Doctor, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    _, found = doctor("--token-file", str(token_file(broker, tmp_path, "viewer")))
+    assert (found["broker"]["state"], found["role"]["found"]) == ("ok", "viewer")
+    assert found["export"]["state"] == "ok"
+    _, found = doctor("--token-file", str(token_file(broker, tmp_path, "operator")))
+    assert (found["broker"]["state"], found["role"]["found"]) == ("ok", "operator")
+
+
+def test_doctor_finds_that_nobody_answers(doctor: Doctor) -> None:
+    code, found = doctor("--url", "http://127.0.0.1:1")
+    assert code == 1
+    assert found["broker"]["state"] == "missing"
+    assert "phpmq-lite serve" in found["broker"]["hint"]
+
+
+def test_doctor_finds_that_results_cannot_be_written(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, found = doctor("--out", str(tmp_path / "file" / "below"))
+    assert code == 1
+    assert found["results"]["state"] == "missing"
+
+
+def test_doctor_finds_a_master_that_does_not_listen(doctor: Doctor) -> None:
+    code, found = doctor("--master", "spark://127.0.0.1:1")
+    assert code == 1
+    assert found["master"]["state"] == "missing"
+
+
+def test_doctor_tells_a_database_from_another_file(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no database")
+    arguments = ["pipeline", "doctor", "-o", "jsonl", "--out", str(tmp_path / "out"), "--path"]
+    done = CliRunner().invoke(commands, [*arguments, str(tmp_path / "notes.txt")])
+    assert done.exit_code == 1
+    assert "this is no SQLite database" in done.stdout
+
+
+def test_status_asks_the_broker_where_no_summary_lies_here(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    token = token_file(broker, tmp_path, "viewer")
+    done = CliRunner().invoke(
+        commands,
+        ["pipeline", "status", "--url", broker.admin[0], "--token-file", str(token),
+         "--out", str(tmp_path / "none")],
+    )  # fmt: skip
+    assert done.exit_code == 3, done.output
+    assert "phpmq-lite pipeline run" in done.stderr
+
+
+def test_package_names_the_zip_that_it_built(tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, ["pipeline", "package", "--to", str(tmp_path)])
+    assert done.exit_code == 0
+    path = Path(done.stdout.strip())
+    assert path.parent == tmp_path
+    assert "phpmq_lite/spark/source.py" in zipfile.ZipFile(path).namelist()

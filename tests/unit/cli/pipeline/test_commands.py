@@ -1,0 +1,325 @@
+"""What the commands refuse before a JVM starts, and what they make of their arguments."""
+
+import os
+import signal
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli import contexts
+from phpmq_lite.cli.main import ERROR, REFUSED, CommandError, commands
+from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.pipeline import doctor, jobs, packing, replay, running, sessions, status
+from phpmq_lite.cli.pipeline.stopping import Stopping
+from phpmq_lite.cli.pipeline.target import Target
+from phpmq_lite.spark.jobs import options, places, plans
+from phpmq_lite.spark.jobs.files import LocalFiles
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep contexts and settings of this machine out."""
+    monkeypatch.setattr(contexts, "current", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collect what would be executed: the jobs and the seconds between rounds."""
+    found: list[Any] = []
+
+    def execute(
+        target: Target, jobs: Any, *, every_s: float | None = None, output: str | None = None
+    ) -> None:
+        found.append((list(jobs), every_s))
+
+    monkeypatch.setattr(jobs, "execute", execute)
+    monkeypatch.setattr(replay, "execute", execute)
+    return found
+
+
+def ask(*arguments: str) -> Result:
+    where = ["--url", "http://127.0.0.1:9101", "--out", "out"]
+    return CliRunner().invoke(commands, ["pipeline", *arguments, *where])
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    monkeypatch.setattr(sessions, "find_spec", lambda name: None if name == "pyspark" else 1)
+    for name in (["run"], ["archive"], ["metrics"], ["compact"], ["consume", "q"], ["replay"]):
+        result = ask(*name)
+        assert result.exit_code == 1, name
+        assert result.stderr == (
+            "Error: the pipeline needs the extra spark (pyspark not installed):"
+            " pip install 'phpmq-lite[spark]'\n"
+        )
+    assert asked == []
+
+
+def test_run_is_archive_metrics_and_compact_in_rounds(asked: list[Any]) -> None:
+    assert ask("run", "--continuous", "--every", "5m", "--bodies").exit_code == 0
+    ((given, every_s),) = asked
+    assert [job.name for job in given] == ["archive", "metrics", "compact"]
+    assert every_s == 300
+    assert given[0].options.bodies is True
+    assert {job.options.out for job in given} == {str(Path("out").absolute())}
+
+
+def test_single_run_has_no_rounds(asked: list[Any]) -> None:
+    ask("archive", "--every", "5m", "--accept-gap")
+    ((given, every_s),) = asked
+    assert every_s is None
+    assert given[0].options.fail_on_data_loss is False
+
+
+def test_consume_reads_its_flags(asked: list[Any]) -> None:
+    assert ask("consume", "eat", "--max-messages", "5", "--accept-gap").exit_code == 0
+    given = asked[0][0][0].options
+    assert (given.queue, given.subscription, given.max_messages) == ("eat", "pipeline", 5)
+    assert given.fail_on_data_loss is False
+
+
+def test_replay_reads_its_selection(asked: list[Any]) -> None:
+    result = ask(
+        "replay", "--queue", "a", "--queue", "b", "--since", "2026-01-31T08:00+01:00",
+        "--until", "2026-02-01", "--rate", "20/s", "--where", "size > 5", "--dry-run",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    given = asked[0][0][0].options
+    assert (given.queues, given.rate, given.where) == (("a", "b"), 20.0, "size > 5")
+    assert given.since_ms == 1_769_842_800_000
+    assert given.until_ms == 1_769_904_000_000
+    assert (given.dry_run, given.goes_on) == (True, False)
+
+
+def test_replay_tells_the_absolute_time_and_how_to_go_on(asked: list[Any]) -> None:
+    result = ask("replay", "--since", "2h")
+    given = asked[0][0][0].options
+    when, name = result.stderr.splitlines()
+    assert when == f"settled since {plans.time_text(given.since_ms)}"
+    assert replay.moment(when.split()[-1]) == given.since_ms
+    assert abs(given.since_ms / 1_000 - (time.time() - 7_200)) < 60
+    assert name.endswith(f"to go on after an interruption: --name {plans.plan_name(given)}")
+
+
+def stored(sent: int, **selection: Any) -> plans.Plan:
+    """Store a plan of two pieces, of which so many are sent."""
+    asked = options.ReplayOptions(connection=None, out="out", **selection)
+    plan = plans.Plan(plans.plan_name(asked), "key", plans.selection_of(asked))
+    plan.pieces = [[1, 10, 10], [11, 15, 5]]
+    files = LocalFiles(Path("out"))
+    plans.keep(files, plan)
+    files.write(places.replay_done(plan.name), str(sent))
+    return plan
+
+
+def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
+    plan = stored(1, queues=("a",), since_ms=1_769_842_800_000)
+    result = ask("replay", "--name", plan.name, "--rate", "5/s")
+    assert result.stderr.splitlines() == [
+        f"going on with the replay {plan.name}: 10 of 15 messages are sent",
+        "settled since 2026-01-31T07:00:00Z",
+    ]
+    given = asked[0][0][0].options
+    assert (given.name, given.goes_on, given.rate) == (plan.name, True, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "none"], "there is no replay none; there are: NAME"),
+        (["--name", "NAME", "--queue", "b"], "the replay NAME selects otherwise"),
+        (["--queue", "a", "--since", "2h"], "sent 10 of 15 messages"),
+        (["--queue", "a", "--until", "2026-11-22"], '"since": "2026-01-31T07:00:00Z"'),
+    ],
+)
+def test_replay_refuses_beside_an_unfinished_one(
+    arguments: list[str], message: str, asked: list[Any]
+) -> None:
+    """The last would be another selection, and send most of it twice."""
+    name = stored(1, queues=("a",), since_ms=1_769_842_800_000).name
+    result = ask("replay", *(name if word == "NAME" else word for word in arguments))
+    assert result.exit_code == 4
+    assert message.replace("NAME", name) in result.stderr
+    assert asked == []
+
+
+def test_replay_is_made_beside_finished_ones_and_under_a_name_of_its_own(asked: list[Any]) -> None:
+    stored(1, queues=("a",), since_ms=1_769_842_800_000)
+    stored(2, queues=("b",), since_ms=1_769_842_800_000)
+    assert ask("replay", "--queue", "a", "--since", "2h", "--name", "own").exit_code == 0
+    assert ask("replay", "--queue", "b", "--since", "2h").exit_code == 0
+    assert ask("replay", "--queue", "a", "--since", "2h", "--dry-run").exit_code == 0
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a selection"),
+        (["--name", "night", "--to", "b"], "--to and --ttl go with a selection"),
+        (["--dry-run"], "name a selection"),
+        (["--since", "2026-02-01", "--until", "2026-01-31"], "--since is not before --until"),
+        (["--since", "yesterday"], "is no time"),
+        (["--queue", "a", "--rate", "fast"], "is no rate"),
+        (["--queue", "a", "--rate", "0/s"], "is no rate"),
+        (["--outcome", "failed"], "'failed' is not one of"),
+    ],
+)
+def test_replay_refuses(arguments: list[str], message: str, asked: list[Any]) -> None:
+    result = ask("replay", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", [["replay", "--queue", "a"], ["consume", "a"]])
+def test_what_publishes_or_claims_needs_the_broker(
+    name: list[str], tmp_path: Path, asked: list[Any]
+) -> None:
+    (tmp_path / "phpmq.db").touch()
+    result = CliRunner().invoke(commands, ["pipeline", *name, "--path", "phpmq.db"])
+    assert result.exit_code == 2
+    assert "give --url and no --path" in result.stderr
+
+
+def test_wrong_date_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="is no date"):
+        jobs.a_date("31.1.2026")
+
+
+def test_first_signal_asks_and_second_interrupt_ends() -> None:
+    noted = threading.Event()
+    stopping = Stopping(lambda _text: noted.set())
+    before = signal.getsignal(signal.SIGINT)
+    with stopping.heard():
+        assert not stopping()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert noted.wait(10)
+        assert stopping()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert stopping.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_second_interrupt_is_told_where_spark_says_that_it_failed() -> None:
+    stopping = Stopping(lambda _text: None)
+
+    def job() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise OSError("Broken pipe")
+
+    with pytest.raises(KeyboardInterrupt), stopping.heard():
+        job()
+
+
+def test_zip_has_the_source_and_nothing_of_the_admin(tmp_path: Path) -> None:
+    first = packing.build(tmp_path / "a.zip").read_bytes()
+    assert packing.build(tmp_path / "b.zip").read_bytes() == first
+    names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
+    assert {"phpmq_lite/__init__.py", "phpmq_lite/spark/source.py"} <= set(names)
+    assert {"phpmq_lite/spark/jobs/archive.py", "phpmq_lite/storage/ranges.py"} <= set(names)
+    assert not [name for name in names if "/admin/" in name or "__pycache__" in name]
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        ("4.3.0", doctor.FINE),
+        ("4.2", doctor.FINE),
+        ("4.1.9", doctor.BAD),
+        ("3.5", doctor.BAD),
+        ("5", doctor.NOTE),
+        (None, doctor.BAD),
+    ],
+)
+def test_versions_are_judged(found: str | None, state: str) -> None:
+    finding = doctor.package_finding("pyspark", found, (4, 2), (5,))
+    assert finding.state == state
+    assert bool(finding.hint) == (state != doctor.FINE)
+
+
+@pytest.mark.parametrize(("code", "state"), [(ERROR, doctor.BAD), (REFUSED, doctor.NOTE)])
+def test_doctor_tells_a_broker_without_the_extra_from_a_busy_one(
+    code: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: Node, method: str, path: str, *others: Any) -> dict[str, Any]:
+        if "arrow" in path:
+            raise CommandError("the broker answered", code)
+        return {"history_id": "ab", "lo": 0, "hi": 9}
+
+    monkeypatch.setattr(Node, "call", call)
+    target = Target("http://mq:9101", None, None, "out", "local", {}, Path("log"))
+    found = {one.check: one for one in doctor.look(target)}
+    assert found["export"].state == state
+    assert ("phpmq-lite[export]" in found["export"].hint) == (state == doctor.BAD)
+
+
+SUMMARY: dict[str, Any] = {
+    "version": 1,
+    "finished_at": 1_769_842_800_000,
+    "history_id": "ab",
+    "archive": {"offset": 900, "rows": 890, "dates": 2, "bytes": 12_345},
+    "jobs": [
+        {"name": "archive", "state": "done", "finished_at": 1_769_842_800_000, "offset": 900},
+        {"name": "compact", "state": "failed", "finished_at": None, "offset": None, "error": "x"},
+    ],
+}
+
+
+def test_status_says_how_far_each_job_is_behind() -> None:
+    rows = status.rows_of(SUMMARY, {"history_id": "ab", "lo": 0, "hi": 1_000})
+    assert [(row["name"], row["behind"], row["finished"]) for row in rows] == [
+        ("archive", 100, "2026-01-31 07:00:00"),
+        ("compact", None, None),
+    ]
+
+
+def test_status_of_another_history_has_no_lag() -> None:
+    bounds = {"history_id": "cd", "lo": 0, "hi": 1_000}
+    assert status.rows_of(SUMMARY, bounds)[0]["behind"] is None
+    assert "another one" in status.sentences(SUMMARY, bounds, 1_769_842_860_000)[-1]
+
+
+def test_status_tells_what_retention_took() -> None:
+    bounds = {"history_id": "ab", "lo": 950, "hi": 1_000}
+    told = status.sentences(SUMMARY, bounds, 1_769_842_860_000)
+    assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 60 s ago"
+    assert told[1] == "archive: 890 rows of 2 dates, 12,345 bytes, to offset 900"
+    assert told[2] == "retention took up to 50 rows before they were archived"
+
+
+def test_status_before_the_first_run_names_the_command(tmp_path: Path) -> None:
+    (tmp_path / "phpmq.db").touch()
+    result = CliRunner().invoke(commands, ["pipeline", "status", "--path", "phpmq.db"])
+    assert result.exit_code == 3
+    assert "phpmq-lite pipeline run" in result.stderr
+
+
+def test_executors_without_our_code_are_told_how_to_get_it() -> None:
+    class Failed(Exception):  # noqa: N818 - stands for one of Spark's
+        __module__ = "pyspark.errors"
+
+    text = (
+        "Traceback (most recent call last):\n  x\nModuleNotFoundError: No module named 'phpmq_lite'"
+    )
+    assert "see `pipeline package`" in (sessions.sentence_of(Failed(text)) or "")
+    assert sessions.sentence_of(ConnectionRefusedError()) == "Spark's JVM has ended"
+    assert sessions.sentence_of(ValueError("a defect of ours")) is None
+
+
+def test_results_are_rows_of_figures() -> None:
+    result = options.Result(job="compact", rows=5, details={"files": 1_200, "plan": "x"})
+    row = running.row_of(running.Done(result, 1.25), "table")
+    assert row["details"] == "files 1,200, plan x"
+    assert running.row_of(running.Done(result, 1.25), "jsonl")["details"] == result.details

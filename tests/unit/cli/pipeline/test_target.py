@@ -1,0 +1,137 @@
+"""Where the pipeline reads and writes: flags, context, settings."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.cli import contexts
+from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.pipeline import target as targets
+from phpmq_lite.cli.pipeline.target import Target, target_options
+
+
+@click.command()
+@target_options
+def show(target: Target) -> None:
+    click.echo(repr(target))
+    found.append(target)
+
+
+found: list[Target] = []
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep contexts and settings of this machine out."""
+    found.clear()
+    monkeypatch.setattr(contexts, "current", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(*arguments: str) -> Any:
+    return CliRunner().invoke(show, arguments)
+
+
+def test_broker_here_is_found_by_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "phpmq-data").mkdir()
+    assert ask().exit_code == 0
+    (target,) = found
+    assert target.url == "http://127.0.0.1:9101"
+    assert target.out == str(tmp_path / "phpmq-data" / "pipeline")
+    assert target.log == tmp_path / "phpmq-data" / "pipeline" / "logs" / "spark.log"
+    assert (target.master, target.is_local, target.token, target.path) == (
+        "local[*]",
+        True,
+        None,
+        None,
+    )
+
+
+def test_broker_elsewhere_needs_a_place_for_the_results() -> None:
+    result = ask("--url", "http://mq.example:9101")
+    assert result.exit_code == 2
+    assert "say --out (or --data) for the results" in result.stderr
+
+
+def test_folder_becomes_absolute_for_the_processes_of_spark(tmp_path: Path) -> None:
+    ask("--url", "http://mq.example:9101", "--out", "results")
+    assert found[0].out == str(tmp_path / "results")
+
+
+def test_uri_of_a_folder_is_that_folder() -> None:
+    ask("--url", "http://mq.example:9101", "--out", "file:/srv/mq%20#1")
+    assert (found[0].out, found[0].out_folder) == ("/srv/mq%20#1", Path("/srv/mq%20#1"))
+
+
+def test_uri_stays_as_it_is_and_the_log_comes_here(tmp_path: Path) -> None:
+    ask("--url", "http://mq.example:9101", "--out", "s3a://bucket/mq")
+    assert found[0].out == "s3a://bucket/mq"
+    assert found[0].out_folder is None
+    assert found[0].log.parent == tmp_path
+
+
+def test_database_file_goes_with_results_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "phpmq.db"
+    file.touch()
+    ask("--path", str(file), "--conf", "spark.driver.memory=4g", "--conf", "a=b=c")
+    assert (found[0].url, found[0].path) == (None, file)
+    assert found[0].out == str(tmp_path / "pipeline")
+    assert found[0].conf == {"spark.driver.memory": "4g", "a": "b=c"}
+
+
+def test_database_file_is_refused_on_a_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "phpmq.db"
+    file.touch()
+    result = ask("--path", str(file), "--master", "spark://host:7077")
+    assert result.exit_code == 2
+    assert "--path needs a local master" in result.stderr
+
+
+def test_url_and_path_exclude_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "phpmq.db"
+    file.touch()
+    result = ask("--path", str(file), "--url", "http://127.0.0.1:9101")
+    assert result.exit_code == 2
+
+
+def test_token_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    ask("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
+    assert found[0].token == "secret"
+    file.chmod(0o644)
+    result = ask("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
+    assert "can be read by others" in str(result.exception)
+
+
+def test_context_in_use_says_url_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret")
+    file.chmod(0o600)
+    context = contexts.Context("far", None, "http://mq.example:9101", file)
+    monkeypatch.setattr(contexts, "current", lambda: context)
+    ask("--out", "x")
+    assert (found[0].url, found[0].token) == ("http://mq.example:9101", "secret")
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        (["127.0.0.1:9101"], "http://127.0.0.1:9101"),
+        (["none", "0.0.0.0:9101"], "http://127.0.0.1:9101"),
+        (["[::]:80"], "http://[::1]:80"),
+        (["unix:/run/a.sock", "127.0.0.1:9102"], "http://127.0.0.1:9102"),
+    ],
+)
+def test_address_is_that_of_a_listener_that_spark_reaches(listen: list[str], expected: str) -> None:
+    assert targets.url_of(listen) == expected
+
+
+@pytest.mark.parametrize("listen", [["none"], ["unix:/run/a.sock"], ["127.0.0.1:0"]])
+def test_admin_without_a_port_is_told(listen: list[str]) -> None:
+    with pytest.raises(CommandError, match="say --url or --path"):
+        targets.url_of(listen)
