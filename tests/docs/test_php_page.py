@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Peer
 from tests.envelope_cases import body
 from tests.integration.php_peer import EXAMPLES, ROOT, STRICT, needs_php
+from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 

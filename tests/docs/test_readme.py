@@ -12,7 +12,7 @@ import pytest
 
 from phpmq_lite.cli.main import COMMANDS
 from phpmq_lite.client.blocking import connect_blocking
-from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.preloaded import BrokerProcess, broker_process
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,52 @@
+"""The compose file of the pipeline: commands that exist, a network that nobody else reaches."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml  # type: ignore[import-untyped]
+
+from phpmq_lite.cli.main import commands
+
+ROOT = Path(__file__).parent.parent.parent
+FILE = ROOT / "deploy" / "pipeline-compose.yml"
+STANDALONE = (ROOT / "tests" / "spark" / "standalone.py").read_text(encoding="utf-8")
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+    return found
+
+
+def test_our_commands_and_flags_exist() -> None:
+    ours = [shlex.split(one["command"]) for one in services().values()]
+    ours = [words[1:] for words in ours if words[0] == "phpmq-lite"]
+    assert len(ours) == 2
+    for words in ours:
+        command: click.Command = commands
+        context = click.Context(commands)
+        while isinstance(command, click.Group):
+            found = command.get_command(context, words.pop(0))
+            assert found is not None
+            command = found
+        command.make_context(None, words, resilient_parsing=False)  # raises where one is unknown
+
+
+def test_cluster_is_started_as_the_test_starts_it() -> None:
+    told = [one["command"] for one in services().values() if "spark-class" in one["command"]]
+    classes = [re.search(r"org\.apache\.spark\.deploy\.(\S+)", text) for text in told]
+    assert [found[1] for found in classes if found] == ["master.Master", "worker.Worker"]
+    for text in told:
+        for flag in re.findall(r"--[\w-]+", text):
+            assert f'"{flag}"' in STANDALONE, flag
+    assert services()["worker"]["deploy"]["replicas"] == 2
+
+
+def test_all_share_the_results_and_listen_on_loopback_only() -> None:
+    for name, service in services().items():
+        assert service["network_mode"] == "host", name
+        assert service["volumes"] == ["phpmq:/var/lib/phpmq"], name
+        assert "ports" not in service, name
+        assert "0.0.0.0" not in service["command"], name

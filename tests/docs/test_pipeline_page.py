@@ -1,0 +1,99 @@
+"""The page about the pipeline is what the code says: commands, flags, options, columns."""
+
+import re
+from pathlib import Path
+
+import click
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.pipeline import COMMANDS, pipeline
+from phpmq_lite.spark import options, schema
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def rows(head: str) -> list[list[str]]:
+    """Give the rows of the table whose first line begins so."""
+    lines = PAGE.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(head)) + 2
+    found = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def command(name: str) -> click.Command:
+    found = pipeline.get_command(click.Context(pipeline), name)
+    assert found is not None, name
+    return found
+
+
+def flags_of(name: str) -> set[str]:
+    return {
+        flag
+        for parameter in command(name).params
+        if isinstance(parameter, click.Option)
+        for flag in parameter.opts
+    }
+
+
+def test_commands_are_those_of_the_command_line() -> None:
+    named = [row[0].strip("`").removeprefix("pipeline ") for row in rows("| command |")]
+    assert named == list(COMMANDS)
+
+
+def test_each_command_is_called_like_its_function_and_helped_without_spark() -> None:
+    context = click.Context(commands)
+    assert [command(name).name for name in COMMANDS] == list(COMMANDS)
+    assert all(command(name).get_help(context) for name in COMMANDS)
+
+
+def test_examples_use_flags_that_exist() -> None:
+    lines = re.sub(r"\\\n\s*", "", PAGE + README).splitlines()
+    told = [line.partition("#")[0] for line in lines if line.startswith("    ")]
+    calls = [found for line in told if (found := re.search(r"phpmq-lite pipeline (\w+)(.*)", line))]
+    assert len(calls) > 5
+    for name, arguments in (call.groups() for call in calls):
+        assert set(re.findall(r"--[\w-]+", arguments)) <= flags_of(name), name
+
+
+def test_flags_of_the_text_exist() -> None:
+    known = {flag for name in COMMANDS for flag in flags_of(name)} | {"--py-files"}
+    prose = "\n".join(line for line in PAGE.splitlines() if not line.startswith("    "))
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", prose)) <= known
+
+
+def test_source_options_are_those_of_the_source() -> None:
+    table = rows("| option | for |")
+    assert [row[0].strip("`") for row in table] == list(options.OPTIONS)
+    uses = {
+        "all": set(options.Use),
+        "reads": {use for use in options.Use if "read" in use},
+        "history": {options.Use.BATCH_READ, options.Use.HISTORY_STREAM},
+        "batch reads": {options.Use.BATCH_READ},
+        "history streams": {options.Use.HISTORY_STREAM},
+        "queue streams": {options.Use.QUEUE_STREAM},
+        "batch writes": {options.Use.BATCH_WRITE},
+        "stream writes": {options.Use.STREAM_WRITE},
+    }
+    for name, use, _ in table:
+        assert uses[use] == options.OPTIONS[name.strip("`")], name
+
+
+def test_names_of_kafka_are_those_that_are_refused() -> None:
+    told = {row[0].strip("`"): row[1].replace("`", "") for row in rows("| Kafka's |")}
+    assert told == dict(options.KAFKAS)
+
+
+def test_columns_are_those_of_the_source() -> None:
+    told = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in rows("| of | columns |")}
+    assert told == {"history": schema.HISTORY.names, "a queue": schema.QUEUE.names}
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE)
+    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
