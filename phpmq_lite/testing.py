@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from phpmq_lite.clock import Clock
 from phpmq_lite.model import Now
@@ -100,11 +100,8 @@ class BrokerProcess:
         Raises:
             RuntimeError: it ended instead; the message has its exit code and its last words.
         """
-        command = self.command
         with self.log.open("a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ
-            )
+            self.process = self._open(log)
         self.phpmq, self.admin = [], []
         for line in self.process.stdout or ():
             word, kind, address = line.split()
@@ -114,6 +111,11 @@ class BrokerProcess:
                 return
         code = self._end(signal.SIGKILL)
         raise RuntimeError(f"exit code {code}: {self.log.read_text(encoding='utf-8')[-2_000:]}")
+
+    def _open(self, log: TextIO) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ
+        )
 
     @property
     def command(self) -> list[str]:

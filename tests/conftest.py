@@ -8,11 +8,16 @@ import io
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
+from typing import Final
 from zlib import crc32
 
 import pytest
 import structlog
+from argon2 import PasswordHasher
 from hypothesis import HealthCheck, settings
+
+from phpmq_lite.admin.access import passwords
 
 # No deadline: a slow machine is no defect.
 COMMON = settings(
@@ -29,12 +34,36 @@ settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_coun
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+_SPARK: Final = "tests/spark/"
+_FIRST_OF_SPARK: Final = ("test_cluster", "test_source")  # about as long as the others of it
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mix the files, always alike: workers take long stretches, and all browsers would be in one.
 
-    What a file has stays together and in its order.
+    What a file has stays together and in its order.  Spark's tests begin each half: so two workers
+    start with them, and two JVMs do for them.
     """
-    items.sort(key=lambda item: crc32(item.nodeid.partition("::")[0].encode()))
+
+    def file(item: pytest.Item) -> str:
+        return item.nodeid.partition("::")[0]
+
+    items.sort(key=lambda item: crc32(file(item).encode()))
+    spark = [item for item in items if file(item).startswith(_SPARK)]
+    others = [item for item in items if not file(item).startswith(_SPARK)]
+    first = [item for item in spark if item.path.stem.startswith(_FIRST_OF_SPARK)]
+    second = [item for item in spark if item not in first]
+    middle = max(0, len(items) // 2 - len(first))
+    items[:] = first + others[:middle] + second + others[middle:]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cheap_passwords() -> Iterator[None]:
+    """Brokers in this process hash in no time; who tests the real cost sets it back."""
+    cheap = partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "PasswordHasher", cheap)
+        yield
 
 
 @pytest.fixture

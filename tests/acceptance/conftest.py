@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Admin, Peer
+from tests.preloaded import BrokerProcess, broker_process
 
 LINES = pytest.StashKey[list[str]]()
 

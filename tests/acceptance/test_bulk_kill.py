@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess
 from tests.acceptance import mutants
 from tests.acceptance.peers import Admin, Peer
+from tests.preloaded import BrokerProcess
 
 pytestmark = pytest.mark.acceptance
 

@@ -6,8 +6,8 @@ from select import select
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply
+from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 

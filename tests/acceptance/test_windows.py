@@ -2,8 +2,8 @@
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess
 from tests.acceptance.peers import Admin, Peer
+from tests.preloaded import BrokerProcess
 
 pytestmark = pytest.mark.acceptance
 

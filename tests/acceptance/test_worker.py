@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from phpmq_lite.envelopes import record
-from phpmq_lite.testing import BrokerProcess
 from tests.acceptance.cutting_proxy import CuttingProxy, Moment
 from tests.acceptance.peers import Admin, Peer
 from tests.envelope_cases import CASES, Case, record_of
+from tests.preloaded import BrokerProcess, Process
 
 pytestmark = pytest.mark.acceptance
 
@@ -52,26 +52,22 @@ class Crew:
     folder: Path
     port: int
     queue: str
-    environment: dict[str, str] = field(default_factory=dict)
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Process] = field(default_factory=list)
 
-    def start(self, *flags: str, port: int | None = None) -> subprocess.Popen[str]:
+    def start(self, *flags: str, port: int | None = None) -> Process:
         """Start one; it waits 0.2 s for a message at a time."""
-        environment = os.environ | {
+        environment = {
             "TEST_PORT": str(port or self.port),
             "TEST_QUEUE": self.queue,
             "TEST_RUNS": str(self.folder / "runs"),
-            "PYTHONPATH": str(ROOT),
         }
-        command = [
-            sys.executable, "-m", "phpmq_lite", "worker", "--reserve-timeout", "0.2",
+        arguments = [
+            "phpmq_lite", "worker", "--reserve-timeout", "0.2",
             "--app", "tests.acceptance.worker_app:app", *flags,
         ]  # fmt: skip
         log = (self.folder / f"log-{len(self.started)}").open("w", encoding="utf-8")
         with log:
-            worker = subprocess.Popen(
-                command, stderr=log, env=environment | self.environment, text=True, cwd=self.folder
-            )
+            worker = Process(arguments, stderr=log, env=os.environ | environment, cwd=self.folder)
         self.started.append(worker)
         return worker
 

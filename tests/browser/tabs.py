@@ -1,8 +1,55 @@
-"""A tab of Chromium that remembers what went wrong in it."""
+"""Chromium, and a tab of it that remembers what went wrong in it."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from shutil import which
 from typing import Any, Literal
 
+import pytest
+from axe_playwright_python.async_playwright import Axe
+
 Scheme = Literal["light", "dark"]
+CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
+
+FINDINGS = """async (asked) => (await axe.run(asked)).violations
+  .filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => [one.id, one.nodes[0].html])"""
+LEAVE_ONE_OF_A_KIND = r"""() => {
+  const state = /^(class|style|role|type|hidden|disabled|checked|tabindex|lang|dir|aria-(?!label))/;
+  const reference = /^(for|aria-(labelledby|describedby|controls|owns))$/;
+  const said = ({name, value}) => name + (
+    reference.test(name) ? value.split(" ").every((id) => document.getElementById(id))
+    : state.test(name) ? `=${value}` : Boolean(value.trim()));
+  const shape = (node) => node.nodeType === Node.TEXT_NODE
+    ? Math.min(node.data.trim().length, 2)
+    : node.nodeType !== Node.ELEMENT_NODE ? ""
+    : `<${node.tagName} ${[...node.attributes].map(said)}>${[...node.childNodes].map(shape)}</>`;
+  for (const list of document.querySelectorAll("tbody, ul, ol, dl, svg, svg g")) {
+    const seen = new Set();
+    for (const each of [...list.children]) {
+      const looks = shape(each);
+      if (seen.has(looks)) each.remove();
+      seen.add(looks);
+    }
+  }
+}"""
+
+
+@asynccontextmanager
+async def launched(*arguments: str) -> AsyncIterator[Any]:
+    """Run a browser; ``arguments`` are more of its command line."""
+    playwright = pytest.importorskip("playwright.async_api")
+    common = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=[*common, *arguments])
+        yield browser
+        await browser.close()
+
+
+async def close_tabs(browser: Any) -> None:
+    """Close what was opened, with all cookies and storage of it."""
+    for context in list(browser.contexts):
+        await context.close()
 
 
 async def open_tab(
@@ -32,10 +79,24 @@ async def open_tab(
     return page, troubles
 
 
-def barriers(results: Any) -> list[tuple[str, str]]:
-    """Give the rule and the first place of each serious or critical finding of axe."""
-    return [
-        (violation["id"], violation["nodes"][0]["html"])
-        for violation in results.response["violations"]
-        if violation["impact"] in ("serious", "critical")
-    ]
+async def leave_one_of_a_kind(page: Any) -> None:
+    """Remove from lists, tables and drawings what looks like something before it, for axe.
+
+    Alike are elements whose tags, classes and states are, all the way down, whose texts are
+    empty, of one sign or longer at the same places, and whose references lead somewhere or not.
+    """
+    await page.evaluate(LEAVE_ONE_OF_A_KIND)
+
+
+async def barriers(page: Any, *, rules: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Give the rule and the first place of each serious or critical finding of axe.
+
+    ``rules`` are the only ones to look for; none: all of them.
+    """
+    asked: dict[str, Any] = {"resultTypes": ["violations"]}  # listing the rest costs most of it
+    if rules:
+        asked["runOnly"] = list(rules)
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(Axe().axe_script)
+    found = await page.evaluate(FINDINGS, asked)
+    return [(rule, place) for rule, place in found]

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from phpmq_lite.admin.query import of_meta
 from phpmq_lite.admin.urls import encode_name
@@ -49,10 +49,10 @@ FOREIGN: Final = (
 )
 
 
-@pytest.fixture
-async def hostile(tmp_path: Path) -> AsyncIterator[Site]:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Run a broker whose every client is hostile."""
-    async with site_of(tmp_path / "data") as site:
+    async with site_of(tmp_path_factory.mktemp("hostile") / "data") as site:
         client = site.client
         for text in STRINGS:
             await client.publish_confirmed(text[:100], text.encode())

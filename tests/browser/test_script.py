@@ -24,26 +24,26 @@ async def shade(page: Any) -> int:
 # -- theme
 
 
-async def test_theme_follows_the_system(site: Site, chromium: Any) -> None:
+async def test_theme_follows_the_system(still_site: Site, chromium: Any) -> None:
     shades = []
     schemes: tuple[Scheme, ...] = ("light", "dark")
     for scheme in schemes:
         page, _ = await open_tab(chromium, scheme=scheme)
-        await page.goto(site.url("/"))
+        await page.goto(still_site.url("/"))
         shades.append(await shade(page))
     assert shades[0] > 600
     assert shades[1] < 120
 
 
 async def test_chosen_theme_stays_and_stands_in_the_next_page_itself(
-    site: Site, chromium: Any
+    still_site: Site, chromium: Any
 ) -> None:
     page, troubles = await open_tab(chromium, scheme="light")
-    await page.goto(site.url("/"))
+    await page.goto(still_site.url("/"))
     await page.locator("details.menu summary").click()
     await page.get_by_role("button", name="Dark", exact=True).click()
     assert await shade(page) < 120
-    answer = await page.goto(site.url("/queues"))
+    answer = await page.goto(still_site.url("/queues"))
     assert '<html lang="en" data-theme="dark">' in await answer.text()  # so nothing flashes
     await page.keyboard.press("t")  # dark, then auto again
     assert await shade(page) > 600
@@ -140,9 +140,9 @@ async def test_tail_shows_what_happens(site: Site, chromium: Any) -> None:
     assert troubles == []
 
 
-async def test_times_show_as_the_reader_likes(site: Site, chromium: Any) -> None:
+async def test_times_show_as_the_reader_likes(still_site: Site, chromium: Any) -> None:
     page, _ = await open_tab(chromium)
-    await page.goto(site.url("/queues/invoices"))
+    await page.goto(still_site.url("/queues/invoices"))
     time = page.locator("tbody time").first
     assert "ago" in await time.inner_text() or "now" in await time.inner_text()
     await page.locator("details.menu summary").click()
@@ -155,10 +155,10 @@ async def test_times_show_as_the_reader_likes(site: Site, chromium: Any) -> None
 
 
 async def test_keyboard_goes_to_pages_walks_rows_and_comes_back_to_the_same_row(
-    site: Site, chromium: Any
+    still_site: Site, chromium: Any
 ) -> None:
     page, troubles = await open_tab(chromium)
-    await page.goto(site.url("/"))
+    await page.goto(still_site.url("/"))
     await page.keyboard.press("g")
     await page.keyboard.press("q")
     await page.wait_for_url("**/queues")
@@ -176,9 +176,9 @@ async def test_keyboard_goes_to_pages_walks_rows_and_comes_back_to_the_same_row(
     assert troubles == []
 
 
-async def test_keyboard_selects_rows_and_ranges(site: Site, chromium: Any) -> None:
+async def test_keyboard_selects_rows_and_ranges(still_site: Site, chromium: Any) -> None:
     page, _ = await open_tab(chromium)
-    await page.goto(site.url("/queues/orders"))
+    await page.goto(still_site.url("/queues/orders"))
     bar = page.locator(".bar")
     await expect(bar).to_be_hidden()
     for key in ("j", "x", "j", "j", "Shift+X"):
@@ -190,9 +190,11 @@ async def test_keyboard_selects_rows_and_ranges(site: Site, chromium: Any) -> No
     assert ticked == await page.locator("tbody tr").count()
 
 
-async def test_keyboard_is_off_in_inputs_and_where_switched_off(site: Site, chromium: Any) -> None:
+async def test_keyboard_is_off_in_inputs_and_where_switched_off(
+    still_site: Site, chromium: Any
+) -> None:
     page, _ = await open_tab(chromium)
-    await page.goto(site.url("/queues"))
+    await page.goto(still_site.url("/queues"))
     await page.keyboard.press("/")
     await page.keyboard.type("tgq?")
     assert await page.locator(".search input").input_value() == "tgq?"
@@ -212,17 +214,17 @@ async def test_keyboard_is_off_in_inputs_and_where_switched_off(site: Site, chro
 
 
 async def test_confirmation_opens_as_a_dialog_with_the_focus_on_cancel(
-    site: Site, chromium: Any
+    still_site: Site, chromium: Any
 ) -> None:
     page, troubles = await open_tab(chromium)
-    await page.goto(site.url("/queues/orders"))
+    await page.goto(still_site.url("/queues/orders"))
     await page.get_by_role("link", name=re.compile("^Purge")).click()
     dialog = page.locator("dialog[open]")
     await expect(dialog.get_by_role("link", name="Cancel")).to_be_focused()
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)
     await expect(page.get_by_role("link", name=re.compile("^Purge"))).to_be_focused()
-    assert page.url == site.url("/queues/orders")
+    assert page.url == still_site.url("/queues/orders")
     assert troubles == []
 
 

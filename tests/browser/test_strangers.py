@@ -7,21 +7,15 @@ attempt is also made by our own page where that may succeed, so that the refusal
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from shutil import which
 from typing import Any, Final
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from phpmq_lite.testing import Running, running_service
-
-playwright = pytest.importorskip("playwright.async_api")
-CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
-]
+from tests.browser.tabs import close_tabs, launched
 
 EVIL: Final = "evil.test"
 # Chromium has begun to stop such pages itself; what is tested is that the broker does not need it.
@@ -49,15 +43,22 @@ SUBMIT: Final = """async ([url, fields]) => {
 }"""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def broker(tmp_path: Path) -> AsyncIterator[Running]:
     async with running_service(tmp_path / "data") as running:
         yield running
 
 
-@pytest.fixture
-async def evil() -> AsyncIterator[Any]:
-    """Give an open page of the other site, in a browser that finds it on this machine."""
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def stranger() -> AsyncIterator[Any]:
+    """Run a browser that finds the other site on this machine."""
+    async with launched(f"--host-resolver-rules=MAP {EVIL} 127.0.0.1", UNHELPED) as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def evil(stranger: Any) -> AsyncIterator[Any]:
+    """Give an open page of the other site."""
 
     async def home(_request: web.Request) -> web.Response:
         return web.Response(text="<!doctype html><title>evil</title>", content_type="text/html")
@@ -66,20 +67,10 @@ async def evil() -> AsyncIterator[Any]:
     app.router.add_get("/", home)
     server = TestServer(app)
     await server.start_server()
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                f"--host-resolver-rules=MAP {EVIL} 127.0.0.1",
-                UNHELPED,
-            ],
-        )
-        page = await browser.new_page()
-        await page.goto(f"http://{EVIL}:{server.port}/")
-        yield page
-        await browser.close()
+    page = await stranger.new_page()
+    await page.goto(f"http://{EVIL}:{server.port}/")
+    yield page
+    await close_tabs(stranger)
     await server.close()
 
 

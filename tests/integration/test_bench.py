@@ -64,7 +64,7 @@ def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> N
 def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     # A shell's background jobs ignore Ctrl-C, and hand that on to the tests and to what they start.
     heeding = ["env", "--default-signal=INT"]
-    command = [sys.executable, "-m", "phpmq_lite", "bench", "--seconds", "10", "--data", "."]
+    command = [sys.executable, "-m", "phpmq_lite", "bench", "--seconds", "2", "--data", "."]
     with subprocess.Popen(
         [*heeding, *command],
         cwd=tmp_path,

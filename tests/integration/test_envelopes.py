@@ -12,9 +12,9 @@ import pytest
 from phpmq_lite.broker import judging
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.intake import Intake
-from phpmq_lite.testing import broker_process
 from tests.envelope_cases import body
 from tests.integration.site import Site, running_site
+from tests.preloaded import broker_process
 
 LARGE = body(x='"%s"' % ("x" * judging.ASIDE_BYTES))
 LARGE_BAD = body(trace_id=None, x='"%s"' % ("x" * judging.ASIDE_BYTES))

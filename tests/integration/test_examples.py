@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Admin, Peer
+from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 

@@ -15,7 +15,7 @@ from phpmq_lite.cli.main import commands
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.record import read_block
-from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.preloaded import BrokerProcess, broker_process
 from tests.unit.envelopes.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"

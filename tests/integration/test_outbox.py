@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from phpmq_lite.cli.main import commands
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.outbox import Outbox, create_tables
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.integration.killed_relay import PLACES
+from tests.preloaded import BrokerProcess, Process, broker_process
 
 URN = "urn:babel:orders:created"
 ROWS = 60
@@ -131,13 +131,14 @@ def killed(
     broker: BrokerProcess, database: Path, place: str, times: int, *, is_mutant: bool = False
 ) -> int:
     """Run a relay that is killed at a place; give its exit code."""
-    command = [
-        sys.executable, "-m", "tests.integration.killed_relay", place, str(times),
+    arguments = [
+        "tests.integration.killed_relay", place, str(times),
         *(["mutant"] if is_mutant else []), "--", "outbox", "relay", "--once",
         "--lease", "0s", "--batch", str(BATCH), "--connect", broker.phpmq[0],
         "--database", str(database),
     ]  # fmt: skip
-    return subprocess.run(command, check=False, capture_output=True).returncode
+    with database.with_name("killed.log").open("a", encoding="utf-8") as log:
+        return Process(arguments, stderr=log).wait(60)
 
 
 @pytest.mark.parametrize("place", PLACES)

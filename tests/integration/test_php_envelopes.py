@@ -17,11 +17,11 @@ from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.limits import Limits
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.envelopes.worker import run
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Admin, Peer
 from tests.envelope_cases import body, edit, with_meta
 from tests.integration.authority import Authority
 from tests.integration.php_peer import EXAMPLES, STRICT, PhpError, PhpPeer, needs_php
+from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 

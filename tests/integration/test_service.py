@@ -17,10 +17,11 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
+from phpmq_lite import testing
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import BrokerProcess, broker_process, running_service
+from phpmq_lite.testing import running_service
 from tests.acceptance.peers import (
     WAIT_S,
     Admin,
@@ -28,6 +29,7 @@ from tests.acceptance.peers import (
     assert_closed_without_reply,
     connect,
 )
+from tests.preloaded import broker_process
 
 pytestmark = pytest.mark.acceptance
 
@@ -53,7 +55,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def send_signal(broker: BrokerProcess, number: signal.Signals = signal.SIGTERM) -> None:
+def send_signal(broker: testing.BrokerProcess, number: signal.Signals = signal.SIGTERM) -> None:
     """Send it, and return when the broker has begun to drain."""
     assert broker.process is not None
     broker.process.send_signal(number)
@@ -61,7 +63,7 @@ def send_signal(broker: BrokerProcess, number: signal.Signals = signal.SIGTERM) 
         pass
 
 
-def exit_code(broker: BrokerProcess) -> int:
+def exit_code(broker: testing.BrokerProcess) -> int:
     """Wait for the end of a process that was told to stop, or stops by itself."""
     assert broker.process is not None
     broker.process.communicate(timeout=20)
@@ -76,7 +78,7 @@ def exit_code(broker: BrokerProcess) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_broker_drains(data: Path, number: signal.Signals) -> None:
     """What was held is acknowledged meanwhile, nothing new is dispatched, publishes are kept."""
-    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
+    with testing.broker_process(data, "--admin", "127.0.0.1:0") as broker:
         consumer, publisher = Peer(broker.port), Peer(broker.port)
         for number_of_message in range(3):
             assert publisher.confirm("orders", b"%d" % number_of_message) is None

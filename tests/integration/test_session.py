@@ -14,8 +14,8 @@ import pytest
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply, connect, new_key
+from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 

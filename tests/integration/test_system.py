@@ -18,8 +18,9 @@ from phpmq_lite import logs
 from phpmq_lite.client import connect
 from phpmq_lite.storage.starts import Starting
 from phpmq_lite.storage.wal_scan import WalScan
-from phpmq_lite.testing import BrokerProcess, Running, broker_process, running_service
+from phpmq_lite.testing import Running, running_service
 from tests.integration.authority import Authority
+from tests.preloaded import BrokerProcess, broker_process
 from tests.unit.admin.cases import NOW_MS, Database
 
 Session = aiohttp.ClientSession

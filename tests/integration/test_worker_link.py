@@ -10,7 +10,7 @@ import pytest
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.envelopes.link import End, Link, client_of
 from phpmq_lite.errors import ConnectionLostError
-from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 

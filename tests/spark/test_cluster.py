@@ -1,0 +1,138 @@
+"""The pipeline on a real cluster, by drivers in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.spark.java import find_java
+from phpmq_lite.spark.jobs import archive, compact, metrics
+from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, MetricsOptions
+from phpmq_lite.spark.options import Connection
+from phpmq_lite.testing import BrokerProcess, broker_process
+from tests.spark.standalone import Cluster, standalone_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+ROWS: Final = 2_000
+SMALL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.task.maxFailures": "1",
+    "spark.ui.enabled": "false",
+}
+
+NOT_SHIPPED: Final = """\
+import json, sys
+from phpmq_lite.spark.session import session
+
+master, url, conf = sys.argv[1:]
+spark = session("bare", master=master, conf=json.loads(conf))
+print(spark.read.format("phpmq").option("url", url).load().count())
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with a history: four of five acked, the rest dead, in two queues."""
+    data = tmp_path_factory.mktemp("cluster-broker") / "data"
+    with broker_process(data, "--admin", "127.0.0.1:0") as running:
+        with connect_blocking(running.phpmq[0]) as client:
+            for queue in ("orders", "mails"):
+                client.publish_many(queue, (b"%d" % n for n in range(ROWS // 2)))
+                with client.consume(queue, 500, 30) as deliveries:
+                    for number in range(ROWS // 2):
+                        delivery = next(deliveries)
+                        if number % 5:
+                            delivery.ack()
+                        else:
+                            delivery.dead_letter()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster") / "spark"
+    with standalone_cluster(folder, find_java().home) as running:
+        yield running
+
+
+def url_of(broker: BrokerProcess) -> str:
+    return broker.admin[0].rstrip("/")
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with this package on its path."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | environment, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+
+
+def pipeline(master: str, broker: BrokerProcess, out: Path) -> list[dict[str, Any]]:
+    """Run the jobs by the command; gives what each answered."""
+    confs = [part for item in SMALL.items() for part in ("--conf", "=".join(item))]
+    done = python(
+        "-m", "phpmq_lite", "pipeline", "run", "--master", master, "--url", url_of(broker),
+        "--out", str(out), "--partitions", "2", "-o", "jsonl", *confs,
+    )  # fmt: skip
+    log = out / "logs" / "spark.log"
+    last_words = log.read_text(errors="replace")[-4_000:] if log.exists() else ""
+    assert done.returncode == 0, done.stderr + last_words
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def jobs(
+    spark: SparkSession, broker: BrokerProcess, out: Path
+) -> list[tuple[str, int, int | None]]:
+    """Run the same jobs in the session of this process; gives job, rows and offset of each."""
+    own: dict[str, Any] = {"connection": Connection(url_of(broker)), "out": str(out)}
+    results = (
+        archive.run(spark, ArchiveOptions(num_partitions=2, **own)),
+        metrics.run(spark, MetricsOptions(**own)),
+        compact.run(spark, CompactOptions(**own)),
+    )
+    return [(result.job, result.rows, result.offset) for result in results]
+
+
+def rows(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
+    """Read all Parquet files below a folder, in the order of the columns' text."""
+    import pyarrow.dataset as ds
+
+    table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
+    names = columns or tuple(sorted(set(table.column_names) - {"batch"}))
+    found = zip(*(table.column(name).to_pylist() for name in names), strict=True)
+    return sorted(found, key=repr)
+
+
+def test_executors_without_our_code_fail_and_name_it(
+    cluster: Cluster, broker: BrokerProcess
+) -> None:
+    one_executor = json.dumps(SMALL | {"spark.cores.max": "1"})
+    done = python("-c", NOT_SHIPPED, cluster.url, url_of(broker), one_executor)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "ModuleNotFoundError: No module named 'phpmq_lite" in done.stderr
+
+
+def test_shipped_jobs_give_on_the_cluster_what_they_give_locally(
+    spark: SparkSession, cluster: Cluster, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    far, near = tmp_path / "far", tmp_path / "near"
+    there = pipeline(cluster.url, broker, far)
+    here = jobs(spark, broker, near)
+    assert [(answer["job"], answer["rows"], answer["offset"]) for answer in there] == here
+    offsets = [offset for (offset,) in rows(far / "archive", "offset")]
+    assert sorted(offsets) == list(range(1, ROWS + 1))
+    assert rows(far / "archive") == rows(near / "archive")
+    assert rows(far / "metrics" / "minutes") == rows(near / "metrics" / "minutes")
+    assert rows(far / "metrics" / "deaths") == rows(near / "metrics" / "deaths")
+    assert len(list(cluster.folder.glob("work-*/app-*"))) >= cluster.workers
