@@ -39,16 +39,24 @@ class Pace:
         self._pause_s = LEAST_S
         self._turn = asyncio.Lock()
 
-    async def pause(self) -> None:
-        """Wait before the next piece, one export at a time; not where no message passed."""
+    async def pause(self) -> float:
+        """Wait before the next piece, one export at a time; not where no message passed.
+
+        Returns:
+            How long it was, in seconds.
+        """
+        began_s = self._now()
         async with self._turn:
             seen, self._seen = self._seen, self._passed()
-            if seen == self._seen:
-                return
-            began_s = self._now()
-            await self._sleep(self._pause_s)
-            late_s = self._now() - began_s - self._pause_s
-            if late_s > LATE_S:
-                self._pause_s = min(2 * self._pause_s, MOST_S)
-            else:
-                self._pause_s = max(_FASTER * self._pause_s, LEAST_S)
+            if seen != self._seen:
+                await self._rest()
+        return self._now() - began_s
+
+    async def _rest(self) -> None:
+        began_s = self._now()
+        await self._sleep(self._pause_s)
+        late_s = self._now() - began_s - self._pause_s
+        if late_s > LATE_S:
+            self._pause_s = min(2 * self._pause_s, MOST_S)
+        else:
+            self._pause_s = max(_FASTER * self._pause_s, LEAST_S)

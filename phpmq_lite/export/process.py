@@ -54,6 +54,7 @@ class Export:
 
     def __init__(self, child: "_Child", head: Head, pace: Pace) -> None:
         self.head = head
+        self.paused_s = 0.0  # so long it stood behind messages
         self._child = child
         self._pace = pace
 
@@ -67,7 +68,7 @@ class Export:
             kind, payload = await self._child.frame()
             if kind == frames.DATA:
                 yield payload
-                await self._pace.pause()
+                self.paused_s += await self._pace.pause()
                 continue
             told = _object(payload)
             if kind != frames.END:

@@ -377,6 +377,20 @@ async def test_messages_that_pass_slow_an_export_down(site: Site) -> None:
     assert site.exports._pace._passed() > before
 
 
+async def test_pauses_do_not_count_for_how_long_an_export_may_take(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        async def pause(self) -> float:
+            await asyncio.sleep(0.25)
+            return 0.25
+
+    monkeypatch.setattr(pipeline_history, "WHOLE_S", 2.0)
+    async with large_site(large) as site:
+        monkeypatch.setattr(site.exports, "_pace", Slow())
+        assert (await site.read()).num_rows == ROWS  # some 25 pieces
+
+
 async def test_process_killed_between_two_exports_is_replaced(site: Site) -> None:
     await site.read("lo=0&hi=5")
     [pid] = site.exports.pids

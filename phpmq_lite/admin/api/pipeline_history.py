@@ -28,7 +28,7 @@ OFFSET_MAX: Final = 1 << 62
 # their sink writes: one that waits for a lock or a commit stands still for longer, and cutting it
 # off fails its job.  Whoever else wants an export waits meanwhile, ``WHOLE_S`` at most.
 STALLED_S: Final = 300.0
-WHOLE_S: Final = 600.0  # a whole export; longer ranges are read in parts
+WHOLE_S: Final = 600.0  # a whole export but for our pauses; longer ranges are read in parts
 RETRY_S: Final = 1  # told to whom no export is free
 NAMES: Final = 1_000  # queues in one request
 
@@ -182,8 +182,10 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Exp
     """Pass all pieces on; False: it was not all, and the connection is broken."""
     end, reason = "broken", ""
     try:
-        async with asyncio.timeout(WHOLE_S):
+        async with asyncio.timeout(WHOLE_S) as limit:
+            until = limit.when() or 0.0
             async for piece in export.pieces():
+                limit.reschedule(until + export.paused_s)
                 await _give(response, piece)
         end = "whole"
     except _StalledError:

@@ -43,8 +43,15 @@ async def test_nothing_waits_while_no_message_passes(machine: Machine) -> None:
     pace = machine.pace()
     machine.late_s = 1.0
     for _ in range(10):
-        await pace.pause()
+        assert await pace.pause() == 0.0
     assert machine.pauses == []
+
+
+async def test_a_pause_tells_how_long_it_was(machine: Machine) -> None:
+    pace = machine.pace()
+    machine.passed += 1
+    machine.late_s = 0.5
+    assert await pace.pause() == LEAST_S + 0.5
 
 
 async def test_pauses_stay_short_while_the_loop_is_woken_in_time(machine: Machine) -> None:
