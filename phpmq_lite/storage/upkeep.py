@@ -63,7 +63,7 @@ class Upkeep:
     def _checkpoint(self, store: Store, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
-        store.checkpoint("TRUNCATE" if is_large else "RESTART")
+        store.checkpoint_at_once("TRUNCATE" if is_large else "RESTART")
 
 
 def note_seen(store: Store, now: Now) -> None:

@@ -36,7 +36,7 @@ DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
 _PAGE_BYTES: Final = 4 << 20  # bodies in one page
 _RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
 LONG_WAL_BYTES: Final = 16 << 20  # then it is copied into the database, between two batches
-_AGAIN_BYTES: Final = 1 << 20
+_AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
 # What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
@@ -296,14 +296,20 @@ class Store:
     def checkpoint(self, mode: str) -> bool:
         """Copy the WAL into the database and begin it again; RESTART, or TRUNCATE the file too.
 
-        No reader is waited for, because the next batch would wait with it.  False: one still reads
-        from the WAL, which goes on growing; it is asked again ``_AGAIN_BYTES`` later.
+        Waits for readers, for seconds.  False: one still reads from the WAL, which goes on growing;
+        it is asked again soon.
         """
-        self.execute("PRAGMA busy_timeout=0")
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-        self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout']}")
         self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES if is_busy else 0
         return not is_busy
+
+    def checkpoint_at_once(self, mode: str) -> bool:
+        """Do the same without waiting for a reader, because the next batch would wait with it."""
+        self.execute("PRAGMA busy_timeout=0")
+        try:
+            return self.checkpoint(mode)
+        finally:
+            self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout']}")
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Store numbers outside of a batch; for the stop, where no batch follows."""

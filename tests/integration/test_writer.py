@@ -1,5 +1,6 @@
 """The writer on a real file: pragmas, atomic batches of any size, and what is on disk when."""
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -264,6 +265,21 @@ def test_checkpoint_empties_the_wal(make: MakeDriver) -> None:
     assert driver.path.with_name(driver.path.name + "-wal").stat().st_size == 0
 
 
+async def test_start_waits_for_a_reader_and_begins_with_an_empty_log(tmp_path: Path) -> None:
+    """As one that a killed broker left behind: it ends within its statement."""
+    path = make_database(tmp_path)
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as reader:
+        reader.execute("PRAGMA journal_mode=wal").fetchone()
+        reader.execute("CREATE TABLE other (n)")
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM other").fetchone()
+        asyncio.get_running_loop().call_later(0.2, reader.execute, "ROLLBACK")
+        one = Writer(path)
+        await one.open(1 << 20)
+        assert path.with_name(path.name + "-wal").stat().st_size == 0
+        await one.close()
+
+
 def test_a_reader_delays_the_checkpoint_and_no_batch(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
@@ -271,7 +287,7 @@ def test_a_reader_delays_the_checkpoint_and_no_batch(make: MakeDriver) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM message").fetchone()
         driver.publish(b"b")
-        assert not driver.store.checkpoint("RESTART")
+        assert not driver.store.checkpoint_at_once("RESTART")
         # Asked again a mebibyte later, not after another whole WAL.
         assert LONG_WAL_BYTES - (1 << 20) <= driver.store.wal_bytes < LONG_WAL_BYTES
         assert driver.store.execute("PRAGMA busy_timeout").fetchone() == (5_000,)
