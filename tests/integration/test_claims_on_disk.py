@@ -9,9 +9,8 @@ import pytest
 
 from phpmq_lite.broker import claims, operations
 from phpmq_lite.broker.operations import Action, Options
-from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, QueueSettings
-from tests.driving import Driver
+from tests.driving import Driver, ask
 
 MakeDriver = Callable[..., Driver]
 
@@ -28,14 +27,6 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeDriver]
         yield make
     for driver in drivers:
         driver.close()
-
-
-def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
-    """Give a command, come to rest, and return the answer; a refusal as its code."""
-    question = driver.ask(verb, *arguments, **options)
-    driver.step()
-    answer = question.answer
-    return answer.code if isinstance(answer, RefusedError) else answer
 
 
 def claim(

@@ -10,12 +10,11 @@ import pytest
 from phpmq_lite.broker import staged, staging
 from phpmq_lite.broker.operations import PublishedStage, Staged
 from phpmq_lite.envelopes.intake import Intake
-from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, QueueSettings, checksum
 from phpmq_lite.storage import recall
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.upkeep import Upkeep
-from tests.driving import Driver
+from tests.driving import Driver, ask
 from tests.envelope_cases import body
 
 MakeDriver = Callable[..., Driver]
@@ -32,14 +31,6 @@ def make(tmp_path: Path) -> Iterator[MakeDriver]:
     yield make
     for driver in drivers:
         driver.close()
-
-
-def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
-    """Give a command, come to rest, and return the answer; a refusal as its code."""
-    question = driver.ask(verb, *arguments, **options)
-    driver.step()
-    answer = question.answer
-    return answer.code if isinstance(answer, RefusedError) else answer
 
 
 def stage(
