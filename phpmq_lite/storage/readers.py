@@ -64,7 +64,7 @@ class Readers:
         self._free: asyncio.LifoQueue[aiosqlite.Connection | None] = asyncio.LifoQueue()
         for _ in range(count):
             self._free.put_nowait(None)  # not opened yet
-        self._open: list[aiosqlite.Connection] = []
+        self._count = count
         self._others: list[Readers] = []
 
     def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
@@ -82,15 +82,16 @@ class Readers:
         return self._path
 
     async def close(self) -> None:
-        """Close the connections; a later read opens them again."""
+        """Close the connections, after the reads that are under way; a later one opens them again.
+
+        Each is waited for: one that is left open answers a loop which may be closed by then.
+        """
         for other in self._others:
             await other.close()
-        for connection in self._open:
-            await connection.close()
-        for _ in range(self._free.qsize()):
-            self._free.get_nowait()
+        for connection in [await self._free.get() for _ in range(self._count)]:
+            if connection is not None:
+                await connection.close()
             self._free.put_nowait(None)
-        self._open.clear()
 
     async def read(self, file: str, name: str, /, **parameters: Any) -> list[Row]:
         """Run the statement ``name`` of ``sql/<file>.sql`` and return all its rows."""
@@ -116,14 +117,19 @@ class Readers:
         connection = await self._free.get()
         try:
             if connection is None:
-                connection = await self._connect()
+                opening = asyncio.create_task(self._connect())
+                try:
+                    connection = await asyncio.shield(opening)
+                except asyncio.CancelledError:  # by then it is open, and would be lost
+                    connection = await opening
+                    raise
             yield connection
         finally:
             self._free.put_nowait(connection)
 
     async def _connect(self) -> aiosqlite.Connection:
         try:
-            connection = await aiosqlite.connect(
+            return await aiosqlite.connect(
                 self._uri(),
                 uri=True,
                 isolation_level=None,
@@ -131,8 +137,6 @@ class Readers:
             )
         except sqlite3.Error as error:
             raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
-        self._open.append(connection)
-        return connection
 
     def _uri(self) -> str:
         if not self._path.is_file():  # a connection that fails to open leaves a thread behind

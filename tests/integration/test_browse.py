@@ -416,7 +416,7 @@ async def test_empty_history_is_an_empty_page(reader: Browser) -> None:
 async def test_reader_cannot_write(database: Database, reader: Browser) -> None:
     database.message(1)
     await reader.messages(1)
-    for connection in reader._readers._open:
+    async with reader._readers._connection() as connection:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             await connection.execute("DELETE FROM message")
 
