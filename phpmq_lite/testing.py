@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -120,7 +122,7 @@ class BrokerProcess:
     @property
     def command(self) -> list[str]:
         """What starts it, on the address that it had before."""
-        listen = self.phpmq[0] if self.phpmq else "127.0.0.1:0"
+        listen = self.phpmq[0] if self.phpmq else f"127.0.0.1:{_lasting_port()}"
         return [
             sys.executable, *self.program, "serve", "--data", str(self.data),
             "--listen", listen, "--legacy-listen", "none", *self.flags,
@@ -158,6 +160,15 @@ class BrokerProcess:
         code = self.process.returncode
         self.process = None
         return code
+
+
+def _lasting_port() -> int:
+    """Give a free port of loopback that no outgoing connection gets while its broker is down."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)  # below what systems hand out by themselves
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
