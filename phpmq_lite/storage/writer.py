@@ -4,10 +4,11 @@ SQLite before 3.51.3 can corrupt a WAL when two connections write or checkpoint 
 else opens the file writable, and checkpoints happen here.
 """
 
+import asyncio
 import json
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,12 +23,12 @@ from phpmq_lite.model import (
     PageRequest,
     QueueRow,
     RowsRequest,
-    State,
     Stored,
     WindowRequest,
     checksum,
 )
 from phpmq_lite.storage import recall, rows
+from phpmq_lite.storage.layout import OWN_COLUMNS, Step, lay_out
 from phpmq_lite.storage.statements import load, many
 
 T = TypeVar("T")
@@ -40,9 +41,6 @@ _AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
 # What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
-_OWN_COLUMNS: Final = (
-    "payload_policy", "on_expire", "max_deliveries", "ack_timeout_s", "max_messages", "max_bytes",
-)  # fmt: skip
 
 _PRAGMAS: Final[dict[str, Any]] = {
     "journal_mode": "wal",
@@ -110,84 +108,30 @@ class Store:
 
     # -- one batch
 
-    def commit(self, batch: Batch) -> Loaded | None:
+    def commit(self, batch: Batch, steps: Sequence[Step] | None = None) -> Loaded | None:
         """Store a batch in one transaction, then load what it asks for.
+
+        ``steps`` are those of ``lay_out``, where the messages may have changed since.
 
         Raises:
             OutcomeUnknownError: the batch may or may not be on disk; nothing may be answered.
         """
         try:
             if batch.stores:
-                self.execute("BEGIN IMMEDIATE")
-                self._store(batch)
-                self.execute("COMMIT")
+                execute = self.execute
+                execute("BEGIN IMMEDIATE")
+                for statement, values, before in lay_out(batch) if steps is None else steps:
+                    if isinstance(statement, str):
+                        execute(statement, values)
+                    else:
+                        statement.run(execute, values, before)
+                execute("COMMIT")
                 changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
                 self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
             return self._load(batch) if batch.loads else None
         except (sqlite3.Error, OverflowError, UnicodeError) as error:  # the last two: not bindable
             code = getattr(error, "sqlite_errorname", "") or type(error).__name__
             raise OutcomeUnknownError(f"{code}: {error}") from error
-
-    def _store(self, batch: Batch) -> None:
-        execute, sql = self.execute, self._sql
-        for row in batch.new_queues:
-            execute(sql["insert_queue"], (row.queue_id, row.name, row.created_at))
-        if batch.born:
-            self._insert(batch)
-        if batch.dispatched:
-            first = batch.first_number
-            flat = [v for m in batch.dispatched if m.seq < first for v in (m.seq, m.consumer)]
-            now = (batch.wall_ms, batch.wall_ms)
-            many("live", "dispatch").run(execute, flat, now)
-        if batch.changed:
-            many("live", "change").run(execute, rows.flat_changed(batch.changed.values()))
-        if batch.settled:
-            self._settle(batch)
-        many("live", "insert_event").run(execute, batch.events)
-        many("live", "insert_receipt").run(execute, batch.keys)
-        many("live", "insert_client").run(execute, batch.opened_clients)
-        for closed in batch.closed_clients:
-            execute(sql["close_client"], closed)
-        for row in batch.queue_rows.values():
-            execute(sql["update_queue"], (row.live_count, row.live_bytes, row.queue_id))
-        for row in batch.configured:
-            execute(sql["configure_queue"], (*_own_values(row), row.queue_id))
-        for counter in batch.counters.items():
-            execute(sql["set_counter"], counter)
-        for (file, name), flat in batch.several.items():
-            many(file, name).run(execute, flat)
-        for file, name, parameters in batch.rare:
-            execute(load(file)[name], parameters)
-
-    def _insert(self, batch: Batch) -> None:
-        """New rows; records, which have all columns, are the rare ones."""
-        born = [m for m in batch.born if m.source_seq is None and m.source_reason is None]
-        if batch.has_envelopes:  # plain ones among them have NULL there
-            many("live", "insert_enveloped").run(self.execute, rows.flat_enveloped(born))
-        else:
-            many("live", "insert_plain").run(self.execute, rows.flat_plain(born))
-        if len(born) < len(batch.born):
-            whole = [
-                m for m in batch.born if m.source_seq is not None or m.source_reason is not None
-            ]
-            many("live", "insert_whole").run(self.execute, rows.flat_whole(whole))
-        many("live", "insert_body").run(self.execute, batch.bodies)
-
-    def _settle(self, batch: Batch) -> None:
-        execute = self.execute
-        counts = [0, 0]
-        for (outcome, reason), seqs in batch.settled.items():
-            many("live", "settle").run(execute, seqs, (outcome, reason, batch.wall_ms))
-            many("live", "remove").run(execute, seqs)
-            counts[outcome == State.DELETED] += len(seqs)
-        for name, number in (
-            ("history_rows", counts[0]),
-            ("history_bytes", batch.settled_bytes),
-            ("deleted_rows", counts[1]),
-            ("deleted_bytes", batch.deleted_bytes),
-        ):
-            if number:
-                execute(self._sql["add_counter"], (name, number))
 
     # -- loading
 
@@ -346,11 +290,19 @@ class Writer:
         """About how much the WAL has grown since the last checkpoint."""
         return 0 if self._store is None else self._store.wal_bytes
 
-    async def run(self, work: Callable[[Store], T]) -> T:
-        """Run a function on the store in the writer's thread."""
+    def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
+        """Have a function run on the store in the writer's thread, after what was started before.
+
+        Raises:
+            StorageError: the writer is not open.
+        """
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
-        return await self._connection.hop(work, self._store)
+        return self._connection.hop(work, self._store)
+
+    async def run(self, work: Callable[[Store], T]) -> T:
+        """Do the same, and wait for what the function returns."""
+        return await self.start(work)
 
     async def close(self) -> None:
         """Checkpoint, close the file, and end the thread."""
@@ -371,9 +323,11 @@ class _OneHop(aiosqlite.Connection):
     def raw(self) -> sqlite3.Connection:
         return self._conn
 
-    async def hop(self, work: Callable[[Store], T], store: Store) -> T:
-        result: T = await self._execute(work, store)  # type: ignore[no-untyped-call]
-        return result
+    def hop(self, work: Callable[[Store], T], store: Store) -> asyncio.Future[T]:
+        """Do what ``_execute`` does, begun at once: a coroutine begins when it is awaited."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._tx.put_nowait((done, lambda: work(store)))
+        return done
 
 
 def _how_many(page: list[Message], room: int) -> int:
@@ -386,13 +340,8 @@ def _how_many(page: list[Message], room: int) -> int:
 
 
 def _queue_row(row: tuple[Any, ...]) -> QueueRow:
-    own = dict(zip(_OWN_COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
+    own = dict(zip(OWN_COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
     return QueueRow(
         row[0], row[1], row[2], {name: v for name, v in own.items() if v is not None},
         row[10], row[11],
     )  # fmt: skip
-
-
-def _own_values(row: QueueRow) -> tuple[Any, ...]:
-    rare = {name: value for name, value in row.own.items() if name not in _OWN_COLUMNS}
-    return (*(row.own.get(name) for name in _OWN_COLUMNS), json.dumps(rare, sort_keys=True))
