@@ -286,7 +286,7 @@ class Driver:
         self.core = Broker(stored, self.limits, self.defaults, self.envelopes)
         self._aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self._loaded: Loaded | None = None
-        self._late: list[Message] = []
+        self._late: list[tuple[Connection, list[Message]]] = []
         self._opening: list[Client] = []
 
     # -- who is there
@@ -362,11 +362,18 @@ class Driver:
         for work, give in aside:
             give(work())
         late, self._late = self._late, []
-        core.take_back(late)
+        for connection, messages in late:
+            core.take_back(connection, messages)
         done = self._run(core)
         batch = core.finish()
         return Turn(
-            now, batch, begun, [message.seq for message in late], opened, done, Look.at(core)
+            now,
+            batch,
+            begun,
+            [m.seq for _, messages in late for m in messages],
+            opened,
+            done,
+            Look.at(core),
         )
 
     def _run(self, core: Broker) -> list[Command | Question]:
@@ -415,7 +422,8 @@ class Driver:
     def _act(self, batch: Batch) -> None:
         now_ms = self.clock.steady_ms
         for connection, (dispatches, receipts) in batch.sends.items():
-            self._late += connection.peer.send(dispatches, receipts, now_ms)
+            if late := connection.peer.send(dispatches, receipts, now_ms):
+                self._late.append((connection, late))
         for answer, value in batch.answers:
             answer(value)
         for connection in batch.wakes:

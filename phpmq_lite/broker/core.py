@@ -4,7 +4,8 @@ How it is driven (``server/engine.py``)::
 
     core.begin(now, loaded)     what was loaded comes in, what is due expires or returns
     core.publish(…) …           commands, in order of arrival
-    batch = core.finish()       dispatches; then the writer stores the batch
+    core.dispatch()             any number of times; ``go_on`` before the next commands
+    batch = core.finish()       dispatches too; then the writer stores the batch
 
 Nothing here waits, reads a clock or touches a socket; nobody is told anything before the batch
 is stored.
@@ -120,14 +121,22 @@ class Broker:
             self.staging.drop_old(lives)
         return batch
 
+    def go_on(self, now: Now) -> None:
+        """Set the clock of the open batch: commands follow on others after some time."""
+        self.lives.now = now
+        self.lives.batch.wall_ms = now.wall_ms
+
+    def dispatch(self) -> None:
+        """Give what is ready to who has credit; any number of times in a batch."""
+        if self._drained is None and self.lives.hungry:
+            turns.serve(self.lives, self.batch_number)
+
     def finish(self) -> Batch:
         """Dispatch, and close the batch: it is ready to be stored."""
         lives = self.lives
         batch = lives.batch
-        if self._drained is None:
-            if lives.hungry:
-                turns.serve(lives, self.batch_number)
-        elif not lives.held:
+        self.dispatch()
+        if self._drained is not None and not lives.held:
             batch.answers.append((self._drained, None))
         if batch.dispatched:
             self._timeouts.note(lives, batch.dispatched)
@@ -193,10 +202,10 @@ class Broker:
                 consumer.queue.turns.append(consumer)
             self.lives.hungry[consumer.queue.queue_id] = consumer.queue
 
-    def take_back(self, messages: list[Message]) -> None:
-        """These were not sent: their deadlines passed while the batch was stored."""
+    def take_back(self, connection: Connection, messages: list[Message]) -> None:
+        """These were not sent to it: their deadlines passed while the batch was stored."""
         for message in messages:
-            if message.holder is not None:
+            if message.holder is not None and message.holder.connection is connection:
                 self.lives.take_back(message)
 
     # -- commands of a connection

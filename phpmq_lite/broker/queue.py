@@ -136,6 +136,7 @@ class Queue:
         "queue_id",
         "row",
         "settings",
+        "share",
         "totals",
         "turns",
         "wait",
@@ -156,6 +157,7 @@ class Queue:
         self.claimed_to = 0  # no ready message stands at or before this position
         self.held = 0  # messages dispatched, claimed ones too
         self.held_bytes = 0
+        self.share: Any = None  # shares.Share, once something was published beside consumers
         self.parked: set[Connection] = set()  # publishers that wait until it takes messages
         self.totals = Totals()
         self.deaths: dict[str, int] = {}  # of totals.dead, by reason

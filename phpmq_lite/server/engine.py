@@ -1,7 +1,12 @@
 """The loop that everything goes through: gather, decide, record, act.
 
-While one batch is stored, what arrives gathers in the inbox.  Then the clock is read once, the
-core decides on all of it, one transaction stores the result, and only then is anybody told.
+While one batch is with the writer, the next one is open: the clock is read once, and the core
+decides on what arrives.  When the writer is free again one transaction stores it, and only then is
+anybody told.  A message that was stored before may leave earlier: a consumer never sees one that is
+not stored, and after a crash it would come again in any case.
+
+A batch that loads something is waited for: the core takes in what was loaded before it decides on
+anything else, so that no row is older than what it knows.
 """
 
 import asyncio
@@ -10,14 +15,16 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.lives import ACKED_KEY
+from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
-from phpmq_lite.model import Batch, Loaded, Now
+from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
 
 _log = get_logger(__name__)
@@ -30,7 +37,17 @@ COMMIT_BOUNDS_S: Final = (
 )  # fmt: skip
 BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 _UPKEEP_S = 1.0
+_LINGER_S = 0.001
+_LINGER_COMMANDS = 500  # they are worth a commit of their own
 _PATIENCE_S = 0.01  # what may wait for the end of a batch waits no longer: a disk may hang
+
+
+class _Recording(NamedTuple):
+    """A batch that is with the writer."""
+
+    batch: Batch
+    done: asyncio.Future[Loaded | None]
+    began_at: float  # of time.perf_counter
 
 
 class Engine:
@@ -65,7 +82,9 @@ class Engine:
         self._inbox: deque[Command] = deque()
         self._first: list[Command] = []  # go on where the last batch had to wait
         self._waker: asyncio.Future[None] | None = None
-        self._is_recording = False
+        self._open: Batch | None = None  # what the core decides on
+        self._lingers_until = 0.0  # on the loop's clock
+        self._recording: _Recording | None = None  # what the writer has
         self._patient: deque[asyncio.Future[None]] = deque()  # what goes on between two batches
         self._loaded: Loaded | None = None
         self._asides = 0  # pieces of work in their thread, whose results a batch waits for
@@ -127,19 +146,28 @@ class Engine:
             OutcomeUnknownError: a commit failed; memory is worth nothing now, stop the process.
         """
         try:
-            while not (
-                self.is_stopping and not self.waiting and not self._asides and self._loaded is None
-            ):
+            while not (self.is_stopping and self._is_done):
                 await self._wait()
-                batch = self._decide()
-                self._loaded = await self._record(batch)
-                self._act(batch)
-                self._look_after(is_idle=False)
-                if self._patient:
-                    await self._let_patient_go_on()
+                stored = self._take_stored()
+                if stored is not None:
+                    if self._patient:
+                        await self._let_patient_go_on()
+                    done = self._record()  # the next one, ahead of the answers: the writer is free
+                    self._act(stored)
+                    self._act(done)
+                    self._look_after(is_idle=False)
+                if self._may_decide:
+                    self._decide()
+                    if self._recording is None and not self._lingers:
+                        self._act(self._record())
         except BaseException:
             self._end_asides()
             raise
+
+    @property
+    def _is_done(self) -> bool:
+        """Tell whether nothing is to be decided, stored or waited for."""
+        return not (self.waiting or self._asides or self._loaded or self._open or self._recording)
 
     async def pause(self) -> None:
         """Leave the loop to others, and come back between two batches.
@@ -149,7 +177,7 @@ class Engine:
         and each time it would wait its turn (commits of 0.6 ms took 7 to 13).
         """
         await asyncio.sleep(0)
-        if not self._is_recording:
+        if self._recording is None:
             return
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
@@ -175,16 +203,18 @@ class Engine:
         self.wake()
 
     async def _wait(self) -> None:
-        """Wait for a command, a deadline, or the time for upkeep."""
+        """Wait for the writer, a command, a deadline, or the time for upkeep."""
         loop = asyncio.get_running_loop()
-        while not (self.waiting or self._loaded is not None or self.core.wants_batch
-                   or (self.is_stopping and not self._asides)):  # fmt: skip
-            wake_ms = self.core.next_wake_ms
+        while not self._has_work:
             delay_s = _UPKEEP_S
-            if wake_ms is not None:
-                delay_s = min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
-                if delay_s <= 0:
-                    return
+            if self._lingers:
+                delay_s = self._lingers_until - loop.time()
+            if self._may_decide and self._open is None:
+                wake_ms = self.core.next_wake_ms
+                if wake_ms is not None:
+                    delay_s = min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
+                    if delay_s <= 0:
+                        return
             self._waker = loop.create_future()
             timer = loop.call_later(delay_s, self.wake)
             try:
@@ -192,32 +222,126 @@ class Engine:
             finally:
                 timer.cancel()
                 self._waker = None
-            if not self.waiting:
+            if self._recording is None and not self.waiting:
                 self._look_after(is_idle=True)
 
-    def _decide(self) -> Batch:
+    @property
+    def _has_work(self) -> bool:
+        """Tell whether something can be done without waiting."""
+        recording = self._recording
+        if recording is None:
+            return bool(
+                self.waiting or self._loaded is not None or self.core.wants_batch
+                or (self.is_stopping and not self._asides)
+                or (self._open is not None and not self._lingers)
+            )  # fmt: skip
+        if recording.done.done():
+            return True
+        if not self._may_decide:
+            return False
+        if self._open is None:
+            return bool(self.waiting or self.core.wants_batch)
+        return bool(self._inbox)
+
+    @property
+    def _may_decide(self) -> bool:
+        """Tell whether the core may go on: it has all that was loaded, and the batch has room."""
+        recording, batch = self._recording, self._open
+        if recording is None:
+            return True
+        if recording.batch.loads:
+            return False
+        if batch is None:
+            return True
+        limits = self.core.limits
+        return batch.commands < limits.batch_commands and batch.born_bytes < limits.batch_bytes
+
+    @property
+    def _lingers(self) -> bool:
+        """Tell whether an open batch, of which nobody awaits anything, is left open for more.
+
+        An acknowledgement has no answer.  Alone it would keep the writer from the publish that
+        follows on it: with one message in flight this is one commit instead of two.
+        """
+        batch = self._open
+        return (
+            batch is not None
+            and self._recording is None
+            and not self.is_stopping
+            and len(batch.settled.get(ACKED_KEY, ())) == batch.commands < _LINGER_COMMANDS
+            and not (batch.loads or batch.answers or batch.wakes or batch.aside)
+            and not any(d or r for d, r in batch.sends.values())
+            and not self.core.wants_batch
+            and asyncio.get_running_loop().time() < self._lingers_until
+        )
+
+    def _decide(self) -> None:
+        """Open a batch, if there is none, and decide on what waits; what is stored leaves."""
         core, inbox = self.core, self._inbox
-        batch = core.begin(self.clock.now(), self._loaded)
+        batch = self._open
+        if batch is None:
+            batch = self._open = core.begin(self.clock.now(), self._loaded)
+            self._loaded = None
+            self._lingers_until = asyncio.get_running_loop().time() + _LINGER_S
+            first, self._first = self._first, []
+            for command in first:
+                command(core)
+        else:
+            core.go_on(self.clock.now())
         limits = core.limits
-        first, self._first = self._first, []
-        for command in first:
-            command(core)
-        for _ in range(len(inbox)):  # what gives itself again waits for the next batch
+        for _ in range(len(inbox)):  # what gives itself again comes after the others
             if batch.commands >= limits.batch_commands or batch.born_bytes >= limits.batch_bytes:
                 break
             inbox.popleft()(core)
-        return core.finish()
+        core.dispatch()
+        if batch.sends:
+            self._send_stored(batch)
 
-    async def _record(self, batch: Batch) -> Loaded | None:
-        if not (batch.stores or batch.loads):
+    def _send_stored(self, batch: Batch) -> None:
+        """Send what was stored before: of each connection the first ones, up to one that was not.
+
+        While consumers work on these the batch is stored: with a credit of 100 a third more
+        messages a second than where they waited for it (``benchmarks/README.md``).
+        """
+        recording = self._recording
+        first = batch.first_number if recording is None else recording.batch.first_number
+        now_ms = self.core.lives.now.steady_ms
+        for connection, (dispatches, _) in batch.sends.items():
+            if dispatches and dispatches[0].seq < first:
+                count = next((at for at, m in enumerate(dispatches) if m.seq >= first), None)
+                stored = dispatches[:count]
+                del dispatches[:count]
+                self._send(connection, stored, [], now_ms)
+
+    def _record(self) -> Batch | None:
+        """Close the open batch and give it to the writer; give it back if it has nothing to do."""
+        if self._open is None:
             return None
-        started = time.perf_counter()
-        self._is_recording = True
-        try:
-            loaded = await self._writer.run(lambda store: store.commit(batch))
-        finally:
-            self._is_recording = False
-        seconds = time.perf_counter() - started
+        batch = self.core.finish()
+        self._open = None
+        if not (batch.stores or batch.loads):
+            return batch
+        began_at = time.perf_counter()
+        done = self._writer.commit(batch)
+        done.add_done_callback(lambda _: self.wake())
+        self._recording = _Recording(batch, done, began_at)
+        return None
+
+    def _take_stored(self) -> Batch | None:
+        """Give the batch that the writer has stored, if it has, and keep what was loaded.
+
+        Raises:
+            OutcomeUnknownError: the commit failed.
+        """
+        recording = self._recording
+        if recording is None or not recording.done.done():
+            return None
+        self._recording = None
+        self._loaded = recording.done.result()
+        self._count(recording.batch, time.perf_counter() - recording.began_at)
+        return recording.batch
+
+    def _count(self, batch: Batch, seconds: float) -> None:
         self.last_commit_ms = seconds * 1_000
         self.last_batch_rows = len(batch.born) + sum(map(len, batch.settled.values()))
         self.commits += 1
@@ -227,23 +351,34 @@ class Engine:
             messages = self.last_batch_rows + len(batch.dispatched)
             self.batch_counts[bisect_left(BATCH_BOUNDS, messages)] += 1
             self.batch_sum += messages
-        return loaded
 
-    def _act(self, batch: Batch) -> None:
+    def _act(self, batch: Batch | None) -> None:
+        if batch is None:
+            return
         if self.taps and batch.stores:
             self._show(batch)
         if batch.sends:
             now_ms = self.clock.now().steady_ms
             for connection, (dispatches, receipts) in batch.sends.items():
-                late = connection.peer.send(dispatches, receipts, now_ms)
-                if late:
-                    self.submit_first(lambda core, late=late: core.take_back(late))  # type: ignore[misc]
+                if dispatches or receipts:
+                    self._send(connection, dispatches, receipts, now_ms)
         for answer, value in batch.answers:
             answer(value)
         for connection in batch.wakes:
             connection.peer.resume()
         for work, give in batch.aside:
             self._set_aside(work, give)
+
+    def _send(
+        self,
+        connection: Connection,
+        dispatches: list[Message],
+        receipts: list[Receipt],
+        now_ms: int,
+    ) -> None:
+        late = connection.peer.send(dispatches, receipts, now_ms)
+        if late:
+            self.submit_first(lambda core: core.take_back(connection, late))
 
     def _set_aside(self, work: Callable[[], Any], give: Callable[[Any], None]) -> None:
         """Do work in its thread; a later batch begins with giving its result to the core."""

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.shares import take_share
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Judged, Message, Receipt
@@ -21,6 +22,7 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.commands import apply
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.hints import hint_at_revision
 from phpmq_lite.server.inspector import Side
 from phpmq_lite.server.pace import Pace
 from phpmq_lite.server.pressure import Pressure
@@ -183,6 +185,9 @@ class Session(asyncio.Protocol):
         parts: list[bytes] = []
         append = self.side.append_dispatch
         for message in dispatches:
+            body, holder = message.body, message.holder
+            if body is None or holder is None or holder.connection is not self.connection:
+                continue  # sent already, or a later batch took it away again
             deadline_ms = message.deadline_ms
             if deadline_ms is None:
                 ttl_s = 0
@@ -191,8 +196,7 @@ class Session(asyncio.Protocol):
             else:
                 late.append(message)
                 continue
-            body = message.body or b""  # never None here: turns.py waits for the body
-            append(parts, message.holder.queue.name, body, message.message_id, ttl_s)
+            append(parts, holder.queue.name, body, message.message_id, ttl_s)
             message.body = None  # on disk; a redelivery loads it
         for receipt in receipts:
             self.side.append_receipt(parts, receipt.queue, receipt.key, receipt.reason)
@@ -334,12 +338,20 @@ class Session(asyncio.Protocol):
             return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
-        done = 0
+        done = share = 0
+        queue = ""  # that the share is of
         while frames:
             if done >= room or batch.born_bytes >= limit_bytes:
                 self._submit()
                 break
             frame = frames[0]
+            if type(frame) is Publish:
+                if frame.queue is not queue:
+                    queue, share = frame.queue, take_share(core, frame.queue)
+                if not share:
+                    self._walk_next()
+                    break
+                share -= 1
             result = apply(core, connection, frame, self._judged)
             if result is not Result.DONE:
                 if self._must_stop(core, connection, frame, result):
@@ -354,6 +366,11 @@ class Session(asyncio.Protocol):
         self._is_forced = self._is_forced and self._is_queued
         self._note_progress()
 
+    def _walk_next(self) -> None:
+        """Go on in the next batch, whatever else comes in this one."""
+        self._is_queued = True
+        self._engine.submit_first(self._walk)
+
     def _must_stop(
         self, core: Broker, connection: Connection, frame: ClientFrame, result: Result
     ) -> bool:
@@ -362,8 +379,7 @@ class Session(asyncio.Protocol):
             ahead = islice(self._frames, _LOOK_AHEAD)
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
             core.look_ahead([end.message_id for end in ends])
-            self._is_queued = True
-            self._engine.submit_first(self._walk)
+            self._walk_next()
             return True
         if result is Result.WAIT:  # other dead letters may wait together with it
             self._frames.popleft()
@@ -371,8 +387,7 @@ class Session(asyncio.Protocol):
                 if apply(core, connection, other) is Result.LOAD:
                     break
                 self._frames.popleft()
-            self._is_queued = True
-            self._engine.submit_first(self._walk)
+            self._walk_next()
             return True
         if result is Result.JUDGE and isinstance(frame, Publish):
             self._is_queued = True  # what follows waits for the verdict
@@ -470,7 +485,7 @@ class Session(asyncio.Protocol):
         self._report()
         connection = self.connection
         if connection is not None:
-            self._hint_at_revision(connection)
+            hint_at_revision(connection, self.side, self.address, self.first_dispatch_at)
             core.disconnect(connection, self.side.framing, self.side.revision, reason)
         core.lives.batch.answers.append((self._close_transport, None))
 
@@ -479,21 +494,3 @@ class Session(asyncio.Protocol):
         if not self.transport.is_closing():
             self.closing_at = self._loop.time()
             self.transport.close()
-
-    def _hint_at_revision(self, connection: Connection) -> None:
-        """A consumer of the other revision dies of its first dispatch: say how to help it."""
-        if (
-            self.first_dispatch_at is None
-            or connection.acked
-            or self.side.revision is not None  # it showed what it speaks
-            or self._loop.time() - self.first_dispatch_at > 1
-            or is_quiet("revision_hint")
-        ):
-            return
-        _log.warning(
-            "consumer_left_after_first_dispatch",
-            address=self.address,
-            client=connection.number,
-            hint="if it speaks the older revision, point it at a listener of tcp.legacy_listen; "
-            "if the newer one, at tcp.listen",
-        )

@@ -32,8 +32,13 @@ def lay_out(batch: Batch) -> list[Step]:
         steps += _born(batch)
     if batch.dispatched:
         first = batch.first_number
-        flat = [v for m in batch.dispatched if m.seq < first for v in (m.seq, m.consumer)]
-        steps.append((many("live", "dispatch"), flat, (batch.wall_ms, batch.wall_ms)))
+        flat = [
+            value
+            for m in batch.dispatched
+            if m.seq < first
+            for value in (m.seq, m.consumer, m.last_dispatched_at)
+        ]
+        steps.append((many("live", "dispatch"), flat, ()))
     if batch.changed:
         steps.append((many("live", "change"), rows.flat_changed(batch.changed.values()), ()))
     if batch.settled:

@@ -8,7 +8,8 @@ import asyncio
 import json
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -36,6 +37,8 @@ T = TypeVar("T")
 DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
 _PAGE_BYTES: Final = 4 << 20  # bodies in one page
 _RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
+_SHORT_COMMANDS: Final = 1_000
+_SHORT_BYTES: Final = 1 << 20
 LONG_WAL_BYTES: Final = 16 << 20  # then it is copied into the database, between two batches
 _AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
 # What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
@@ -108,30 +111,62 @@ class Store:
 
     # -- one batch
 
-    def commit(self, batch: Batch, steps: Sequence[Step] | None = None) -> Loaded | None:
+    def commit(self, batch: Batch) -> Loaded | None:
         """Store a batch in one transaction, then load what it asks for.
-
-        ``steps`` are those of ``lay_out``, where the messages may have changed since.
 
         Raises:
             OutcomeUnknownError: the batch may or may not be on disk; nothing may be answered.
         """
-        try:
-            if batch.stores:
-                execute = self.execute
+        self.begin(lay_out(batch) if batch.stores else [])
+        return self.end(batch)
+
+    def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
+        """Begin a transaction and execute the steps of a batch in it; no steps: no transaction.
+
+        False: another program writes to the file, and ``at_once`` said not to wait for it.
+
+        Raises:
+            OutcomeUnknownError: as ``commit``.
+        """
+        if not steps:
+            return True
+        execute = self.execute
+        with _outcome_unknown():
+            if not at_once:
                 execute("BEGIN IMMEDIATE")
-                for statement, values, before in lay_out(batch) if steps is None else steps:
-                    if isinstance(statement, str):
-                        execute(statement, values)
-                    else:
-                        statement.run(execute, values, before)
-                execute("COMMIT")
+            elif not self._begin_at_once():
+                return False
+            for statement, values, before in steps:
+                if isinstance(statement, str):
+                    execute(statement, values)
+                else:
+                    statement.run(execute, values, before)
+        return True
+
+    def _begin_at_once(self) -> bool:
+        self.execute("PRAGMA busy_timeout=0")
+        try:
+            self.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        finally:
+            self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout']}")
+        return True
+
+    def end(self, batch: Batch) -> Loaded | None:
+        """Commit what ``begin`` has begun, then load what the batch asks for.
+
+        Raises:
+            OutcomeUnknownError: as ``commit``.
+        """
+        with _outcome_unknown():
+            if batch.stores:
+                self.execute("COMMIT")
                 changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
                 self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
             return self._load(batch) if batch.loads else None
-        except (sqlite3.Error, OverflowError, UnicodeError) as error:  # the last two: not bindable
-            code = getattr(error, "sqlite_errorname", "") or type(error).__name__
-            raise OutcomeUnknownError(f"{code}: {error}") from error
 
     # -- loading
 
@@ -270,6 +305,7 @@ class Writer:
         self.path = path
         self._connection: _OneHop | None = None
         self._store: Store | None = None
+        self._under_way = 0  # works that the thread has or waits for
 
     async def open(self, cache_bytes: int) -> None:
         """Open the file writable and set its pragmas."""
@@ -290,6 +326,33 @@ class Writer:
         """About how much the WAL has grown since the last checkpoint."""
         return 0 if self._store is None else self._store.wal_bytes
 
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Have a batch stored as it is now, and what it asks for loaded; it may change afterwards.
+
+        The statements of a short batch are executed here, and only its COMMIT, which waits for the
+        disk, is left to the thread.  For each statement that runs there the interpreter changes
+        hands twice, and the loop has it: 57,000 instead of 46,000 messages/s from end to end.
+
+        Raises:
+            StorageError: the writer is not open.
+            OutcomeUnknownError: as the future; nothing may be answered.
+        """
+        steps = lay_out(batch) if batch.stores else []
+        store = self._store
+        if (
+            store is not None
+            and not self._under_way
+            and _is_short(batch)
+            and store.begin(steps, at_once=True)
+        ):
+            return self.start(lambda store: store.end(batch))
+
+        def whole(store: Store) -> Loaded | None:
+            store.begin(steps)
+            return store.end(batch)
+
+        return self.start(whole)
+
     def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         """Have a function run on the store in the writer's thread, after what was started before.
 
@@ -298,7 +361,13 @@ class Writer:
         """
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
-        return self._connection.hop(work, self._store)
+        self._under_way += 1
+        done = self._connection.hop(work, self._store)
+        done.add_done_callback(self._end)
+        return done
+
+    def _end(self, _: object) -> None:
+        self._under_way -= 1
 
     async def run(self, work: Callable[[Store], T]) -> T:
         """Do the same, and wait for what the function returns."""
@@ -328,6 +397,24 @@ class _OneHop(aiosqlite.Connection):
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tx.put_nowait((done, lambda: work(store)))
         return done
+
+
+@contextmanager
+def _outcome_unknown() -> Iterator[None]:
+    """Tell of any failure that what is on disk is not known any more."""
+    try:
+        yield
+    except (sqlite3.Error, OverflowError, UnicodeError) as error:  # the last two: not bindable
+        code = getattr(error, "sqlite_errorname", "") or type(error).__name__
+        raise OutcomeUnknownError(f"{code}: {error}") from error
+
+
+def _is_short(batch: Batch) -> bool:
+    """Tell whether the statements of a batch are a matter of a few milliseconds."""
+    return not (
+        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS
+        or batch.born_bytes > _SHORT_BYTES
+    )  # fmt: skip
 
 
 def _how_many(page: list[Message], room: int) -> int:

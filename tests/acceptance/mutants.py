@@ -5,7 +5,8 @@
 
 import asyncio
 import sys
-from typing import Final
+import time
+from typing import Any, Final
 
 from phpmq_lite import service
 from phpmq_lite.cli.main import main
@@ -15,35 +16,55 @@ from phpmq_lite.server.engine import Engine
 SLOW_DISK_S: Final = 0.02
 
 
-class ConfirmsBeforeCommit(Engine):
+class Defective(Engine):
+    """An engine whose writer gets the batches by way of ``commit``."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._store = self._writer.commit
+        setattr(self._writer, "commit", self.commit)  # noqa: B010 - a method is not assigned to
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Have a batch stored."""
+        return self._store(batch)
+
+
+class ConfirmsBeforeCommit(Defective):
     """Tells everybody, then stores: a crash in between loses what was confirmed."""
 
-    async def _record(self, batch: Batch) -> Loaded | None:
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Tell first."""
         super()._act(batch)
         if batch.stores:
-            await asyncio.sleep(SLOW_DISK_S)
-        return await super()._record(batch)
+            time.sleep(SLOW_DISK_S)
+        return super().commit(batch)
 
-    def _act(self, batch: Batch) -> None:
+    def _act(self, batch: Batch | None) -> None:
         """Everything has been said."""
 
 
-class ForgetsAcknowledgements(Engine):
+class ForgetsAcknowledgements(Defective):
     """Settles in memory only: after a crash what was done comes again."""
 
-    async def _record(self, batch: Batch) -> Loaded | None:
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Store the rest."""
         batch.settled.clear()
-        return await super()._record(batch)
+        return super().commit(batch)
 
 
-class ForgetsKeys(Engine):
+class ForgetsKeys(Defective):
     """Keeps keys in memory only: a publish that is repeated after a crash is stored twice."""
 
-    async def _record(self, batch: Batch) -> Loaded | None:
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Store the rest, and let nobody know for a while."""
         batch.keys.clear()
-        loaded = await super()._record(batch)
-        await asyncio.sleep(SLOW_DISK_S)  # stored, and nobody knows yet
-        return loaded
+        return asyncio.ensure_future(_slowly(super().commit(batch)))
+
+
+async def _slowly(stored: asyncio.Future[Loaded | None]) -> Loaded | None:
+    loaded = await stored
+    await asyncio.sleep(SLOW_DISK_S)
+    return loaded
 
 
 MUTANTS: Final[dict[str, type[Engine]]] = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -141,6 +142,14 @@ def state_of(admin: Admin, message_id: str) -> dict[str, Any]:
     return found
 
 
+def until_state(admin: Admin, message_id: str, state: str) -> None:
+    """Wait for what is stored: a dispatch leaves ahead of its record."""
+    ends_at = monotonic() + 10
+    while state_of(admin, message_id)["state"] != state:
+        assert monotonic() < ends_at
+        sleep(0.01)
+
+
 def hello(style: Style, queue: str, content: str = "Hello World", ttl: int = 3600) -> bytes:
     return style.write("H0100103", ("01", queue), ("02", content), ("05", f"{ttl}"))
 
@@ -187,7 +196,7 @@ def test_netcat_consumes_and_acknowledges(
         nc.paste(hello(style, queue) + style.line.encode())
         nc.paste(consume(style, queue) + style.line.encode())
         message_id = read_dispatch(nc, style, queue, "Hello World", 3600, 3599)
-        assert state_of(admin, message_id)["state"] == "dispatched"
+        until_state(admin, message_id, "dispatched")
         nc.paste(style.write("H0100402", ("01", queue), ("03", message_id)))
         assert nc.end() == b""
     assert state_of(admin, message_id)["state"] == "acked"

@@ -17,7 +17,8 @@ from tests.driving import empty_database
 PACKAGE = Path(statements.__file__).parent.parent
 FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
-WRITER = ("storage/writer.py", "model.py", "broker/claims.py")  # the last: which page of claims
+# The last one says which page of claims.
+WRITER = ("storage/writer.py", "storage/layout.py", "model.py", "broker/claims.py")
 CODE = "".join((PACKAGE / path).read_text(encoding="utf-8") for path in WRITER)
 
 

@@ -274,8 +274,9 @@ async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
         async with connect("127.0.0.1", process.port) as client:
             await client.publish_confirmed("orders", b"x")
             async for _ in client.consume("orders", 1):
+                await client.publish_confirmed("others", b"x")  # the dispatch is stored by then
+                process.kill()
                 break
-            process.kill()
         process.start()
         async with aiohttp.ClientSession(process.admin[0]) as session:
             text = await reports(session)

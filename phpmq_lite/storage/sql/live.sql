@@ -45,10 +45,11 @@ INSERT INTO body (seq, content) VALUES {rows:(?,?)};
 
 -- name: dispatch
 -- Messages on disk that were dispatched in this batch.
--- before the rows: now twice (Unix ms).  rows: seq, consumer
+-- rows: seq, consumer, when (Unix ms)
 UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.column2,
-  last_dispatched_at = ?, first_dispatched_at = coalesce(first_dispatched_at, ?)
-FROM (VALUES {rows:(?,?)}) AS given WHERE message.seq = given.column1;
+  last_dispatched_at = given.column3,
+  first_dispatched_at = coalesce(first_dispatched_at, given.column3)
+FROM (VALUES {rows:(?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: change
 -- Messages on disk that returned, were requeued or forwarded.

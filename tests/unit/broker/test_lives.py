@@ -127,7 +127,7 @@ def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
     worker = rig.consumer(credit=1)
     [late] = sent(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(1)
-    batch = rig.turn(lambda: rig.core.take_back([late]))
+    batch = rig.turn(lambda: rig.core.take_back(worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
     assert batch.changed == {1: late}
@@ -139,7 +139,7 @@ def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
     worker = rig.consumer()
     sent(rig.publish(b"a", ttl_s=60), worker)
     [again] = sent(rig.turn(lambda: rig.core.consume(worker, "orders", 5)), worker)
-    rig.turn(lambda: rig.core.take_back([again]))
+    rig.turn(lambda: rig.core.take_back(worker, [again]))
     assert again.first_dispatched_at == WALL_MS
 
 
@@ -148,7 +148,7 @@ def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
     worker = rig.consumer()
     [late] = sent(rig.publish(b"a", ttl_s=1), worker)
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
-    batch = rig.turn(lambda: rig.core.take_back([late]))
+    batch = rig.turn(lambda: rig.core.take_back(worker, [late]))
     assert (batch.changed, rig.core.lives.held) == ({}, 0)
 
 

@@ -1,15 +1,13 @@
 """Patient work goes on between two batches, one piece for each, and never waits for a hung disk."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Limits, QueueSettings, Stored
+from phpmq_lite.model import Batch, Limits, Loaded, QueueSettings, Stored
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.writer import Writer
@@ -23,8 +21,11 @@ class SlowWriter(Writer):
         self.under_way = asyncio.Event()
         self.may_end = asyncio.Semaphore(0)
 
-    async def run(self, job: Callable[[Any], Any]) -> Any:
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
         self.under_way.set()
+        return asyncio.ensure_future(self._store_slowly())
+
+    async def _store_slowly(self) -> None:
         await self.may_end.acquire()
         self.under_way.clear()
 

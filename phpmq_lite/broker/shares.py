@@ -1,0 +1,66 @@
+"""Consumers first: how much is published to a queue in a batch while its consumers are at work.
+
+A publisher sends as fast as it can, a consumer waits for each of its answers.  So publishes would
+fill the batches, and all that they bring beyond the window waits on disk, from where a message
+costs the half more.  While messages of a queue are acknowledged, a batch therefore takes as many
+new ones as its window has room for; from end to end that is the shorter way for both.
+
+Who consumes slowly holds up nobody: its batches are short, and at least ``LEAST`` are taken each
+time, 60,000 a second.
+"""
+
+from typing import Final
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Queue
+
+LEAST: Final = 64  # messages a batch, of all publishers together
+UNLIMITED: Final = 1 << 30
+_AT_WORK_MS: Final = 50  # after an acknowledgement its queue counts as consumed
+
+
+class Share:
+    """What one queue takes in one batch, in equal parts for those who publish to it."""
+
+    __slots__ = ("_acked", "_acked_ms", "_asked", "_batch", "_left", "_part")
+
+    def __init__(self) -> None:
+        self._batch = 0  # number of the batch that the next three are about
+        self._left = 0
+        self._part = 0
+        self._asked = 0  # how often a part was taken
+        self._acked = 0  # of the queue, when it was looked at last
+        self._acked_ms = 0  # steady; when that was seen to grow
+
+    def take(self, queue: Queue, batch_number: int, now_ms: int) -> int:
+        """Take a part: the messages that one publisher may publish now, 0: none in this batch."""
+        if self._batch != batch_number:
+            self._begin(queue, batch_number, now_ms)
+        self._asked += 1
+        part = min(self._part, self._left)
+        self._left -= part
+        return part
+
+    def _begin(self, queue: Queue, batch_number: int, now_ms: int) -> None:
+        self._batch = batch_number
+        acked = queue.totals.acked
+        if acked != self._acked:
+            self._acked, self._acked_ms = acked, now_ms
+        window = queue.window
+        if window is None or now_ms - self._acked_ms > _AT_WORK_MS:
+            self._left = self._part = UNLIMITED
+        else:
+            self._left = max(LEAST, window.limit - len(window) if window.reaches_end else 0)
+            self._part = max(1, self._left // max(1, self._asked))
+        self._asked = 0
+
+
+def take_share(core: Broker, name: str) -> int:
+    """Give the messages that one publisher may publish to a queue now, 0: none in this batch."""
+    queue = core.lives.queues.get(name)
+    if queue is None or queue.window is None:  # it has no consumers
+        return UNLIMITED
+    share: Share | None = queue.share
+    if share is None:
+        share = queue.share = Share()
+    return share.take(queue, core.batch_number, core.lives.now.steady_ms)
