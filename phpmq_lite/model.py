@@ -361,7 +361,6 @@ class Batch:
         "events",
         "filled",
         "first_number",
-        "has_envelopes",
         "keys",
         "looked_bytes",
         "named",
@@ -392,7 +391,6 @@ class Batch:
         self.born: list[Message] = []
         self.bodies: list[Any] = []  # of those born; flat: seq, content
         self.born_bytes = 0
-        self.has_envelopes = False  # one of those born has what is indexed of an envelope
         self.dispatched: list[Message] = []  # on disk before, now dispatched
         self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
         self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs

@@ -73,7 +73,6 @@ def restore(
         old.source_seq, old.source_queue_id, old.source_reason,
     )  # fmt: skip
     batch = lives.batch
-    batch.has_envelopes = True  # it may be one
     batch.born.append(message)
     batch.bodies += (seq, body)
     batch.born_bytes += len(body)

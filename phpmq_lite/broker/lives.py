@@ -127,7 +127,6 @@ class Lives(Queues):
                 indexed = envelopes.index(body)
         if indexed is not None:
             message.urn, message.trace_id, message.meta_id, message.attempts = indexed
-            self.batch.has_envelopes = True
         return looked
 
     def publish(

@@ -16,13 +16,13 @@ from phpmq_lite.broker.queue import Queue
 
 LEAST: Final = 64  # messages a batch, of all publishers together
 UNLIMITED: Final = 1 << 30
-_AT_WORK_MS: Final = 50  # after an acknowledgement its queue counts as consumed
+_AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
 
 class Share:
     """What one queue takes in one batch, in equal parts for those who publish to it."""
 
-    __slots__ = ("_acked", "_acked_ms", "_asked", "_batch", "_left", "_part")
+    __slots__ = ("_acked", "_asked", "_batch", "_left", "_part", "_silent")
 
     def __init__(self) -> None:
         self._batch = 0  # number of the batch that the next three are about
@@ -30,24 +30,25 @@ class Share:
         self._part = 0
         self._asked = 0  # how often a part was taken
         self._acked = 0  # of the queue, when it was looked at last
-        self._acked_ms = 0  # steady; when that was seen to grow
+        self._silent = _AT_WORK  # batches since that grew
 
-    def take(self, queue: Queue, batch_number: int, now_ms: int) -> int:
+    def take(self, queue: Queue, batch_number: int) -> int:
         """Take a part: the messages that one publisher may publish now, 0: none in this batch."""
         if self._batch != batch_number:
-            self._begin(queue, batch_number, now_ms)
+            self._begin(queue, batch_number)
         self._asked += 1
         part = min(self._part, self._left)
-        self._left -= part
+        if part < UNLIMITED:
+            self._left -= part
         return part
 
-    def _begin(self, queue: Queue, batch_number: int, now_ms: int) -> None:
+    def _begin(self, queue: Queue, batch_number: int) -> None:
         self._batch = batch_number
         acked = queue.totals.acked
-        if acked != self._acked:
-            self._acked, self._acked_ms = acked, now_ms
+        self._silent = self._silent + 1 if acked == self._acked else 0
+        self._acked = acked
         window = queue.window
-        if window is None or now_ms - self._acked_ms > _AT_WORK_MS:
+        if window is None or self._silent >= _AT_WORK:
             self._left = self._part = UNLIMITED
         else:
             self._left = max(LEAST, window.limit - len(window) if window.reaches_end else 0)
@@ -63,4 +64,4 @@ def take_share(core: Broker, name: str) -> int:
     share: Share | None = queue.share
     if share is None:
         share = queue.share = Share()
-    return share.take(queue, core.batch_number, core.lives.now.steady_ms)
+    return share.take(queue, core.batch_number)

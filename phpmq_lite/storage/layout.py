@@ -5,7 +5,7 @@ change with the next batch, which is decided on while this one is stored.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from phpmq_lite.model import Batch, Message, QueueRow, State
@@ -65,22 +65,47 @@ def lay_out(batch: Batch) -> list[Step]:
 
 
 def _born(batch: Batch) -> list[Step]:
-    """New rows; records, which have all columns, are the rare ones."""
-    whole = [m for m in batch.born if _is_record(m)]
-    born = [m for m in batch.born if not _is_record(m)] if whole else batch.born
-    steps: list[Step] = []
-    if batch.has_envelopes:  # plain ones among them have NULL there
-        steps.append((many("live", "insert_enveloped"), rows.flat_enveloped(born), ()))
-    else:
-        steps.append((many("live", "insert_plain"), rows.flat_plain(born), ()))
-    if whole:
-        steps.append((many("live", "insert_whole"), rows.flat_whole(whole), ()))
-    steps.append((many("live", "insert_body"), batch.bodies, ()))
-    return steps
+    """New rows: most are ready, without a TTL and of no envelope; records are the rare ones."""
+    groups: dict[str, list[Message]] = {}
+    for message in batch.born:
+        shape = _shape(message)
+        group = groups.get(shape)
+        if group is None:
+            group = groups[shape] = []
+        group.append(message)
+    return [
+        *((many("live", shape), _FLAT[shape](group), ()) for shape, group in groups.items()),
+        (many("live", "insert_body"), batch.bodies, ()),
+    ]
 
 
-def _is_record(message: Message) -> bool:
-    return message.source_seq is not None or message.source_reason is not None
+def _shape(message: Message) -> str:
+    """Name the statement that inserts a message: the one with the fewest values."""
+    if message.source_seq is not None or message.source_reason is not None:
+        return "insert_whole"
+    is_ready = not (message.deliveries or message.charged or message.state)
+    if (
+        message.urn is None
+        and message.trace_id is None
+        and message.meta_id is None
+        and message.attempts is None
+    ):
+        if is_ready:
+            return "insert_ready" if message.ttl_s is None else "insert_ready_ttl"
+        is_sent = message.state == message.deliveries == 1 and not message.charged
+        return "insert_sent" if is_sent and message.ttl_s is None else "insert_plain"
+    return "insert_ready_enveloped" if is_ready else "insert_enveloped"
+
+
+_FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
+    "insert_ready": rows.flat_ready,
+    "insert_sent": rows.flat_sent,
+    "insert_ready_ttl": rows.flat_ready_ttl,
+    "insert_ready_enveloped": rows.flat_ready_enveloped,
+    "insert_plain": rows.flat_plain,
+    "insert_enveloped": rows.flat_enveloped,
+    "insert_whole": rows.flat_whole,
+}
 
 
 def _settled(batch: Batch) -> list[Step]:

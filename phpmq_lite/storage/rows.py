@@ -11,6 +11,49 @@ def message_of(row: tuple[Any, ...]) -> Message:
     return Message(*row)
 
 
+def flat_ready(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_ready``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.token, m.queue_id, m.position, m.published_at, m.size, m.crc, m.publisher
+        )  # fmt: skip
+    return flat
+
+
+def flat_sent(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_sent``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.token, m.queue_id, m.position, m.published_at, m.first_dispatched_at,
+            m.last_dispatched_at, m.size, m.crc, m.publisher, m.consumer,
+        )  # fmt: skip
+    return flat
+
+
+def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_ready_ttl``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.token, m.queue_id, m.position, m.ttl_s, m.deadline_ms, m.published_at, m.size,
+            m.crc, m.publisher,
+        )  # fmt: skip
+    return flat
+
+
+def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
+    """Lay out new messages for ``insert_ready_enveloped``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (
+            m.seq, m.token, m.queue_id, m.position, m.ttl_s, m.deadline_ms, m.published_at, m.size,
+            m.crc, m.publisher, m.urn, m.trace_id, m.meta_id, m.attempts,
+        )  # fmt: skip
+    return flat
+
+
 def flat_plain(messages: Iterable[Message]) -> list[Any]:
     """Lay out new messages for ``insert_plain``: the columns up to ``consumer``."""
     flat: list[Any] = []
