@@ -16,6 +16,7 @@ from phpmq_lite.storage.statements import MultiRow, load, many
 # those that stand ahead of the rows.
 Step = tuple[str | MultiRow, Sequence[Any], tuple[Any, ...]]
 
+_ACKED: Final = (int(State.ACKED), None)
 OWN_COLUMNS: Final = (
     "payload_policy", "on_expire", "max_deliveries", "ack_timeout_s", "max_messages", "max_bytes",
 )  # fmt: skip
@@ -30,19 +31,13 @@ def lay_out(batch: Batch) -> list[Step]:
     ]
     if batch.born:
         steps += _born(batch)
-    if batch.dispatched:
-        first = batch.first_number
-        flat = [
-            value
-            for m in batch.dispatched
-            if m.seq < first
-            for value in (m.seq, m.consumer, m.last_dispatched_at)
-        ]
-        steps.append((many("live", "dispatch"), flat, ()))
+    gone, held = _dispatched(batch)
+    if held:
+        steps.append((many("live", "dispatch"), rows.flat_dispatched(held), ()))
     if batch.changed:
         steps.append((many("live", "change"), rows.flat_changed(batch.changed.values()), ()))
     if batch.settled:
-        steps += _settled(batch)
+        steps += _settled(batch, gone)
     for name, flat in (
         ("insert_event", batch.events),
         ("insert_receipt", batch.keys),
@@ -108,11 +103,33 @@ _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
 }
 
 
-def _settled(batch: Batch) -> list[Step]:
+def _dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
+    """Give what was on disk and dispatched: by seq what was acknowledged too, and the rest."""
+    first, changed = batch.first_number, batch.changed
+    acked = {*batch.settled.get(_ACKED, ())}
+    gone: dict[int, Message] = {}
+    held: list[Message] = []
+    for message in batch.dispatched:
+        seq = message.seq
+        if seq in acked and seq < first and seq not in changed:
+            gone[seq] = message
+        elif seq < first:
+            held.append(message)
+    return gone, held
+
+
+def _settled(batch: Batch, gone: dict[int, Message]) -> list[Step]:
     steps: list[Step] = []
     counts = [0, 0]
     for (outcome, reason), seqs in batch.settled.items():
-        steps.append((many("live", "settle"), seqs, (outcome, reason, batch.wall_ms)))
+        before = (outcome, reason, batch.wall_ms)
+        others: Sequence[int] = seqs
+        if gone and (outcome, reason) == _ACKED:
+            flat = rows.flat_dispatched(gone.values())
+            steps.append((many("live", "settle_dispatched"), flat, before))
+            others = [seq for seq in seqs if seq not in gone]
+        if others:
+            steps.append((many("live", "settle"), others, before))
         steps.append((many("live", "remove"), seqs, ()))
         counts[outcome == State.DELETED] += len(seqs)
     add_counter = load("live")["add_counter"]

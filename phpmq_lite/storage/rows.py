@@ -91,6 +91,14 @@ def flat_whole(messages: Iterable[Message]) -> list[Any]:
     return flat
 
 
+def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
+    """Lay out messages on disk for ``dispatch`` and ``settle_dispatched``."""
+    flat: list[Any] = []
+    for m in messages:
+        flat += (m.seq, m.consumer, m.last_dispatched_at)
+    return flat
+
+
 def flat_changed(messages: Iterable[Message]) -> list[Any]:
     """Lay out messages on disk for ``change``: seq and what can change in a life."""
     flat: list[Any] = []

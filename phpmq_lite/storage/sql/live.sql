@@ -94,6 +94,18 @@ FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.
 INSERT INTO history (outcome, reason, settled_at, {settled})
 SELECT ?, ?, ?, {settled} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
 
+-- name: settle_dispatched
+-- The same, of messages that were on disk before and both dispatched and settled in this batch:
+-- their rows need not be written in between, which costs 1 µs each.
+-- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
+INSERT INTO history (outcome, reason, settled_at, {settled})
+SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
+  coalesce(first_dispatched_at, given.column3), given.column3, deliveries + 1, charged, size, crc,
+  publisher, given.column2, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
+  source_reason
+FROM (VALUES {rows:(?,?,?)}) AS given CROSS JOIN message ON message.seq = given.column1
+ORDER BY seq;
+
 -- name: remove
 -- rows: seq
 DELETE FROM message WHERE seq IN ({rows:?});

@@ -1,0 +1,112 @@
+"""A message that is dispatched and settled in one batch has the same history as one of two."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.model import Limits, Loaded, QueueSettings
+from phpmq_lite.storage.writer import Store
+from phpmq_lite.testing import FakeClock
+from tests.driving import make_database, open_store
+from tests.unit.broker.rig import FakePeer
+
+HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, settled_at, deliveries, charged, size, crc, publisher,
+  consumer, urn FROM history ORDER BY "offset" """
+
+
+class Batches:
+    """A core with its store, whose batches end when the test says."""
+
+    def __init__(self, store: Store, is_split: bool) -> None:
+        self.store = store
+        self.is_split = is_split  # where a batch may end or go on, it ends
+        self.core = Broker(store.recover(0, 0, 10), Limits(), QueueSettings())
+        self.clock = FakeClock()
+        self.loaded: Loaded | None = None
+        self.core.begin(self.clock.now())
+        self.publisher = self.connect()
+        self.worker = self.connect()
+
+    def connect(self) -> Connection:
+        return self.core.connect(FakePeer(), "tcp", "127.0.0.1:1")
+
+    def end(self) -> None:
+        """End the batch; the next one begins 7 ms later."""
+        self.loaded = self.store.commit(self.core.finish())
+        self.clock.advance(0.007)
+        self.core.begin(self.clock.now(), self.loaded)
+
+    def go_on(self) -> None:
+        """Let 7 ms pass, in the same batch if it may be."""
+        if self.is_split:
+            self.end()
+            return
+        self.core.dispatch()
+        self.clock.advance(0.007)
+        self.core.go_on(self.clock.now())
+
+    def consume(self, credit: int) -> None:
+        self.core.consume(self.worker, "orders", credit)
+
+    def acknowledge(self, *seqs: int) -> None:
+        for seq in seqs:
+            message = self.core.lives.known[seq]
+            self.core.acknowledge(self.worker, "orders", message.message_id)
+
+
+def once(batches: Batches) -> None:
+    for ttl_s in (0, 60, 0):
+        batches.core.publish(batches.publisher, "orders", b"body", ttl_s, None)
+    batches.end()
+    batches.consume(10)
+    batches.end()  # the page comes
+    batches.go_on()
+    batches.acknowledge(3, 1)
+    batches.end()
+
+
+def again(batches: Batches) -> None:
+    """The second time; the third is dispatched for the first time with it."""
+    once(batches)
+    batches.core.publish(batches.publisher, "orders", b"other", 0, None)
+    batches.end()
+    batches.consume(0)
+    batches.end()
+    batches.consume(10)
+    batches.end()
+    batches.end()
+    batches.go_on()
+    batches.acknowledge(2, 4)
+    batches.end()
+
+
+def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> list[Any]:
+    folder.mkdir()
+    store = open_store(make_database(folder))
+    with closing(store.connection):
+        batches = Batches(store, is_split)
+        story(batches)
+        batches.end()
+        assert store.execute("SELECT count(*) FROM message WHERE state = 1").fetchone() == (
+            batches.core.lives.held,
+        )
+        rows: list[Any] = store.execute(HISTORY).fetchall()
+        return rows
+
+
+@pytest.mark.parametrize("story", [once, again])
+def test_history_of_one_batch_is_that_of_two(
+    tmp_path: Path, story: Callable[[Batches], None]
+) -> None:
+    together = run(tmp_path / "one", story, is_split=False)
+    apart = run(tmp_path / "two", story, is_split=True)
+    assert len(together) == (2 if story is once else 4)
+    for rows in (together, apart):
+        assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
+    assert sorted(row[1:] for row in together) == sorted(row[1:] for row in apart)
