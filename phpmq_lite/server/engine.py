@@ -154,6 +154,8 @@ class Engine:
                         await self._let_patient_go_on()
                     done = self._record()  # the next one, ahead of the answers: the writer is free
                     self._act(stored)
+                    if self._recording is not None:  # it may dispatch what has just been stored
+                        self._send_stored(self._recording.batch)
                     self._act(done)
                     self._look_after(is_idle=False)
                 if self._may_decide:
@@ -267,7 +269,7 @@ class Engine:
         return (
             batch is not None
             and self._recording is None
-            and not self.is_stopping
+            and not (self.is_stopping or self.waiting)
             and len(batch.settled.get(ACKED_KEY, ())) == batch.commands < _LINGER_COMMANDS
             and not (batch.loads or batch.answers or batch.wakes or batch.aside)
             and not any(d or r for d, r in batch.sends.values())
@@ -305,7 +307,7 @@ class Engine:
         """
         recording = self._recording
         first = batch.first_number if recording is None else recording.batch.first_number
-        now_ms = self.core.lives.now.steady_ms
+        now_ms = self.clock.now().steady_ms
         for connection, (dispatches, _) in batch.sends.items():
             if dispatches and dispatches[0].seq < first:
                 count = next((at for at, m in enumerate(dispatches) if m.seq >= first), None)

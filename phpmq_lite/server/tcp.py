@@ -340,6 +340,7 @@ class Session(asyncio.Protocol):
         limit_bytes = core.limits.batch_bytes
         done = share = 0
         queue = ""  # that the share is of
+        shares: dict[str, int] = {}  # what is left of the others: it comes back by turns to them
         while frames:
             if done >= room or batch.born_bytes >= limit_bytes:
                 self._submit()
@@ -347,7 +348,10 @@ class Session(asyncio.Protocol):
             frame = frames[0]
             if type(frame) is Publish:
                 if frame.queue is not queue:
-                    queue, share = frame.queue, take_share(core, frame.queue)
+                    shares[queue] = share
+                    queue = frame.queue
+                    left = shares.get(queue)
+                    share = take_share(core, queue) if left is None else left
                 if not share:
                     self._walk_next()
                     break

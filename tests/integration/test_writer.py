@@ -2,7 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -253,6 +254,185 @@ async def test_writer_raises_what_its_work_raises(tmp_path: Path) -> None:
         await one.run(lambda store: store.commit(batch))
     await one.run(lambda store: store.execute("ROLLBACK"))
     await one.close()
+
+
+# -- a batch of the engine
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Writer]:
+    one = Writer(make_database(tmp_path))
+    await one.open(1 << 20)
+    yield one
+    await one.close()
+
+
+def newborn(*seqs: int) -> Batch:
+    """Make a batch with new messages in a new queue."""
+    batch = Batch(0, first_number=seqs[0])
+    row = QueueRow(seqs[0], f"queue {seqs[0]}", 0, live_count=len(seqs), live_bytes=len(seqs))
+    batch.new_queues, batch.queue_rows = [row], {row.queue_id: row}
+    for seq in seqs:
+        batch.born.append(Message(seq, 1, row.queue_id, seq, 0, None, None, 0, None, None, 0, 0, 1,
+                                  checksum(seq, b"b"), None, None))  # fmt: skip
+        batch.bodies += (seq, b"b")
+    return batch
+
+
+def rows(one: Writer, sql: str) -> list[tuple[object, ...]]:
+    """Read what is committed."""
+    with closing(sqlite3.connect(one.path)) as reader:
+        return reader.execute(sql).fetchall()
+
+
+def watch(one: Writer) -> list[tuple[str, bool]]:
+    """Return the list of what will be executed: its first word, and whether in the loop's thread.
+
+    Pragmas are left out.
+    """
+    seen: list[tuple[str, bool]] = []
+    here = threading.get_ident()
+
+    def look(sql: str) -> None:
+        word = sql.split()[0]
+        if word != "PRAGMA":
+            seen.append((word, threading.get_ident() == here))
+
+    assert one._store is not None
+    one._store.connection.set_trace_callback(look)
+    return seen
+
+
+async def test_short_batch_leaves_only_its_commit_to_the_thread(opened: Writer) -> None:
+    seen = watch(opened)
+    await opened.commit(newborn(1, 2))
+    assert seen[0] == ("BEGIN", True)
+    assert seen[-1] == ("COMMIT", False)
+    assert len(seen) > 4
+    assert all(is_here for _, is_here in seen[:-1])
+    assert rows(opened, "SELECT seq FROM message") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "lengthen",
+    [
+        pytest.param(lambda b: setattr(b, "commands", 1_001), id="commands"),
+        pytest.param(lambda b: setattr(b, "born_bytes", (1 << 20) + 1), id="bytes"),
+        pytest.param(lambda b: b.rare.append(("live", "set_counter", ("x", 1))), id="rare"),
+        pytest.param(lambda b: b.several.update({("claims", "remove"): [1]}), id="several"),
+    ],
+)
+async def test_long_batch_is_a_matter_of_the_thread(
+    opened: Writer, lengthen: Callable[[Batch], None]
+) -> None:
+    seen = watch(opened)
+    batch = newborn(1)
+    lengthen(batch)
+    await opened.commit(batch)
+    assert (seen[0], seen[-1]) == (("BEGIN", False), ("COMMIT", False))
+    assert not any(is_here for _, is_here in seen)
+    assert rows(opened, "SELECT seq FROM message") == [(1,)]
+
+
+async def test_batch_that_only_loads_is_no_transaction(opened: Writer) -> None:
+    await opened.commit(newborn(1))
+    seen = watch(opened)
+    batch = Batch(0, first_number=2)
+    batch.body_seqs = {1, 2}
+    loaded = await opened.commit(batch)
+    assert loaded is not None
+    assert loaded.bodies == {1: b"b", 2: None}
+    assert {word for word, _ in seen} == {"SELECT"}
+
+
+async def test_batch_waits_for_what_the_thread_has(opened: Writer) -> None:
+    """Neither in the middle of it nor ahead of it, and the loop goes on."""
+    gate, order = threading.Event(), list[str]()
+
+    def work(store: Store) -> None:
+        gate.wait(30)
+        assert not store.connection.in_transaction
+        order.append("work")
+
+    working = opened.start(work)
+    seen = watch(opened)
+    stored = opened.commit(newborn(1))
+    stored.add_done_callback(lambda _: order.append("batch"))
+    assert seen == []
+    gate.set()
+    await asyncio.gather(working, stored)
+    assert order == ["work", "batch"]
+    assert not any(is_here for _, is_here in seen)
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+async def test_batch_is_stored_as_it_was_when_it_was_given(
+    opened: Writer, is_delayed: bool
+) -> None:
+    """The next one is decided on meanwhile, with the same messages and queues."""
+    await opened.commit(newborn(1, 2))
+    gate = threading.Event()
+    if is_delayed:
+        opened.start(lambda _: gate.wait(30))
+    batch = newborn(3)
+    [born] = batch.born
+    [row] = batch.new_queues
+    batch.configured = [row]
+    row.own = {"max_deliveries": 3}
+    old = [Message(seq, 1, 1, seq, 1, None, None, 0, 5, 5, 1, 0, 1, 0, None, 7) for seq in (1, 2)]
+    batch.dispatched, batch.changed = [old[0]], {2: old[1]}
+    stored = opened.commit(batch)
+    row.live_count = row.own["max_deliveries"] = 99
+    for message in (born, *old):
+        message.state, message.deliveries, message.consumer = State.DISPATCHED, 99, 99
+        message.position, message.last_dispatched_at = 99, 99
+    gate.set()
+    await stored
+    assert rows(
+        opened,
+        "SELECT seq, state, position, deliveries, consumer, last_dispatched_at FROM message",
+    ) == [(1, 1, 1, 1, 7, 5), (2, 1, 2, 1, 7, 5), (3, 0, 3, 0, None, None)]
+    assert rows(opened, "SELECT live_count, max_deliveries FROM queue WHERE queue_id = 3") == [
+        (1, 3)
+    ]
+
+
+async def test_loop_goes_on_while_another_program_writes_to_the_file(opened: Writer) -> None:
+    with closing(sqlite3.connect(opened.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        stored = opened.commit(newborn(1))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not stored.done()
+        assert rows(opened, "SELECT seq FROM message") == []
+        other.execute("ROLLBACK")
+    await stored
+    assert rows(opened, "SELECT seq FROM message") == [(1,)]
+    timeout = await opened.run(lambda store: store.execute("PRAGMA busy_timeout").fetchone())
+    assert timeout == (5_000,)
+    seen = watch(opened)
+    await opened.commit(newborn(2))
+    assert seen[0] == ("BEGIN", True)  # as before
+
+
+@pytest.mark.parametrize("commands", [1, 1_001])
+async def test_batch_that_fails_is_not_stored(opened: Writer, commands: int) -> None:
+    await opened.commit(newborn(1))
+    batch = newborn(2)
+    batch.commands = commands
+    batch.new_queues[0].name = "queue 1"
+    with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
+        await opened.commit(batch)
+    await opened.run(lambda store: store.execute("ROLLBACK"))
+    assert rows(opened, "SELECT seq FROM message") == [(1,)]
+
+
+async def test_writer_that_is_not_open_refuses_a_batch(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="not open"):
+        Writer(tmp_path / "messages.db").commit(newborn(1))
+
+
+# -- checkpoints
 
 
 def test_checkpoint_empties_the_wal(make: MakeDriver) -> None:

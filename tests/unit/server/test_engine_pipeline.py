@@ -1,0 +1,464 @@
+"""What leaves, and when, while one batch is with the writer and the next one is open."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.errors import OutcomeUnknownError, RefusedError
+from phpmq_lite.model import Limits
+from tests.steering import House, Program, without_time
+
+MakeHouse = Callable[[Limits], House]
+
+
+@pytest.fixture
+async def make(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakeHouse]:
+    without_time(monkeypatch)
+    houses: list[House] = []
+
+    def make(limits: Limits) -> House:
+        houses.append(House(tmp_path_factory.mktemp("house"), limits))
+        houses[-1].start()
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        assert house.running is not None
+        if not house.running.done():
+            await house.stop()
+        house.close()
+
+
+@pytest.fixture
+async def house(make: MakeHouse) -> House:
+    return make(Limits())
+
+
+async def consumer(house: House, credit: int, *bodies: bytes) -> Program:
+    """Return a client that holds messages with these bodies, stored before."""
+    publisher = Program(house)
+    publisher.publish("orders", *bodies)
+    program = Program(house)
+    program.consume("orders", credit)
+    await house.settle()
+    assert program.bodies == list(bodies)
+    return program
+
+
+async def put(house: House, program: Program, *bodies: bytes, **options: Any) -> None:
+    """Publish, and leave the batch with the writer."""
+    assert house.writer.batch is None
+    program.publish("orders", *bodies, **options)
+    await house.rest()
+    assert house.writer.batch is not None
+
+
+# -- what is stored
+
+
+async def test_stored_message_leaves_while_its_dispatch_is_with_the_writer(house: House) -> None:
+    worker = await consumer(house, 1, b"a")
+    Program(house).publish("orders", b"b")
+    await house.settle()
+    worker.acknowledge(worker.got[0])
+    await house.rest()
+    assert house.writer.batch is not None
+    assert worker.bodies == [b"a", b"b"]
+    assert house.rows("SELECT state FROM message WHERE seq = 2") == [(0,)]
+
+
+async def test_stored_message_leaves_while_another_batch_is_with_the_writer(house: House) -> None:
+    worker = await consumer(house, 1, b"a")
+    publisher = Program(house)
+    publisher.publish("orders", b"b")
+    await house.settle()
+    await put(house, publisher, b"c")
+    number = house.core.batch_number
+    worker.acknowledge(worker.got[0])
+    await house.rest()
+    assert house.core.batch_number == number + 1
+    assert worker.bodies == [b"a", b"b"]
+
+
+async def test_new_message_leaves_after_its_commit(house: House) -> None:
+    worker = await consumer(house, 10)
+    await put(house, Program(house), b"a")
+    assert worker.got == []
+    await house.end_commit()
+    assert worker.bodies == [b"a"]
+
+
+async def test_new_message_leaves_after_its_commit_although_a_later_batch_dispatches_it(
+    house: House,
+) -> None:
+    worker = await consumer(house, 1, b"a")
+    await put(house, Program(house), b"b")
+    worker.acknowledge(worker.got[0])
+    await house.rest()
+    assert house.message(2).holder.connection is worker.session.connection
+    assert worker.bodies == [b"a"]
+    await house.end_commit()
+    assert house.writer.batch is not None  # its dispatch
+    assert worker.bodies == [b"a", b"b"]
+
+
+async def test_of_an_open_batch_only_what_is_stored_leaves(house: House) -> None:
+    worker = await consumer(house, 2, b"a", b"b")
+    publisher = Program(house)
+    publisher.publish("orders", b"c")
+    await house.settle()
+    await put(house, publisher, b"d")
+    worker.acknowledge(*worker.got)
+    await house.rest()
+    assert worker.bodies == [b"a", b"b", b"c"]
+    await house.end_commit()
+    assert worker.bodies == [b"a", b"b", b"c", b"d"]
+
+
+# -- order
+
+
+async def test_messages_leave_in_the_order_of_their_dispatches(house: House) -> None:
+    """The first is dispatched while it is not stored, the second when it is."""
+    worker = await consumer(house, 2, b"a", b"b")
+    await put(house, Program(house), b"c", b"d")
+    worker.acknowledge(worker.got[0])
+    await house.end_commit()
+    assert house.writer.batch is not None
+    worker.acknowledge(worker.got[1])
+    await house.rest()
+    await house.settle()
+    assert worker.bodies == [b"a", b"b", b"c", b"d"]
+
+
+async def test_requeued_message_does_not_overtake_one_that_is_not_stored(house: House) -> None:
+    worker = await consumer(house, 2, b"a")
+    await put(house, Program(house), b"b")
+    worker.requeue(worker.got[0])
+    await house.rest()
+    assert worker.bodies == [b"a"]
+    await house.settle()
+    assert worker.bodies == [b"a", b"b", b"a"]
+
+
+async def test_receipts_come_after_the_commit_and_in_order(house: House) -> None:
+    publisher = Program(house)
+    publisher.publish("orders", b"a", key=b"a")
+    await house.settle()
+    await put(house, publisher, b"b", key=b"b")
+    publisher.publish("orders", b"a", key=b"a")  # known: a batch without anything to store
+    await house.rest()
+    assert [r.key for r in publisher.receipts] == [b"a"]
+    await house.end_commit()
+    assert [r.key for r in publisher.receipts] == [b"a", b"b", b"a"]
+    assert house.rows("SELECT content FROM body") == [(b"a",), (b"b",)]
+
+
+async def test_answer_comes_after_the_commit_of_its_batch(house: House) -> None:
+    await put(house, Program(house), b"a")
+    called = asyncio.create_task(
+        house.engine.call(lambda core, answer: core.lives.batch.answers.append((answer, "done")))
+    )
+    await house.rest()
+    assert not called.done()
+    await house.end_commit()
+    assert await called == "done"
+
+
+async def test_refusal_waits_for_no_commit(house: House) -> None:
+    await put(house, Program(house), b"a")
+
+    def refuse(_core: Broker, _answer: object) -> None:
+        raise RefusedError("no", "not now")
+
+    with pytest.raises(RefusedError, match="not now"):
+        await house.engine.call(refuse)
+    assert house.writer.batch is not None
+
+
+# -- what a later batch takes away
+
+
+async def test_message_that_a_later_batch_gave_to_another_leaves_once(house: House) -> None:
+    first, second = await consumer(house, 1), Program(house)
+    await put(house, Program(house), b"a")
+    second.consume("orders", 1)  # first, else the queue is left by its last one
+    first.consume("orders", 0)
+    await house.rest()
+    assert house.message(1).holder.connection is second.session.connection
+    await house.settle()
+    assert (first.bodies, second.bodies) == ([], [b"a"])
+
+
+async def test_message_that_its_consumer_got_again_before_it_left_leaves_once(
+    house: House,
+) -> None:
+    worker = await consumer(house, 1)
+    await put(house, Program(house), b"a")
+    worker.consume("orders", 3)
+    await house.settle()
+    assert house.message(1).deliveries == 2
+    assert worker.bodies == [b"a"]
+    assert house.rows("SELECT state, deliveries FROM message") == [(1, 2)]
+
+
+async def test_message_of_a_connection_that_ended_meanwhile_waits(house: House) -> None:
+    worker = await consumer(house, 1)
+    await put(house, Program(house), b"a")
+    worker.disconnect()
+    await house.settle()
+    assert worker.got == []
+    assert house.rows("SELECT state, position FROM message") == [(0, 1)]
+
+
+async def test_message_that_is_too_late_after_its_commit_expires(house: House) -> None:
+    worker = await consumer(house, 1)
+    await put(house, Program(house), b"a", ttl_s=1)
+    house.advance(1)
+    await house.settle()
+    assert worker.got == []
+    assert house.rows("SELECT outcome, deliveries FROM history") == [(3, 0)]
+    assert house.shared.figures.late == 1
+
+
+async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(house: House) -> None:
+    """It is late for one, and while that is stored another one has it."""
+    first, second = await consumer(house, 1), Program(house)
+    second.consume("orders", 1)
+    first.consume("orders", 1)  # behind the other
+    await house.settle()
+    await put(house, Program(house), b"a", b"b", ttl_s=1)
+    first.consume("orders", 0)
+    second.consume("orders", 2)
+    await house.rest()
+    house.advance(1)
+    await house.settle()
+    assert (first.got, second.got) == ([], [])
+    assert house.rows("SELECT outcome FROM history") == [(3,), (3,)]
+    assert house.core.lives.held == 0
+
+
+# -- loading
+
+
+async def test_nothing_is_decided_while_a_batch_that_loads_is_with_the_writer(
+    house: House,
+) -> None:
+    publisher, worker = Program(house), Program(house)
+    publisher.publish("orders", b"a")
+    await house.settle()
+    worker.consume("orders", 1)
+    await house.rest()
+    assert house.writer.batch is not None
+    assert house.writer.batch.filled
+    seen: list[bool] = []
+    house.engine.submit(lambda core: seen.append(1 in core.lives.known))
+    await house.rest()
+    assert (seen, house.engine.waiting) == ([], 1)
+    await house.end_commit()
+    assert seen == [True]  # what was loaded came in first
+    assert worker.bodies == [b"a"]
+
+
+async def test_an_open_batch_that_asks_for_something_is_stored_before_it_is_loaded(
+    house: House,
+) -> None:
+    publisher, worker = Program(house), Program(house)
+    await house.settle()
+    await put(house, publisher, b"a")
+    worker.consume("orders", 2)
+    publisher.publish("orders", b"b")
+    await house.end_commit()
+    assert house.writer.batch is not None
+    assert house.writer.batch.filled
+    assert worker.got == []
+    await house.end_commit()
+    assert worker.bodies == [b"a", b"b"]
+
+
+# -- the ends
+
+
+async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: House) -> None:
+    worker, publisher = await consumer(house, 1), Program(house)
+    await put(house, publisher, b"a", key=b"a")
+    publisher.publish("orders", b"b", key=b"b")
+    called = asyncio.create_task(
+        house.engine.call(lambda core, answer: core.lives.batch.answers.append((answer, None)))
+    )
+    await house.rest()
+    house.writer.end(is_failing=True)
+    assert house.running is not None
+    with pytest.raises(OutcomeUnknownError):
+        await house.running
+    assert (worker.got, publisher.receipts, called.done()) == ([], [], False)
+    assert house.rows("SELECT seq FROM message") == []
+    called.cancel()
+
+
+async def test_stop_stores_and_answers_the_open_batch_too(house: House) -> None:
+    publisher = Program(house)
+    await put(house, publisher, b"a", key=b"a")
+    publisher.publish("orders", b"b", key=b"b")
+    await house.rest()
+    house.engine.stop()
+    await house.end_commit()
+    assert house.running is not None
+    assert not house.running.done()
+    assert house.writer.batch is not None
+    await house.end_commit()
+    assert house.running.done()
+    assert [r.key for r in publisher.receipts] == [b"a", b"b"]
+    assert house.rows("SELECT seq FROM message") == [(1,), (2,)]
+
+
+async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
+    small = make(Limits(batch_commands=2))
+    publisher = Program(small)
+    await put(small, publisher, b"a")
+    publisher.publish("orders", b"b", b"c", b"d")
+    await small.rest()
+    assert small.core.lives.batch.commands == 2
+    await small.settle()
+    assert [len(batch.born) for batch in small.writer.batches if batch.born] == [1, 2, 1]
+
+
+# -- commands that give themselves again
+
+
+async def test_command_given_first_comes_in_the_next_batch(house: House) -> None:
+    await put(house, Program(house), b"a")
+    batches: list[int] = []
+
+    def again(core: Broker) -> None:
+        batches.append(core.batch_number)
+        if len(batches) < 4:
+            house.engine.submit_first(again)
+
+    house.engine.submit(again)
+    await house.rest()
+    number = house.core.batch_number
+    assert batches == [number]
+    await house.end_commit()
+    assert batches == [number, number + 1, number + 2, number + 3]
+
+
+async def test_commands_given_first_come_in_their_order_and_before_all_others(
+    house: House,
+) -> None:
+    order: list[str] = []
+    await put(house, Program(house), b"a")
+    house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("one")))
+    house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("two")))
+    await house.rest()
+    house.engine.submit(lambda _: order.append("of the open batch"))
+    await house.rest()
+    await house.end_commit()
+    assert order == ["of the open batch", "one", "two"]
+
+
+async def test_publisher_without_a_share_goes_on_in_the_next_batch(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {"orders": iter([1, 0, 2, 0, 9]), "mails": iter([9])}
+    monkeypatch.setattr("phpmq_lite.server.tcp.take_share", lambda _core, name: next(shares[name]))
+    publisher, other = Program(house), Program(house)
+    await put(house, publisher, b"a")
+    publisher.publish("orders", b"b", b"c", b"d")
+    other.publish("mails", b"e")
+    await house.settle()
+    born = [batch.bodies[1::2] for batch in house.writer.batches if batch.born]
+    assert born == [[b"a"], [b"e"], [b"b", b"c"], [b"d"]]
+    assert [list(rest) for rest in shares.values()] == [[], []]
+
+
+async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: House) -> None:
+    worker = await consumer(house, 1, b"a")
+    await put(house, Program(house), b"b")
+    await house.settle()
+    worker.acknowledge(worker.got[0])
+    asked: list[int] = []
+
+    def again(_: Broker) -> None:
+        asked.append(len(worker.got))
+        if len(worker.got) < 2 and len(asked) < 100:
+            house.engine.submit(again)
+
+    house.engine.submit(again)
+    await house.rest()
+    assert asked == [1, 2]
+
+
+async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: House) -> None:
+    publisher = Program(house)
+    await put(house, publisher, b"a")
+    for body in (b"b", b"c"):
+        house.advance(5)
+        publisher.publish("orders", body, ttl_s=60)
+        await house.rest()
+    await house.settle()
+    assert [len(batch.born) for batch in house.writer.batches if batch.born] == [1, 2]
+    [(a, _), (b, dies_b), (c, dies_c)] = house.rows("SELECT published_at, deadline_ms FROM message")
+    assert (b - a, c - b, dies_c - dies_b) == (5_000, 5_000, 5_000)
+
+
+# -- acknowledgements that wait for company
+
+
+async def test_acknowledgement_alone_waits_a_moment_for_what_follows(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await consumer(house, 2, b"a", b"b")
+    without_time(monkeypatch, linger_s=1e9)
+    batches = len(house.writer.batches)
+    worker.acknowledge(worker.got[0])
+    await house.rest()
+    assert len(house.writer.batches) == batches
+    Program(house).publish("orders", b"c")
+    await house.rest()
+    assert len(house.writer.batches) == batches + 1
+    assert [len(seqs) for seqs in house.writer.batches[-1].settled.values()] == [1]
+    assert len(house.writer.batches[-1].born) == 1
+    await house.settle()
+    batches = len(house.writer.batches)
+    worker.acknowledge(worker.got[1])
+    await house.rest()
+    assert len(house.writer.batches) == batches
+    house.end_lingering()
+    await house.rest()
+    assert len(house.writer.batches) == batches + 1
+
+
+async def test_acknowledgements_do_not_wait_where_others_wait_for_them(
+    make: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the loop turns without a pause: the batch is full, or the next one is asked for."""
+    small = make(Limits(batch_commands=2))
+    worker = await consumer(small, 5, b"a", b"b", b"c", b"d", b"e")
+    without_time(monkeypatch, linger_s=1e9)
+    worker.acknowledge(*worker.got[:3])
+    await small.end_commit()
+    assert small.rows("SELECT seq FROM history") == [(1,), (2,)]
+    await small.settle()
+    worker.acknowledge(worker.got[3])
+    small.engine.submit(lambda _: small.engine.submit_first(lambda _: None))
+    await small.end_commit()
+    assert small.rows("SELECT seq FROM history") == [(1,), (2,), (3,), (4,)]
+
+
+async def test_stop_waits_for_no_company(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await consumer(house, 1, b"a")
+    without_time(monkeypatch, linger_s=1e9)
+    worker.acknowledge(*worker.got)
+    await house.rest()
+    assert house.writer.batch is None
+    house.engine.stop()
+    await house.end_commit()
+    assert house.running is not None
+    assert house.running.done()
+    assert house.rows("SELECT outcome FROM history") == [(2,)]

@@ -1,0 +1,44 @@
+"""A publisher that sends to several queues by turns keeps its part of each of them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.broker.shares import LEAST
+from tests.steering import House, Program, without_time
+
+QUEUES = ("mails", "orders", "prices")
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    without_time(monkeypatch)
+    it = House(tmp_path)
+    it.start()
+    yield it
+    await it.stop()
+    it.close()
+
+
+def publish_by_turns(publisher: Program, rounds: int) -> None:
+    """Give the queues one message after the other, in one piece."""
+    frames = [publisher._wire.publish(queue, b"x", 0, None) for queue in QUEUES]
+    publisher.session.data_received(b"".join(frames) * rounds)
+
+
+async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: House) -> None:
+    publisher = Program(house)
+    workers = [Program(house) for _ in QUEUES]
+    for worker, queue in zip(workers, QUEUES, strict=True):
+        worker.consume(queue, 10)
+    publish_by_turns(publisher, 1)
+    await house.settle()
+    for worker in workers:
+        worker.acknowledge(*worker.got)  # now they are at work
+    await house.settle()
+    publish_by_turns(publisher, LEAST // 2)
+    await house.rest()
+    assert house.writer.batch is not None
+    assert len(house.writer.batch.born) == LEAST // 2 * len(QUEUES)
+    await house.settle()
