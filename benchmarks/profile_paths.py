@@ -3,9 +3,12 @@
 The real parser, core, rows, SQLite file and encoder, called one after the other as
 ``server/tcp.py`` and ``server/engine.py`` do, in batches of a fixed size::
 
-    python benchmarks/profile_paths.py --batch 100 --rounds 300 --data .
+    python benchmarks/profile_paths.py --path confirmed --batch 100 --rounds 300 --data .
 
-With ``--backlog`` the messages are stored first, and every dispatch has to load them.
+The paths: ``confirmed`` and ``plain`` are dispatched in the batch of their publish and acknowledged
+in the next one; ``early`` ones were stored before, and are acknowledged in the batch that
+dispatches them; ``backlog`` ones are stored first, so every dispatch has to load them; ``expiry``
+ones expire at once; ``history`` reads what was settled, as an export does.
 
 Each figure is the mean of all rounds: what comes rarely, a page to load, counts its share.
 Sockets, the event loop and the hop to the writer's thread come on top: compare the sum with
@@ -24,14 +27,15 @@ from typing import Any, Final
 
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.clock import Clock
 from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, Dispatch, Publish
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.ranges import Ranges, Selection
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
+from phpmq_lite.testing import FakeClock
 
 QUEUE: Final = "orders"
 KEY: Final = b"%016x"
@@ -137,6 +141,7 @@ class Walk:
     """One producer, one consumer, one queue; a batch at a time."""
 
     def __init__(self, database: Path, meter: Meter, size: int, is_confirmed: bool) -> None:
+        self.database = database
         self.meter = meter
         self.client = ClientSide()
         self.body = b"x" * size
@@ -147,7 +152,8 @@ class Walk:
         migrate(connection, migrations_folder())
         stored = self.store.recover(0, 0, 100_000)
         self.core = Broker(stored, Limits(), QueueSettings())
-        self.clock = Clock()
+        self.clock = FakeClock()
+        self.ttl_s = 0
         self.producer, self.consumer = Peer(), Peer()
         self.publishing: Connection
         self.consuming: Connection
@@ -206,6 +212,39 @@ class Walk:
             frames = self.producer.side.receive(data)
         self._batch(lambda: self._walk_publishes(frames), "core: publish")
 
+    def publish_and_take(self, count: int) -> None:
+        """Publish; dispatch and acknowledge what the batch before has stored, in one batch."""
+        data = b"".join([self._publish() for _ in range(count)])
+        with self.meter.step("parse publish"):
+            frames = self.producer.side.receive(data)
+        core, meter = self.core, self.meter
+        with meter.step("core: begin, take what was loaded"):
+            batch = core.begin(self.clock.now(), self.loaded)
+        with meter.step("core: dispatch, finish"):
+            core.dispatch()
+        dispatches, _ = batch.sends.pop(self.consuming, ([], []))
+        with meter.step("encode dispatch"):
+            self.consumer.send(dispatches, [], 0)
+        taken = ClientSide().receive(self.consumer.written)
+        acks = b"".join(
+            self.client.acknowledge(QUEUE, frame.message_id)
+            for frame in taken
+            if isinstance(frame, Dispatch)
+        )
+        with meter.step("parse ack"):
+            ends = self.consumer.side.receive(acks)
+        with meter.step("core: acknowledge"):
+            self._walk_acks(ends)
+        with meter.step("core: publish"):
+            self._walk_publishes(frames)
+        lives = core.lives
+        lives.hungry.clear()  # these are dispatched in the next batch, once they are stored
+        with meter.step("core: dispatch, finish"):
+            batch = core.finish()
+        lives.hungry.update((queue.queue_id, queue) for queue in lives.by_id.values())
+        with meter.step("commit, whole"):
+            self.loaded = self.store.commit(batch)
+
     def acknowledge(self, count: int) -> None:
         """Acknowledge what the last batch dispatched; more is dispatched where there is more."""
         dispatched = ClientSide().receive(self.consumer.written)
@@ -227,7 +266,7 @@ class Walk:
 
     def _publish(self) -> bytes:
         key = KEY % next(self.keys) if self.is_confirmed else None
-        return self.client.publish(QUEUE, self.body, 0, key)
+        return self.client.publish(QUEUE, self.body, self.ttl_s, key)
 
     def _walk_publishes(self, frames: list[Any]) -> None:
         core, connection = self.core, self.publishing
@@ -269,24 +308,74 @@ def from_disk(walk: Walk, rounds: int, count: int) -> None:
         walk.end_round()
 
 
+def early(walk: Walk, rounds: int, count: int) -> None:
+    """Acknowledge in the batch that dispatches: what was stored before leaves at once."""
+    walk.consume(count)
+    for number in range(rounds + WARM):
+        if number == WARM:
+            walk.meter.forget()
+        walk.publish_and_take(count)
+        walk.end_round()
+
+
+def expiry(walk: Walk, rounds: int, count: int) -> None:
+    """Publish everything with a TTL; then let it expire, 1,000 a batch at most."""
+    walk.ttl_s = 1
+    for _ in range(rounds):
+        walk.publish(count)
+        walk.clock.advance(0.001)
+        walk.end_round()
+    walk.meter.forget()
+    walk.clock.advance(10)
+    walk.step()  # asks for what is due
+    while walk.loaded is not None and walk.loaded.due:
+        walk.step()
+    walk.end_round()
+
+
+def history(walk: Walk, rounds: int, count: int) -> None:
+    """Settle messages, then read their rows in Arrow's form, with the bodies too."""
+    born_and_gone(walk, rounds, count)
+    walk.meter.forget()
+    with Ranges(walk.database) as ranges:
+        hi = ranges.bounds().hi
+        for name, selection in (
+            ("rows", Selection(hi - rounds * count, hi)),
+            ("rows with bodies", Selection(hi - rounds * count, hi, body=True)),
+        ):
+            with walk.meter.step(name):
+                assert sum(batch.num_rows for batch in ranges.history(selection)) == rounds * count
+    walk.meter.add("commit, whole", 0.0)
+    walk.meter.end_round()
+
+
+PATHS: Final = {
+    "confirmed": born_and_gone,
+    "plain": born_and_gone,
+    "early": early,
+    "backlog": from_disk,
+    "expiry": expiry,
+    "history": history,
+}
+
+
 def main() -> None:
     """Print a table of microseconds per message."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batch", type=int, default=100, help="messages a batch")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--size", type=int, default=256, help="bytes of a body")
-    parser.add_argument("--plain", action="store_true", help="publish without keys")
-    parser.add_argument("--backlog", action="store_true", help="dispatch what lies on disk only")
+    parser.add_argument("--path", choices=PATHS, default="confirmed")
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
     meter = Meter()
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
-        walk = Walk(Path(folder) / "phpmq.db", meter, options.size, not options.plain)
-        measured = from_disk if options.backlog else born_and_gone
-        measured(walk, options.rounds, options.batch)
+        is_confirmed = options.path == "confirmed"
+        walk = Walk(Path(folder) / "phpmq.db", meter, options.size, is_confirmed)
+        PATHS[options.path](walk, options.rounds, options.batch)
     means = {name: sum(times) / options.rounds for name, times in meter.rounds.items()}
     total = sum(means.values())
-    print(f"{options.batch} messages a batch, {options.size} bytes, mean of {options.rounds}")
+    print(f"{options.path}: {options.batch} a batch, {options.size} bytes, {options.rounds} rounds")
     for name, seconds in means.items():
         print(f"{name:36}{seconds / options.batch * 1e6:8.2f} µs {seconds / total * 100:5.1f} %")
     each = total / options.batch
