@@ -6,7 +6,7 @@ before the broker has proved that it knows the connection.
 
 import socket
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,11 +15,23 @@ from phpmq_lite.errors import ClientError
 
 Address = tuple[str, int]
 
-UNCONFIRMED: Final = 1_000  # publishes under way on one connection
+UNCONFIRMED: Final = 1_000  # publishes under way on one connection, at most
 BARRIER_QUEUE: Final = "bench.barrier"
 STALL_S: Final = 30.0
-_AT_ONCE: Final = 200  # publishes in one piece
+_UNCONFIRMED_BYTES: Final = 32 << 20  # of their bodies
+_AT_ONCE: Final = 200  # publishes in one piece, at most
 _RECEIVE_BYTES: Final = 1 << 18
+_FRAME_BYTES: Final = 256  # more than a receipt has
+
+
+def unconfirmed(size: int) -> int:
+    """Return how many messages of so many bytes may be under way: as many as memory bears."""
+    return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
+
+
+def at_once(size: int) -> int:
+    """Return how many publishes of so many bytes go out in one piece."""
+    return max(1, min(_AT_ONCE, unconfirmed(size) // 5))
 
 
 @contextmanager
@@ -60,57 +72,74 @@ def publish(
     seconds: float,
     is_confirmed: bool,
     content: str = PLAIN,
+    most: int | None = None,
 ) -> Generator[None, None, int]:
-    """Publish for ``seconds``, and until all is stored; return how many messages."""
+    """Publish for ``seconds``, and until all is stored; return how many messages.
+
+    It ends earlier where ``most`` messages have gone out, rounded up to whole pieces.
+    """
     stream = PublishStream(queue, size, is_confirmed=is_confirmed, content=content)
     with connect(address) as link:
         prove(link)
         yield
         end_s = time.monotonic() + seconds
+
+        def is_over(sent: int) -> bool:
+            return time.monotonic() >= end_s or (most is not None and sent >= most)
+
         if is_confirmed:
-            return _publish_confirmed(link, stream, end_s)
-        sent = _publish_plain(link, stream, end_s)
+            return _publish_confirmed(link, stream, size, is_over)
+        sent = _publish_plain(link, stream, size, is_over)
         prove(link)
         return sent
 
 
-def fill(address: Address, queue: str, size: int, number: int) -> Generator[None, None, int]:
-    """Publish ``number`` messages, confirmed, rounded up to pieces of 200; return how many.
+def fill(
+    address: Address, queue: str, size: int, number: int, content: str = PLAIN
+) -> Generator[None, None, int]:
+    """Publish ``number`` messages, confirmed, rounded up to whole pieces; return how many.
 
     They are not marked as the last: more may follow.
     """
-    stream = PublishStream(queue, size)
+    stream = PublishStream(queue, size, content=content)
+    piece, most = at_once(size), unconfirmed(size)
     with connect(address) as link:
         yield
         sent = confirmed = 0
         while confirmed < sent or sent < number:
-            if sent < number and sent - confirmed <= UNCONFIRMED - _AT_ONCE:
-                link.sendall(stream.encode(_AT_ONCE))
-                sent += _AT_ONCE
+            if sent < number and sent - confirmed <= most - piece:
+                link.sendall(stream.encode(piece))
+                sent += piece
             else:
                 confirmed += stream.feed(receive(link))
         return sent
 
 
-def _publish_confirmed(link: socket.socket, stream: PublishStream, end_s: float) -> int:
+def _publish_confirmed(
+    link: socket.socket, stream: PublishStream, size: int, is_over: Callable[[int], bool]
+) -> int:
+    piece, most = at_once(size), unconfirmed(size)
     sent = confirmed = 0
     is_last = False
     while not is_last or confirmed < sent:
-        if not is_last and sent - confirmed <= UNCONFIRMED - _AT_ONCE:
-            is_last = time.monotonic() >= end_s
-            link.sendall(stream.encode(_AT_ONCE, is_last=is_last))
-            sent += _AT_ONCE
+        if not is_last and sent - confirmed <= most - piece:
+            is_last = is_over(sent + piece)
+            link.sendall(stream.encode(piece, is_last=is_last))
+            sent += piece
         else:
             confirmed += stream.feed(receive(link))
     return sent
 
 
-def _publish_plain(link: socket.socket, stream: PublishStream, end_s: float) -> int:
-    piece = stream.encode(_AT_ONCE)
+def _publish_plain(
+    link: socket.socket, stream: PublishStream, size: int, is_over: Callable[[int], bool]
+) -> int:
+    number = at_once(size)
+    piece = stream.encode(number)
     sent = 0
-    while time.monotonic() < end_s:
+    while not is_over(sent):
         link.sendall(piece)  # waits while the broker does not read
-        sent += _AT_ONCE
+        sent += number
     link.sendall(stream.encode(1, is_last=True))
     return sent + 1
 
@@ -188,11 +217,13 @@ def drain(
     window: int = UNCONFIRMED,
     content: str = PLAIN,
 ) -> Generator[None, None, int]:
-    """Take ``number`` messages out of a queue that was filled before; return how many it was.
+    """Take ``number`` messages out of a queue, until that is stored; return how many it was.
 
-    There must not be more: what comes behind them would stand where a receipt is awaited.
+    Where there are more, up to ``window`` of them are taken too, and as many go back to their
+    place: they were on their way.
     """
     stream = DispatchStream(queue, size, window, content)
+    barrier = PublishStream(BARRIER_QUEUE, 1)
     with connect(address) as link:
         yield
         link.sendall(stream.consume)
@@ -200,5 +231,8 @@ def drain(
             answer = stream.feed(receive(link))
             if answer:
                 link.sendall(answer)
-        prove(link)
+        link.sendall(barrier.encode(1))
+        tail = b""
+        while not barrier.is_answered(tail):
+            tail = tail[-_FRAME_BYTES:] + receive(link)
         return stream.received

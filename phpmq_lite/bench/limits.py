@@ -15,8 +15,11 @@ from phpmq_lite.bench.clients import Address, connect
 
 ROW_BYTES: Final = 256
 ECHO_BYTES: Final = 256
+LARGE_ROW_BYTES: Final = 100_000
+COMMIT_BYTES: Final = 4 << 20  # of bodies; as much as the broker puts into one transaction
 _BLOCK: Final = b"x" * 4096
 _ROWS_A_STATEMENT: Final = 500
+_CACHE_BYTES: Final = 8 << 20  # as the broker has it
 
 
 def syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
@@ -56,6 +59,39 @@ def rows(folder: Path, seconds: float, rows_a_commit: int) -> Generator[None, No
         done += rows_a_commit
     rate = done / (time.perf_counter() - began_s)
     database.close()
+    return rate
+
+
+def writes(folder: Path, seconds: float) -> Generator[None, None, float]:
+    """Insert rows of 100 KB in transactions of 4 MiB, as the broker does; return bytes per second.
+
+    With its settings, and its checkpoints: everything is written twice.
+    """
+    # The only limit that needs the broker's code: the others begin without it.
+    from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
+
+    connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
+    store = Store(connection)
+    store.configure(_CACHE_BYTES)
+    execute = store.execute
+    execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+    content = b"x" * LARGE_ROW_BYTES
+    rows_a_commit = COMMIT_BYTES // LARGE_ROW_BYTES
+    done = in_log = 0
+    yield
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        execute("BEGIN IMMEDIATE")
+        for _ in range(rows_a_commit):
+            execute("INSERT INTO body (content) VALUES (?)", (content,))
+        execute("COMMIT")
+        done += rows_a_commit
+        in_log += rows_a_commit * LARGE_ROW_BYTES
+        if in_log >= LONG_WAL_BYTES:
+            store.checkpoint("RESTART")
+            in_log = 0
+    rate = done * LARGE_ROW_BYTES / (time.perf_counter() - began_s)
+    connection.close()
     return rate
 
 

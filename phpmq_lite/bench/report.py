@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from phpmq_lite.bench.machine import Machine
@@ -19,6 +19,7 @@ class Limits:
     syncs: float  # 4 KiB appended and on the disk
     rows_1: float  # of 256 bytes into SQLite, synchronous=FULL, one per commit
     rows_1000: float  # the same, 1,000 per commit
+    written_bytes: float  # rows of 100 KB into SQLite, 4 MiB a commit, with checkpoints
     round_trips: float  # of 256 bytes on the loopback
 
 
@@ -55,6 +56,7 @@ class Rate:
     """Throughput of one workload."""
 
     workload: str
+    size: int  # bytes of a body
     messages: int
     seconds: float
     load: Load
@@ -63,6 +65,16 @@ class Rate:
     def per_second(self) -> float:
         """Messages per second, until the last was proved to be stored."""
         return self.messages / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of bodies per second."""
+        return self.per_second * self.size
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        more = {"per_second": self.per_second, "limited_by": self.load.limit}
+        return asdict(self) | more
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,20 +110,83 @@ class Latency:
 
 
 @dataclass(slots=True, frozen=True)
+class Memory:
+    """Resident bytes of a broker along a backlog; None where it is not known."""
+
+    empty: int | None
+    with_few: int | None
+    with_all: int | None
+    peak_after_restart: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class Backlog:
+    """Messages stored with nobody consuming, a ``kill -9``, a start, and all of them taken out."""
+
+    messages: int
+    few: int  # of them, when the memory was read the first time
+    published_per_second: float
+    database_bytes: int  # with the write-ahead log
+    started_s: float  # from the start on what the kill left until clients may connect
+    first_message_s: float  # the same, until a message came
+    drained_per_second: float
+    memory: Memory
+
+
+@dataclass(slots=True, frozen=True)
+class Connections:
+    """Many idle connections, each with a consumer and a queue of its own."""
+
+    number: int
+    before_bytes: int | None  # resident memory without them
+    with_bytes: int | None
+    alone: Rate
+    beside: Rate
+
+    @property
+    def each_bytes(self) -> float | None:
+        """Memory of one connection; None where it is not known."""
+        if self.before_bytes is None or self.with_bytes is None:
+            return None
+        return (self.with_bytes - self.before_bytes) / self.number
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        rates = {"alone": self.alone.document(), "beside": self.beside.document()}
+        return asdict(self) | rates | {"each_bytes": self.each_bytes}
+
+
+@dataclass(slots=True)
 class Report:
-    """Everything that one run found."""
+    """Everything that one run found; what was not asked for is empty or None."""
 
     machine: Machine
     size: int
+    content: str
     window: int
     seconds: float
     limits: Limits
-    rates: list[Rate]
-    latency: Latency | None
+    rates: list[Rate] = field(default_factory=list)
+    latency: Latency | None = None
+    large: list[Rate] = field(default_factory=list)
+    backlog: Backlog | None = None
+    connections: Connections | None = None
+
+    @property
+    def is_noisy(self) -> bool:
+        """Tell whether other processes disturbed any of the rates."""
+        found = [*self.rates, *self.large]
+        if self.connections is not None:
+            found += [self.connections.alone, self.connections.beside]
+        return any(rate.load.is_noisy for rate in found)
 
     def share_of_rows(self, rate: Rate) -> float:
         """Compare with what SQLite alone takes, 1,000 rows a commit; 1.0 is as much."""
         return rate.per_second / self.limits.rows_1000
+
+    def share_of_disk(self, rate: Rate) -> float:
+        """Compare with what SQLite alone writes in sequence; 1.0 is as much."""
+        return rate.bytes_per_second / self.limits.written_bytes
 
     def latency_ratio(self, quantiles: Quantiles) -> float:
         """Compare p50 with one durable commit of one row and one round trip, its least cost."""
@@ -120,15 +195,6 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return everything as JSON has it, ratios too."""
-        rates = [
-            asdict(rate)
-            | {
-                "per_second": rate.per_second,
-                "share_of_rows_1000": self.share_of_rows(rate),
-                "limited_by": rate.load.limit,
-            }
-            for rate in self.rates
-        ]
         latency: dict[str, Any] | None = None
         if self.latency is not None:
             latency = {
@@ -138,4 +204,20 @@ class Report:
                 "receive_ratio": self.latency_ratio(self.latency.receive),
                 "receipt_ratio": self.latency_ratio(self.latency.receipt),
             }
-        return asdict(self) | {"rates": rates, "latency": latency}
+        crowd = self.connections
+        return asdict(self) | {
+            "rates": [
+                rate.document() | {"share_of_rows_1000": self.share_of_rows(rate)}
+                for rate in self.rates
+            ],
+            "latency": latency,
+            "large": [
+                rate.document()
+                | {
+                    "bytes_per_second": rate.bytes_per_second,
+                    "share_of_written_bytes": self.share_of_disk(rate),
+                }
+                for rate in self.large
+            ],
+            "connections": crowd.document() if crowd is not None else None,
+        }

@@ -49,7 +49,8 @@ class PublishStream:
     Confirmed ones carry keys that were never used before, in any process.
     """
 
-    __slots__ = ("_head", "_is_confirmed", "_last_head", "_numbers", "_receipt", "_rest")
+    __slots__ = ("_head", "_is_confirmed", "_last_head", "_numbers", "_receipt", "_rest",
+                 "receipt_bytes")  # fmt: skip
 
     def __init__(
         self, queue: str, size: int, *, is_confirmed: bool = True, content: str = PLAIN
@@ -63,6 +64,7 @@ class PublishStream:
         parts: list[bytes] = []
         _broker.append_receipt(parts, queue, bytes(KEY_BYTES), None)
         self._receipt = b"".join(parts)[:-KEY_BYTES]
+        self.receipt_bytes = len(self._receipt) + KEY_BYTES
         self._rest = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
@@ -81,13 +83,17 @@ class PublishStream:
             ClientError: there is something else than receipts, or a refusal.
         """
         data = self._rest + data
-        size = len(self._receipt) + KEY_BYTES
+        size = self.receipt_bytes
         whole = len(data) // size
         end = whole * size
         self._rest = data[end:]
         if data.count(self._receipt, 0, end) != whole:
             raise ClientError(f"the broker answered a publish with {data[:200]!r}")
         return whole
+
+    def is_answered(self, data: bytes) -> bool:
+        """Tell whether a receipt has begun among frames of another kind."""
+        return self._receipt in data
 
     def _keys(self, number: int) -> list[bytes]:
         if not self._is_confirmed:
@@ -98,8 +104,8 @@ class PublishStream:
 class DispatchStream:
     """Dispatches of what a ``PublishStream`` published, and their acknowledgements."""
 
-    __slots__ = ("_ack_head", "_head", "_last_head", "_rest", "_size", "consume", "is_complete",
-                 "received")  # fmt: skip
+    __slots__ = ("_ack_head", "_head", "_last_head", "_rest", "consume", "frame_bytes",
+                 "is_complete", "received")  # fmt: skip
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
         self.consume = _client.consume(queue, window)  # the frame that opens the window
@@ -108,7 +114,7 @@ class DispatchStream:
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
-        self._size = len(self._head) + ID_BYTES + len(_dispatch_tail())
+        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # of a dispatch
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -118,7 +124,7 @@ class DispatchStream:
             ClientError: there is something else, or a message behind the last one.
         """
         data = self._rest + data
-        head, size, ids = self._head, self._size, []
+        head, size, ids = self._head, self.frame_bytes, []
         end = len(data) // size * size
         for at in range(0, end, size):
             if not data.startswith(head, at):
@@ -130,7 +136,7 @@ class DispatchStream:
         return self._ack_head + self._ack_head.join(ids) if ids else b""
 
     def _take_last(self, data: bytes, at: int, end: int) -> None:
-        if not data.startswith(self._last_head, at) or at + self._size != end:
+        if not data.startswith(self._last_head, at) or at + self.frame_bytes != end:
             raise ClientError(f"the broker dispatched {data[at : at + 200]!r}")
         self.is_complete = True
 

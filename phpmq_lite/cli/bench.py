@@ -3,67 +3,46 @@
 import json
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phpmq_lite.bench.clients import UNCONFIRMED, Address
+from phpmq_lite.bench.clients import Address
 from phpmq_lite.bench.machine import file_system
-from phpmq_lite.bench.processes import unwound_by_signals
-from phpmq_lite.bench.report import Limits, Quantiles, Rate, Report
-from phpmq_lite.bench.session import (
+from phpmq_lite.bench.plan import (
+    BACKLOG,
+    CONNECTIONS,
     FLOW,
-    FLOW_PLAIN,
     LATENCY,
+    OWN_BROKER,
     PUBLISH,
     WORKLOADS,
     Plan,
     Watcher,
-    measure,
 )
+from phpmq_lite.bench.processes import unwound_by_signals
+from phpmq_lite.bench.session import measure
 from phpmq_lite.bench.streams import CONTENTS, PLAIN
+from phpmq_lite.cli.bench_report import write_markdown, write_tables
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import talk
-from phpmq_lite.cli.output import Column, write
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _MAX_SIZE: Final = 1 << 20  # 1,000 of them are under way at once
 
-_WHAT: Final = {
-    PUBLISH: "confirmed publishing, {unconfirmed:,} unanswered at most",
-    FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
-    FLOW_PLAIN: "the same with publishes that are not confirmed; window {window:,}",
-}
-_LIMIT_COLUMNS: Final = (
-    Column("limit", "LIMIT OF THE MACHINE"),
-    Column("per_second", "PER SECOND", is_number=True),
-)
-_RATE_COLUMNS: Final = (
-    Column("workload", "WORKLOAD"),
-    Column("per_second", "PER SECOND", is_number=True),
-    Column("share", "OF SQLITE", is_number=True),
-    Column("broker", "BROKER", is_number=True),
-    Column("clients", "CLIENTS", is_number=True),
-    Column("others", "OTHERS", is_number=True),
-    Column("limit", "LIMITED BY"),
-)
-_LATENCY_COLUMNS: Final = (
-    Column("what", "LATENCY (ms), ONE IN FLIGHT"),
-    Column("p50", "P50", is_number=True),
-    Column("p95", "P95", is_number=True),
-    Column("p99", "P99", is_number=True),
-    Column("ratio", "P50 / LEAST", is_number=True),
-)
+_ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Give the workloads of ``publish,flow``, in the order of ours; a click type."""
+    """Give the workloads of ``publish,flow`` or ``all``, in the order of ours; a click type."""
     names = {name.strip() for name in value.split(",")}
+    if names == {_ALL}:
+        return WORKLOADS
     unknown = sorted(names - set(WORKLOADS))
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(WORKLOADS)}")
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(WORKLOADS)}, {_ALL}")
     return tuple(name for name in WORKLOADS if name in names)
 
 
@@ -110,7 +89,21 @@ def host_and_port(value: str) -> Address:
     default=f"{PUBLISH},{FLOW},{LATENCY}",
     show_default=True,
     metavar="LIST",
-    help=f"Any of {', '.join(WORKLOADS)}.",
+    help=f"Any of {', '.join(WORKLOADS)}; or {_ALL}.",
+)
+@click.option(
+    "--backlog",
+    type=click.IntRange(1_000, 100_000_000),
+    default=100_000,
+    show_default=True,
+    help=f"Messages of the workload {BACKLOG}.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 20_000),
+    default=1_000,
+    show_default=True,
+    help=f"How many the workload {CONNECTIONS} opens.",
 )
 @click.option(
     "--data",
@@ -126,10 +119,10 @@ def host_and_port(value: str) -> Address:
 @click.option(
     "-o",
     "--output",
-    type=click.Choice(["table", "json"]),
+    type=click.Choice(["table", "markdown", "json"]),
     default="table",
     show_default=True,
-    help="Format.",
+    help="Format; markdown is a report to paste into an issue.",
 )
 def bench(
     seconds: float,
@@ -137,6 +130,8 @@ def bench(
     content: str,
     window: int,
     workloads: tuple[str, ...],
+    backlog: int,
+    connections: int,
     data: Path | None,
     connect: Address | None,
     output: str,
@@ -147,18 +142,36 @@ def bench(
     and clients in processes of their own. Every rate counts until the last message is proved to be
     stored. Beside it stand the limits of the machine from the same run: compare the ratios, the
     figures themselves move with the machine and with what else runs on it.
-    """
+
+    \b
+    publish      confirmed publishing, one connection
+    flow         one producer, one consumer: publish to stored acknowledgement
+    flow-plain   the same with publishes that are not confirmed
+    latency      one message in flight
+    large        publish and flow of 100 KB and 1 MB, beside the disk
+    backlog      messages that nobody consumes: memory, kill -9, start, drain
+    connections  idle consumers, each with a queue: memory, and a flow beside them
+    """  # noqa: D301 - click's sign for lines that stay as they are
     folder = data or Path.cwd()
     kind = file_system(folder)
     if kind in _IN_MEMORY:
         raise CommandError(f"{folder} is in memory ({kind}); name a folder on a disk with --data")
-    plan = Plan(seconds, size, window, workloads, folder, connect, content)
+    if connect is not None and (own := [name for name in OWN_BROKER if name in workloads]):
+        raise CommandError(
+            f"{' and '.join(own)} cannot be measured with --connect: the broker is killed, "
+            "or started with other limits"
+        )
+    plan = Plan(
+        seconds, size, window, workloads, folder, connect, content, backlog, connections
+    )  # fmt: skip
     with unwound_by_signals(), _Bar(plan) as bar:
         report = measure(plan, bar)
     if output == "json":
         click.echo(json.dumps(report.document(), indent=2))
+    elif output == "markdown":
+        write_markdown(report)
     else:
-        _write(report)
+        write_tables(report)
 
 
 class _Bar(Watcher):
@@ -203,67 +216,3 @@ class _Bar(Watcher):
         """See ``Watcher``."""
         self._done_s += self._step_s
         self._progress.update(self._task, completed=self._done_s, refresh=True)
-
-
-def _write(report: Report) -> None:
-    """Write tables that fit into 80 columns."""
-    machine = report.machine
-    click.echo(f"phpmq-lite {machine.broker}, messages of {report.size:,} bytes")
-    click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
-    click.echo(f"Python {machine.python}, SQLite {machine.sqlite}\n")
-    write(_limit_rows(report.limits), _LIMIT_COLUMNS, "table", "")
-    if report.rates:
-        _write_rates(report)
-    if report.latency is not None:
-        click.echo("\nLEAST: a commit of one row and a round trip, as above")
-        rows = [
-            _latency_row(report, "publish to receive", report.latency.receive),
-            _latency_row(report, "publish to receipt", report.latency.receipt),
-        ]
-        write(rows, _LATENCY_COLUMNS, "table", "")
-
-
-def _write_rates(report: Report) -> None:
-    click.echo("\nOF SQLITE: of its rows at 1,000 a commit; then CPU, in percent of a core")
-    for rate in report.rates:
-        meaning = _WHAT[rate.workload].format(unconfirmed=UNCONFIRMED, window=report.window)
-        click.echo(f"{rate.workload}: {meaning}")
-    write([_rate_row(report, rate) for rate in report.rates], _RATE_COLUMNS, "table", "")
-    if any(rate.load.is_noisy for rate in report.rates):
-        talk("other processes were busy meanwhile: the rates are too low")
-
-
-def _limit_rows(limits: Limits) -> list[dict[str, Any]]:
-    return [
-        {"limit": "4 KiB appended and synced to the disk", "per_second": round(limits.syncs)},
-        {"limit": "SQLite rows of 256 bytes, 1 a commit", "per_second": round(limits.rows_1)},
-        {"limit": "SQLite rows, 1,000 a commit", "per_second": round(limits.rows_1000)},
-        {"limit": "round trips on the loopback", "per_second": round(limits.round_trips)},
-    ]
-
-
-def _rate_row(report: Report, rate: Rate) -> dict[str, Any]:
-    load = rate.load
-    return {
-        "workload": rate.workload,
-        "per_second": round(rate.per_second),
-        "share": _percent(report.share_of_rows(rate)),
-        "broker": _percent(load.broker),
-        "clients": " + ".join(_percent(share) or "" for share in load.clients.values()),
-        "others": _percent(load.others),
-        "limit": load.limit,
-    }
-
-
-def _latency_row(report: Report, what: str, quantiles: Quantiles) -> dict[str, Any]:
-    return {
-        "what": what,
-        "p50": f"{quantiles.p50:.3f}",
-        "p95": f"{quantiles.p95:.3f}",
-        "p99": f"{quantiles.p99:.3f}",
-        "ratio": f"{report.latency_ratio(quantiles):.1f} x",
-    }
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share * 100:.0f} %"

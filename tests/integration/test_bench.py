@@ -3,16 +3,20 @@
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
+from phpmq_lite.bench import clients
 from phpmq_lite.bench.broker import BrokerProcess
+from phpmq_lite.bench.connections import allow_files
 from phpmq_lite.bench.processes import Job, run
 from phpmq_lite.cli.main import commands
 from phpmq_lite.errors import ClientError, StartRefusedError
@@ -60,6 +64,42 @@ def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> N
     assert [ready for name, ready in queues.items() if name.startswith("bench.publish.")] == [0]
 
 
+def test_bench_writes_a_report_of_what_brokers_of_its_own_showed(tmp_path: Path) -> None:
+    workloads = ("--workloads", "connections,backlog,large", "--backlog", "1200")
+    arguments = (*workloads, "--connections", "3", "--data", str(tmp_path), "-o", "markdown")
+    code, stdout, stderr = invoke(*arguments)
+    assert code == 0, stderr
+    lines = stdout.splitlines()
+    assert lines[0] == "### phpmq-lite bench"
+    assert "| messages | 32 bytes, plain |" in lines
+    rows = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
+    assert "| BACKLOG OF 1,200" in rows
+    assert "| taken out with acknowledgements, window 100" in rows
+    assert "| one, with consumer and queue" in rows
+    assert rows.count("| flow, 1,000,000") == 1
+    assert all(line.endswith(" |") for line in lines if line.startswith("|"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [0, 5_000])
+def test_drain_takes_what_it_is_told_and_leaves_the_rest(tmp_path: Path, left: int) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        run({"fill": Job(clients.fill, (broker.address, "few", 32, 1_000 + left))}, 60)
+        job = Job(clients.drain, (broker.address, "few", 32, 1_000, 100))
+        taken = run({"drain": job}, 60)["drain"].value
+        assert 1_000 <= taken <= 1_100
+        rest = 1_000 + left - taken
+        if rest:
+            again = Job(clients.drain, (broker.address, "few", 32, rest, 100))
+            assert run({"drain": again}, 60)["drain"].value == rest
+
+
+def test_connections_name_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (256, 512))
+    with pytest.raises(ClientError, match=r"1,000 connections need 1,200 open files, .* is 512"):
+        allow_files(1_000)
+
+
 @pytest.fixture
 def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     # A shell's background jobs ignore Ctrl-C, and hand that on to the tests and to what they start.
@@ -96,8 +136,6 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("backlog.py --messages 1200", "drained with acknowledgements, window 100"),
-        ("connections.py --connections 5 --seconds 0.1", "messages received on them at the end"),
         (
             "expiry.py --messages 50 --fill-seconds 4 --watch-seconds 0.5",
             "50 messages expired (history) in ",
@@ -107,7 +145,10 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
             "payload_policies.py --rounds 1 --seconds 0.1",
             "envelope queue, envelope contents: ",
         ),
-        ("profile_paths.py --rounds 2 --batch 5 --plain --backlog", "update: dispatched"),
+        ("profile_paths.py --rounds 2 --batch 5 --path backlog", "update: dispatched"),
+        ("profile_paths.py --rounds 2 --batch 5 --path early", "settle: history"),
+        ("profile_paths.py --rounds 2 --batch 5 --path expiry", "load messages"),
+        ("profile_paths.py --rounds 2 --batch 5 --path history", "rows with bodies"),
     ],
 )
 def test_benchmark_reports(tmp_path: Path, arguments: str, expected: str) -> None:
@@ -122,6 +163,37 @@ def test_benchmark_reports(tmp_path: Path, arguments: str, expected: str) -> Non
     assert done.returncode == 0, done.stderr
     assert any(line.startswith(expected) for line in done.stdout.splitlines()), done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_curves_are_measured_drawn_and_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def curves(*options: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "curves.py"), "--quick", *options,
+             "--data", str(tmp_path), "--out", str(out)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    axes = ["backlog", "queues", "connections", "size", "history"]
+    told = curves()
+    assert [line.partition(":")[0] for line in told.splitlines()[::4]] == axes
+    found = json.loads((out / "curves.json").read_text())
+    assert list(found["axes"]) == axes
+    for axis in found["axes"].values():
+        assert list(axis["lines"]) == ["publish", "window 100", "window 1,000"]
+        assert all(us > 0 for line in axis["lines"].values() for spot in line for us in spot["us"])
+    picture = (out / "queues.svg").read_text()
+    (out / "queues.svg").unlink()
+    assert curves("--draw", "--axes", "queues") == "\n".join(told.splitlines()[4:8]) + "\n"
+    assert (out / "queues.svg").read_text() == picture
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert [path for path in tmp_path.iterdir() if path != out] == []
 
 
 def test_broker_process_tells_why_it_did_not_start(tmp_path: Path) -> None:

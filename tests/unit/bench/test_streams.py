@@ -63,6 +63,13 @@ def test_receipts_are_counted_at_any_cut(cut: int) -> None:
     assert feed_all(stream, receipts(keys), cut) == 5
 
 
+def test_receipt_is_found_among_dispatches() -> None:
+    stream = PublishStream("orders", 1)
+    others = dispatches([b"x", b"x"])
+    assert not stream.is_answered(others + receipts([b"0123456789abcdef"], "queue full"))
+    assert stream.is_answered(others + receipts([b"0123456789abcdef"]))
+
+
 def test_refusal_is_an_error() -> None:
     stream = PublishStream("orders", 1)
     with pytest.raises(ClientError, match="answered a publish with b'H0100703"):

@@ -4,12 +4,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from phpmq_lite.bench.plan import WORKLOADS
 from phpmq_lite.cli import bench
 from phpmq_lite.cli.main import commands
 
 
 def test_workloads_come_in_their_order_whatever_was_asked() -> None:
     assert bench.workload_list("latency, publish") == ("publish", "latency")
+
+
+def test_all_names_every_workload() -> None:
+    assert bench.workload_list("all") == WORKLOADS
 
 
 def test_unknown_workload_is_refused_by_name() -> None:
@@ -36,3 +41,10 @@ def test_bench_refuses_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
     result = CliRunner().invoke(commands, ["bench"])
     assert result.exit_code == 1
     assert "is in memory (tmpfs); name a folder on a disk with --data" in result.stderr
+
+
+def test_bench_says_what_it_cannot_measure_of_a_broker_that_runs() -> None:
+    arguments = ["bench", "--workloads", "all", "--connect", "127.0.0.1:9100"]
+    result = CliRunner().invoke(commands, arguments)
+    assert result.exit_code == 1
+    assert "backlog and connections cannot be measured with --connect" in result.stderr
