@@ -1,0 +1,375 @@
+"""How the cost of a message grows: with backlog, queues, connections, size and history.
+
+Each axis has a broker per point, all of them there at the same time, so that one turn measures
+point after point, in another order each time; ratios are of one turn, to the first point.  Writes
+``curves.json`` and a picture of each axis; axes that are not measured keep what the file has::
+
+    python benchmarks/curves.py --data . --out docs/curves
+    python benchmarks/curves.py --axes backlog,history --turns 7
+    python benchmarks/curves.py --draw            # the pictures again, from the file
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Final
+
+from curve_pictures import draw, summary
+
+from phpmq_lite.bench import clients
+from phpmq_lite.bench.broker import BrokerProcess
+from phpmq_lite.bench.clients import Address
+from phpmq_lite.bench.connections import allow_files, hold, roomy
+from phpmq_lite.bench.counters import cpu_seconds
+from phpmq_lite.bench.machine import describe_machine
+from phpmq_lite.bench.processes import Job, run, unwound_by_signals
+from phpmq_lite.bench.session import temporary_folder
+from phpmq_lite.bench.steps import queue_for, span
+from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.errors import ClientError
+
+SIZE: Final = 256
+LIMIT_S: Final = 600.0
+MOST_BYTES: Final = 256 << 20  # of one measurement with large bodies
+PUBLISH: Final = "publish"
+WINDOWS: Final = {"window 100": 100, "window 1,000": 1_000}
+NAME: Final = b"spread."
+
+Start = Callable[[str, tuple[str, ...]], AbstractContextManager[BrokerProcess]]
+Turn = dict[str, "Sample"]  # by line: PUBLISH and WINDOWS
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """Microseconds per message: time that passed, and processor time of the broker."""
+
+    us: float
+    broker_us: float | None  # None: it also did other things
+
+
+@dataclass(slots=True, frozen=True)
+class Effort:
+    """How long each measurement takes: seconds, or messages where their number is fixed."""
+
+    seconds: float
+    messages: int
+
+
+@dataclass(slots=True, frozen=True)
+class Axis:
+    """What grows, how a broker is made ready for a point, and how it is measured there."""
+
+    title: str
+    points: tuple[int, ...]
+    quick: tuple[int, ...]
+    turn: Callable[[BrokerProcess, int, Effort], Turn]
+    prepare: Callable[[BrokerProcess, int], None] = lambda _broker, _value: None
+    settings: Callable[[int], tuple[str, ...]] = lambda _value: ()  # options of ``serve``
+
+
+def measure(
+    broker: BrokerProcess, jobs: Mapping[str, Job], beside: Mapping[str, Job] | None = None
+) -> Sample:
+    """Run jobs that return how many messages they moved, the same number each."""
+    began: list[float | None] = []
+    done = run({**jobs, **(beside or {})}, LIMIT_S, lambda: began.append(cpu_seconds(broker.pid)))
+    cpu_s = (cpu_seconds(broker.pid) or 0.0) - (began[0] or 0.0)
+    counted = {name: done[name] for name in jobs}
+    messages = max(outcome.value for outcome in counted.values())
+    broker_us = None if beside else round(cpu_s / messages * 1e6, 2)
+    return Sample(round(span(counted) / messages * 1e6, 2), broker_us)
+
+
+# -- flows on a queue that nobody has used: size, connections, history
+
+
+def flows(
+    broker: BrokerProcess, effort: Effort, size: int, beside: Mapping[str, Job] | None = None
+) -> Turn:
+    """Measure publishing alone, then a producer and a consumer at each window."""
+    most = max(20, MOST_BYTES // size)
+
+    def publisher(queue: str) -> Job:
+        arguments = (broker.address, queue, size, effort.seconds, True, "plain", most)
+        return Job(clients.publish, arguments)
+
+    queue = queue_for(PUBLISH)
+    turn = {PUBLISH: measure(broker, {"producer": publisher(queue)}, beside)}
+    for line, window in WINDOWS.items():
+        queue = queue_for("flow")
+        window = min(window, clients.unconfirmed(size))
+        consumer = Job(clients.consume, (broker.address, queue, size, window))
+        pair = {"producer": publisher(queue), "consumer": consumer}
+        turn[line] = measure(broker, pair, beside)
+    return turn
+
+
+def turn_of_size(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
+    """Bodies of so many bytes."""
+    return flows(broker, effort, value)
+
+
+def turn_of_connections(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
+    """Flows beside so many idle consumers, each with a queue of its own."""
+    idle = Job(hold, (broker.address, value, effort.seconds))
+    return flows(broker, effort, SIZE, {"idle": idle})
+
+
+def turn_of_history(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
+    """Flows of a broker that has settled messages before."""
+    return flows(broker, effort, SIZE)
+
+
+def settle(broker: BrokerProcess, value: int) -> None:
+    """Have so many messages in the history."""
+    if value:
+        queue = queue_for("history")
+        number = fill(broker, queue, value)
+        take(broker, queue, number, 1_000)
+
+
+# -- one queue in which messages wait
+
+
+def fill(broker: BrokerProcess, queue: str, number: int) -> int:
+    """Publish to a queue; return how many messages it were."""
+    job = Job(clients.fill, (broker.address, queue, SIZE, number))
+    stored: int = run({"producer": job}, LIMIT_S)["producer"].value
+    return stored
+
+
+def take(broker: BrokerProcess, queue: str, number: int, window: int) -> Sample:
+    """Take messages out of a queue, the oldest first."""
+    job = Job(clients.drain, (broker.address, queue, SIZE, number, window))
+    return measure(broker, {"consumer": job})
+
+
+def wait_in_queue(broker: BrokerProcess, value: int) -> None:
+    """Have so many messages wait."""
+    fill(broker, "backlog", value)
+
+
+def turn_of_backlog(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
+    """Publish behind what waits, and take as many of the oldest: as many wait as before."""
+    turn = {}
+    for line, window in WINDOWS.items():
+        job = Job(clients.fill, (broker.address, "backlog", SIZE, effort.messages))
+        turn[PUBLISH] = measure(broker, {"producer": job})
+        turn[line] = take(broker, "backlog", effort.messages, window)
+    return turn
+
+
+# -- many queues, one message to each in turn
+
+
+def names(queues: int) -> list[str]:
+    """Give names of one length, so that all frames have one length too."""
+    return [f"{NAME.decode()}{index:05}" for index in range(queues)]
+
+
+def publish_spread(address: Address, queues: int, number: int) -> Generator[None, None, int]:
+    """Publish ``number`` messages, confirmed, to one queue after the other."""
+    streams = [PublishStream(name, SIZE) for name in names(queues)]
+    turns, piece = cycle(streams), clients.at_once(SIZE)
+    sent = received = 0
+    with clients.connect(address) as link:
+        clients.prove(link)
+        yield
+        while received < number * streams[0].receipt_bytes:
+            confirmed = received // streams[0].receipt_bytes
+            if sent < number and sent - confirmed <= clients.UNCONFIRMED - piece:
+                count = min(piece, number - sent)
+                link.sendall(b"".join([stream.encode(1) for stream in islice(turns, count)]))
+                sent += count
+            else:
+                received += len(clients.receive(link))
+    if received != number * streams[0].receipt_bytes:
+        raise ClientError("a publish was refused")
+    return sent
+
+
+def consume_spread(
+    address: Address, queues: int, number: int, window: int, is_filled: bool
+) -> Generator[None, None, int]:
+    """Consume all queues on one connection, ``window`` each, and acknowledge.
+
+    Where nothing waits in them the broker knows the consumers before it is measured.
+    """
+    streams = {name.encode(): DispatchStream(name, SIZE, window) for name in names(queues)}
+    first = next(iter(streams))
+    frame_bytes = streams[first].frame_bytes
+    rest, taken = b"", 0
+    with clients.connect(address) as link:
+        consume = b"".join(stream.consume for stream in streams.values())
+        if is_filled:
+            link.sendall(consume)
+        else:
+            clients.prove(link, consume)
+        yield
+        while taken < number:
+            data = rest + clients.receive(link)
+            end = len(data) // frame_bytes * frame_bytes
+            answers = []
+            for at in range(0, end, frame_bytes):
+                name_at = data.index(NAME, at)
+                stream = streams[data[name_at : name_at + len(first)]]
+                answers.append(stream.feed(data[at : at + frame_bytes]))
+            rest = data[end:]
+            taken += len(answers)
+            if answers:
+                link.sendall(b"".join(answers))
+        clients.prove(link)
+        return taken
+
+
+def turn_of_queues(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
+    """Publish to so many queues, and take it out again; then both at once at each window."""
+    number = max(effort.messages, value)
+    producer = Job(publish_spread, (broker.address, value, number))
+
+    def consumer(window: int, *, is_filled: bool) -> Job:
+        return Job(consume_spread, (broker.address, value, number, window, is_filled))
+
+    turn = {PUBLISH: measure(broker, {"producer": producer})}
+    run({"consumer": consumer(1_000, is_filled=True)}, LIMIT_S)
+    for line, window in WINDOWS.items():
+        pair = {"producer": producer, "consumer": consumer(window, is_filled=False)}
+        turn[line] = measure(broker, pair)
+    return turn
+
+
+def make_queues(broker: BrokerProcess, value: int) -> None:
+    """Have so many queues, so that no turn makes them."""
+    turn_of_queues(broker, value, Effort(0.0, value))
+
+
+def room_for_queues(value: int) -> tuple[str, ...]:
+    """Return options of ``serve`` that let so many queues be there, and ours."""
+    return ("--set", f"limits.max_queues={value + 1_000}")
+
+
+AXES: Final = {
+    "backlog": Axis(
+        "messages that wait in the queue", (1_000, 10_000, 100_000, 1_000_000), (400,),
+        turn_of_backlog, wait_in_queue,
+    ),
+    "queues": Axis(
+        "queues, a message to each in turn", (1, 10, 100, 1_000, 10_000), (3,),
+        turn_of_queues, make_queues, room_for_queues,
+    ),
+    "connections": Axis(
+        "idle consumers beside the flow, each with a queue", (1, 10, 100, 1_000), (3,),
+        turn_of_connections, settings=roomy,
+    ),
+    "size": Axis(
+        "bytes of a body", (16, 256, 4_096, 65_536, 1_048_576), (256,), turn_of_size
+    ),
+    "history": Axis(
+        "messages settled before", (0, 100_000, 1_000_000), (400,), turn_of_history, settle
+    ),
+}  # fmt: skip
+
+
+def measure_axis(name: str, options: argparse.Namespace, start: Start) -> dict[str, Any]:
+    """Measure one axis; return its title and, by line and point, the samples of all turns."""
+    axis = AXES[name]
+    points = axis.quick if options.quick else axis.points
+    effort = Effort(0.05, 200) if options.quick else Effort(options.seconds, options.messages)
+    samples: dict[str, dict[int, list[Sample]]] = {
+        line: {value: [] for value in points} for line in (PUBLISH, *WINDOWS)
+    }
+    with ExitStack() as stack:
+        brokers = {}
+        for value in points:
+            more = axis.settings(value)
+            brokers[value] = stack.enter_context(start(f"{name[0]}{value}", more))
+            axis.prepare(brokers[value], value)
+        for number in range(1 if options.quick else options.turns):
+            for value in random.sample(points, len(points)):
+                print(f"{name} {value:,}, turn {number + 1}", file=sys.stderr, flush=True)
+                for line, sample in axis.turn(brokers[value], value, effort).items():
+                    samples[line][value].append(sample)
+    lines = {
+        line: [
+            {
+                "value": value,
+                "us": [sample.us for sample in found],
+                "broker_us": [sample.broker_us for sample in found],
+            }
+            for value, found in by_value.items()
+        ]
+        for line, by_value in samples.items()
+    }
+    return {"title": axis.title, "lines": lines}
+
+
+@contextmanager
+def starting(folder: Path, *, is_quick: bool) -> Iterator[Start]:
+    """Give what starts a broker for a point; to be quick, all points have the same one."""
+
+    @contextmanager
+    def start(name: str, more: tuple[str, ...]) -> Iterator[BrokerProcess]:
+        try:
+            with BrokerProcess(folder / name, *more) as broker:
+                yield broker
+        finally:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+    if not is_quick:
+        yield start
+        return
+    with start("all", ()) as only:
+        yield lambda _name, _more: nullcontext(only)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--axes", default=",".join(AXES), help="some of them, with commas")
+    parser.add_argument("--turns", type=int, default=5, help="times that each point is measured")
+    parser.add_argument("--seconds", type=float, default=0.7, help="of a measurement")
+    parser.add_argument("--messages", type=int, default=20_000, help="where they are counted")
+    parser.add_argument("--quick", action="store_true", help="one small point, once: does it work?")
+    parser.add_argument("--draw", action="store_true", help="measure nothing, only draw")
+    parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
+    parser.add_argument("--out", type=Path, default=Path("docs/curves"), help="for the results")
+    options = parser.parse_args()
+    options.axes = options.axes.split(",")
+    if unknown := set(options.axes) - set(AXES):
+        parser.error(f"{min(unknown)!r} is none of {', '.join(AXES)}")
+    return options
+
+
+def main() -> None:
+    """Measure what is asked for, write it down, draw it, and print the medians."""
+    options = arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "curves.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"axes": {}}
+    if not options.draw:
+        found["machine"] = asdict(describe_machine(options.data))
+        allow_files(max(AXES["connections"].points))
+        with (
+            unwound_by_signals(),
+            temporary_folder(options.data) as folder,
+            starting(folder, is_quick=options.quick) as start,
+        ):
+            for name in options.axes:
+                found["axes"][name] = measure_axis(name, options, start)
+                file.write_text(json.dumps(found, indent=1) + "\n")
+    for name in options.axes:
+        axis = found["axes"][name]
+        (options.out / f"{name}.svg").write_text(draw(axis), encoding="utf-8")
+        print(f"{name}: {axis['title']}")
+        print(summary(axis))
+
+
+if __name__ == "__main__":
+    main()

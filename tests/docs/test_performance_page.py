@@ -1,0 +1,49 @@
+"""The page about performance names what ``bench`` has: workloads, options, limits, pictures."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+
+from phpmq_lite.bench.plan import WORKLOADS
+from phpmq_lite.broker.shares import LEAST
+from phpmq_lite.cli.bench import bench
+from phpmq_lite.settings.sections import Limits
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+
+def test_workloads_are_those_of_the_command() -> None:
+    table = PAGE.partition("### The workloads")[2].partition("\n\nWithout")[0]
+    assert re.findall(r"^\| `([\w-]+)`", table, re.M) == list(WORKLOADS)
+
+
+def test_examples_are_taken_by_the_command(tmp_path: Path) -> None:
+    lines = re.findall(r"^    phpmq-lite bench\b([^#>\n]*)", PAGE, re.M)
+    assert len(lines) == 5
+    for line in lines:
+        arguments = shlex.split(line.replace("/srv/mq", str(tmp_path)))
+        bench.make_context("bench", arguments)  # raises where one is unknown or wrong
+
+
+def test_options_of_the_text_exist() -> None:
+    options = {flag for it in bench.params if isinstance(it, click.Option) for flag in it.opts}
+    assert set(re.findall(r"`(--[a-z]+)", PAGE)) <= options
+
+
+def test_bounds_are_those_of_the_code() -> None:
+    limits = Limits()
+    told = (
+        f"at most {limits.batch_commands:,} commands or {limits.batch_bytes >> 20} MiB",
+        f"a window of {limits.window:,} ready messages",
+        f"the bodies of both ({limits.body_cache >> 20} MiB at most)",
+        f"never less than {LEAST}",
+    )
+    assert [text for text in told if text not in PAGE] == []
+
+
+def test_links_and_pictures_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE)
+    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
