@@ -345,6 +345,7 @@ class Broker:
 
     def _close_window(self, queue: Queue) -> None:
         if queue.window is not None:
+            self.lives.drop_page(queue, queue.window)
             queue.window.drop_bodies()
             for message in queue.window:
                 del self.lives.known[message.seq]

@@ -106,8 +106,18 @@ class Lives(Queues):
     def cut_window(self, queue: Queue) -> None:
         """Forget what a window has above its limit, because something came back to it."""
         if queue.window is not None:
-            for message in queue.window.cut():
+            given_up = queue.window.cut()
+            if given_up:
+                self.drop_page(queue, queue.window)
+                self.hungry[queue.queue_id] = queue
+            for message in given_up:
                 del self.known[message.seq]
+
+    def drop_page(self, queue: Queue, window: Window) -> None:
+        """Ask no more for the page behind a window, which ends at another place now."""
+        window.is_loading = False
+        batch = self.batch
+        batch.filled = [page for page in batch.filled if page.queue_id != queue.queue_id]
 
     # -- born
 

@@ -19,8 +19,8 @@ class Timeouts:
         """See that these are looked at in time."""
         by_id = lives.by_id
         for queue_id in {message.queue_id for message in dispatched}:
-            timeout_s = by_id[queue_id].settings.ack_timeout_s
-            if timeout_s:
+            queue = by_id.get(queue_id)  # None: emptied and removed in the same batch
+            if queue is not None and (timeout_s := queue.settings.ack_timeout_s):
                 at = lives.now.steady_ms + timeout_s * 1_000
                 if self.next_ms is None or at < self.next_ms:
                     self.next_ms = at

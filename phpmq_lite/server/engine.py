@@ -37,6 +37,7 @@ COMMIT_BOUNDS_S: Final = (
 )  # fmt: skip
 BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 _UPKEEP_S = 1.0
+_NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 _LINGER_S = 0.001
 _LINGER_COMMANDS = 500  # they are worth a commit of their own
 _PATIENCE_S = 0.01  # what may wait for the end of a batch waits no longer: a disk may hang
@@ -224,7 +225,7 @@ class Engine:
             finally:
                 timer.cancel()
                 self._waker = None
-            if self._recording is None and not self.waiting:
+            if self._recording is None and self._open is None and not self.waiting:
                 self._look_after(is_idle=True)
 
     @property
@@ -270,7 +271,8 @@ class Engine:
             batch is not None
             and self._recording is None
             and not (self.is_stopping or self.waiting)
-            and len(batch.settled.get(ACKED_KEY, ())) == batch.commands < _LINGER_COMMANDS
+            and 0 < batch.commands < _LINGER_COMMANDS
+            and len(batch.settled.get(ACKED_KEY, ())) == batch.commands
             and not (batch.loads or batch.answers or batch.wakes or batch.aside)
             and not any(d or r for d, r in batch.sends.values())
             and not self.core.wants_batch
@@ -307,8 +309,11 @@ class Engine:
         """
         recording = self._recording
         first = batch.first_number if recording is None else recording.batch.first_number
+        before = {} if recording is None or recording.batch is batch else recording.batch.sends
         now_ms = self.clock.now().steady_ms
         for connection, (dispatches, _) in batch.sends.items():
+            if before and before.get(connection, _NOTHING)[0]:
+                continue  # what it has not got yet comes first
             if dispatches and dispatches[0].seq < first:
                 count = next((at for at, m in enumerate(dispatches) if m.seq >= first), None)
                 stored = dispatches[:count]

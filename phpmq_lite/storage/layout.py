@@ -123,13 +123,13 @@ def _settled(batch: Batch, gone: dict[int, Message]) -> list[Step]:
     counts = [0, 0]
     for (outcome, reason), seqs in batch.settled.items():
         before = (outcome, reason, batch.wall_ms)
-        others: Sequence[int] = seqs
-        if gone and (outcome, reason) == _ACKED:
-            flat = rows.flat_dispatched(gone.values())
-            steps.append((many("live", "settle_dispatched"), flat, before))
-            others = [seq for seq in seqs if seq not in gone]
-        if others:
+        now = gone if (outcome, reason) == _ACKED else {}
+        others = [seq for seq in seqs if seq not in now] if now else seqs
+        if others:  # dispatched before: these come first in the history too
             steps.append((many("live", "settle"), others, before))
+        if now:
+            flat = rows.flat_dispatched(now.values())
+            steps.append((many("live", "settle_dispatched"), flat, before))
         steps.append((many("live", "remove"), seqs, ()))
         counts[outcome == State.DELETED] += len(seqs)
     add_counter = load("live")["add_counter"]

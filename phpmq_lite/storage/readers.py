@@ -65,6 +65,7 @@ class Readers:
         for _ in range(count):
             self._free.put_nowait(None)  # not opened yet
         self._count = count
+        self._closing = asyncio.Lock()  # two that close at once would wait for each other
         self._others: list[Readers] = []
 
     def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
@@ -88,10 +89,18 @@ class Readers:
         """
         for other in self._others:
             await other.close()
-        for connection in [await self._free.get() for _ in range(self._count)]:
-            if connection is not None:
-                await connection.close()
-            self._free.put_nowait(None)
+        async with self._closing:
+            taken: list[aiosqlite.Connection | None] = []
+            try:
+                while len(taken) < self._count:
+                    taken.append(await self._free.get())
+                for at, connection in enumerate(taken):
+                    if connection is not None:
+                        await connection.close()
+                        taken[at] = None
+            finally:
+                for connection in taken:
+                    self._free.put_nowait(connection)
 
     async def read(self, file: str, name: str, /, **parameters: Any) -> list[Row]:
         """Run the statement ``name`` of ``sql/<file>.sql`` and return all its rows."""

@@ -38,6 +38,7 @@ DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
 _PAGE_BYTES: Final = 4 << 20  # bodies in one page
 _RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
 _SHORT_COMMANDS: Final = 1_000
+_SHORT_ROWS: Final = 3_000  # what so many commands come to, and whoever leaves with much in hand
 _SHORT_BYTES: Final = 1 << 20
 LONG_WAL_BYTES: Final = 16 << 20  # then it is copied into the database, between two batches
 _AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
@@ -370,8 +371,11 @@ class Writer:
         self._under_way -= 1
 
     async def run(self, work: Callable[[Store], T]) -> T:
-        """Do the same, and wait for what the function returns."""
-        return await self.start(work)
+        """Do the same, and wait for what the function returns.
+
+        Who gives up leaves the function to end: the thread has it in any case.
+        """
+        return await asyncio.shield(self.start(work))
 
     async def close(self) -> None:
         """Checkpoint, close the file, and end the thread."""
@@ -411,8 +415,12 @@ def _outcome_unknown() -> Iterator[None]:
 
 def _is_short(batch: Batch) -> bool:
     """Tell whether the statements of a batch are a matter of a few milliseconds."""
+    rows = (
+        len(batch.born) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
+        + sum(map(len, batch.settled.values()))
+    )  # fmt: skip
     return not (
-        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS
+        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS or rows > _SHORT_ROWS
         or batch.born_bytes > _SHORT_BYTES
     )  # fmt: skip
 

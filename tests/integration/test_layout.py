@@ -100,6 +100,25 @@ def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> li
         return rows
 
 
+def in_two_steps(batches: Batches) -> None:
+    """The first ones are held from a batch before, the others leave in that of their end."""
+    for _ in range(4):
+        batches.core.publish(batches.publisher, "orders", b"body", 0, None)
+    batches.end()
+    batches.consume(2)
+    batches.end()  # the page comes
+    batches.end()
+    batches.acknowledge(1, 2)
+    batches.core.dispatch()
+    batches.acknowledge(3, 4)
+    batches.end()
+
+
+def test_history_has_the_order_of_the_ends(tmp_path: Path) -> None:
+    rows = run(tmp_path / "one", in_two_steps, is_split=False)
+    assert [row[1] for row in rows] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("story", [once, again])
 def test_history_of_one_batch_is_that_of_two(
     tmp_path: Path, story: Callable[[Batches], None]
