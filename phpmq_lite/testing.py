@@ -121,11 +121,12 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """What starts it, on the address that it had before."""
+        """What starts it, on the address that it had before; no admin unless a flag asks."""
+        admin = [] if "--admin" in self.flags else ["--admin", "none"]
         listen = self.phpmq[0] if self.phpmq else f"127.0.0.1:{_lasting_port()}"
         return [
             sys.executable, *self.program, "serve", "--data", str(self.data),
-            "--listen", listen, "--legacy-listen", "none", *self.flags,
+            "--listen", listen, "--legacy-listen", "none", *admin, *self.flags,
         ]  # fmt: skip
 
     @property
