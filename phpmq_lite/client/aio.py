@@ -473,7 +473,8 @@ class _Link(asyncio.Protocol):
         try:
             async with asyncio.timeout(_CLOSE_S):
                 if self._transport.can_write_eof():
-                    self._transport.write_eof()
+                    with suppress(OSError):  # the broker has closed it, and the loop hears it next
+                        self._transport.write_eof()
                 else:
                     self._transport.close()
                 await self.lost.wait()

@@ -1,6 +1,7 @@
 """The asyncio client against a peer on a real socket that answers, refuses, and vanishes."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -46,6 +47,23 @@ async def test_client_sends_everything_before_it_closes(broker: ScriptedBroker) 
             await client.publish("orders", b"%d" % number)
     got = [(await broker.next(Publish)).content for _ in range(2_000)]
     assert got == [b"%d" % number for number in range(2_000)]
+
+
+async def test_client_closes_where_the_broker_was_quicker(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is gone, and the loop has not told it yet."""
+    async with client_of(broker) as client:
+        await client.publish("orders", b"body")
+        link = client._link
+        assert link is not None
+        transport = link._transport
+
+        def refuse() -> None:
+            transport.abort()
+            raise OSError(errno.ENOTCONN, "not connected")
+
+        monkeypatch.setattr(transport, "write_eof", refuse)
 
 
 async def test_confirmed_publish_returns_with_its_receipt(broker: ScriptedBroker) -> None:
