@@ -305,7 +305,7 @@ class Engine:
         """Send what was stored before: of each connection the first ones, up to one that was not.
 
         While consumers work on these the batch is stored: with a credit of 100 a third more
-        messages a second than where they waited for it (``benchmarks/README.md``).
+        messages a second than where they waited for it (``benchmarks/profile.md``).
         """
         recording = self._recording
         first = batch.first_number if recording is None else recording.batch.first_number
