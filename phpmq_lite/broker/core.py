@@ -12,7 +12,7 @@ is stored.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from hmac import compare_digest
 from typing import Any
@@ -180,7 +180,7 @@ class Broker:
             default=None,
         )
         for consumer in consumers:
-            self._end_consumer(consumer, "connection ended", charged=oldest)
+            self.lives.end_consumer(consumer, "connection ended", charged=oldest)
         if connection.parked is not None:
             connection.parked.parked.discard(connection)
         self.lives.limited.discard(connection)
@@ -232,7 +232,7 @@ class Broker:
             self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
         ):
             queue.totals.deduplicated += 1
-            self._answer(connection, Receipt(name, key))
+            self._answer(connection, [Receipt(name, key)])
             return Result.DONE
         if (settings.publishing_paused or settings.max_messages or settings.max_bytes) and (
             reason := queue.refusal()
@@ -251,15 +251,50 @@ class Broker:
             now_ms = lives.now.steady_ms
             self.receipts.add(queue.queue_id, key, message.seq, now_ms)
             lives.batch.keys += (queue.queue_id, key, message.seq, now_ms)
-            self._answer(connection, Receipt(name, key))
+            self._answer(connection, [Receipt(name, key)])
         return Result.DONE
 
-    def _answer(self, connection: Connection, receipt: Receipt) -> None:
+    def plain_queue(self, name: str) -> Queue | None:
+        """Return a queue that takes any number of messages unseen; None: it is not such a one."""
+        queue = self.lives.queues.get(name)
+        if queue is None or queue.judges:
+            return None
+        settings = queue.settings
+        is_bounded = settings.publishing_paused or settings.max_messages or settings.max_bytes
+        return None if is_bounded else queue
+
+    def publish_run(
+        self,
+        connection: Connection,
+        queue: Queue,
+        bodies: Sequence[bytes],
+        ttls: Sequence[int | None],
+        keys: Sequence[bytes] | None,
+    ) -> None:
+        """Store messages of a ``plain_queue``, in order; with ``keys``, each once (``publish``)."""
+        lives = self.lives
+        if keys is not None:
+            queue_id, seq, now_ms = queue.queue_id, lives.next_number, lives.now.steady_ms
+            repeated = self.receipts.add_new(queue_id, keys, seq, now_ms)
+            self._answer(connection, [Receipt(queue.name, key) for key in keys])
+            if repeated:
+                queue.totals.deduplicated += len(repeated)
+                fresh = sorted({*range(len(keys))}.difference(repeated))
+                bodies, ttls = [bodies[at] for at in fresh], [ttls[at] for at in fresh]
+                keys = [keys[at] for at in fresh]
+            rows = lives.batch.keys
+            for at, key in enumerate(keys, seq):
+                rows += (queue_id, key, at, now_ms)
+        if bodies:
+            lives.publish_run(queue, bodies, ttls, connection.number)
+            connection.published += len(bodies)
+
+    def _answer(self, connection: Connection, receipts: list[Receipt]) -> None:
         sends = self.lives.batch.sends
         entry = sends.get(connection)
         if entry is None:
             entry = sends[connection] = ([], [])
-        entry[1].append(receipt)
+        entry[1].extend(receipts)
 
     def _refuse(
         self, connection: Connection, name: str, key: bytes | None, reason: str,
@@ -274,7 +309,7 @@ class Broker:
             queue.totals.refused += 1
         if key is None:
             return Result.CLOSE
-        self._answer(connection, Receipt(name, key, reason))
+        self._answer(connection, [Receipt(name, key, reason)])
         return Result.DONE
 
     def judge_ahead(self, name: str, body: bytes, give: Callable[[Judged], None]) -> None:
@@ -311,7 +346,7 @@ class Broker:
             return Result.CLOSE
         former = connection.consumers.get(queue.queue_id)
         if former is not None:
-            self._end_consumer(former, "credit replaced", is_leaving=count == 0)
+            self.lives.end_consumer(former, "credit replaced", is_leaving=count == 0)
         if count == 0:
             return Result.DONE
         consumer = Consumer(connection, queue, min(count, self.limits.credit))
@@ -323,54 +358,29 @@ class Broker:
         self.lives.hungry[queue.queue_id] = queue
         return Result.DONE
 
-    def _end_consumer(
-        self,
-        consumer: Consumer,
-        detail: str,
-        *,
-        charged: Message | None = None,
-        is_leaving: bool = True,
-    ) -> None:
-        queue, connection = consumer.queue, consumer.connection
-        del connection.consumers[queue.queue_id]
-        del queue.consumers[connection]
-        consumer.credit = 0
-        if is_leaving and not queue.consumers:
-            self._close_window(queue)
-        for message in list(consumer.held.values()):
-            self.lives.give_back(message, detail, is_charged=message is charged)
-        if consumer.in_turn:
-            queue.turns.remove(consumer)
-        self.lives.cut_window(queue)
-
-    def _close_window(self, queue: Queue) -> None:
-        if queue.window is not None:
-            self.lives.drop_page(queue, queue.window)
-            queue.window.drop_bodies()
-            for message in queue.window:
-                del self.lives.known[message.seq]
-            queue.window = None
-
     def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> Result:
         """Settle as acked what this connection holds, or nobody does."""
-        lives = self.lives
-        try:
-            message = lives.known.get(int(message_id[:16], 16))
-        except ValueError:
-            message = None
-        if message is not None and message.message_id == message_id:
-            queue = lives.by_id[message.queue_id]
-            holder = message.holder
-            if (holder is None or holder.connection is connection) and queue.name == name:
-                lives.acknowledge(message, queue)
-                connection.acked += 1
-                return Result.DONE
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
             return found
         connection.acked += 1
-        lives.acknowledge(found, lives.by_id[found.queue_id])
+        self.lives.acknowledge(found, self.lives.by_id[found.queue_id])
         return Result.DONE
+
+    def acknowledge_run(
+        self, connection: Connection, name: str, message_ids: Iterable[bytes]
+    ) -> int:
+        """Acknowledge what this connection holds of one queue, in order.
+
+        Returns how many, up to the first that it does not hold: give that to ``acknowledge``.
+        """
+        queue = self.lives.queues.get(name)
+        consumer = None if queue is None else queue.consumers.get(connection)
+        if consumer is None:
+            return 0
+        count = self.lives.acknowledge_held(consumer, message_ids)
+        connection.acked += count
+        return count
 
     def requeue(self, connection: Connection, name: str, message_id: bytes, ttl_s: int) -> Result:
         """Put what this connection holds, or nobody does, at the end of its queue."""

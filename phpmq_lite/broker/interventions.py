@@ -84,7 +84,7 @@ def restore(
     queue.claimed_to = min(queue.claimed_to, message.position - 1)
     window = queue.window
     if window is not None:
-        if lives.has_room(window, len(body)):
+        if len(body) <= lives.body_room(window):
             message.body = body
         if window.put_back(message):
             lives.known[seq] = message

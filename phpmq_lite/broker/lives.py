@@ -5,17 +5,17 @@ the windows, and writes down what the transaction has to store.  Whether a turn 
 who asked for it, is decided in ``core.py``.
 """
 
-from os import urandom
+from collections.abc import Sequence
 from typing import Final
 
 from phpmq_lite.broker import records
 from phpmq_lite.broker.dying import Dying
-from phpmq_lite.broker.histogram import BUCKETS, NEAR, NEAR_MS, bucket
+from phpmq_lite.broker.histogram import BUCKETS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import CLAIMANT, Consumer, Queue
-from phpmq_lite.broker.queues import Queues
 from phpmq_lite.broker.records import Written
-from phpmq_lite.broker.window import Bodies, Window
+from phpmq_lite.broker.runs import LONGEST_TTL_S, Runs
+from phpmq_lite.broker.window import Window
 from phpmq_lite.model import (
     Envelopes,
     Limits,
@@ -23,39 +23,26 @@ from phpmq_lite.model import (
     Message,
     QueueSettings,
     State,
-    checksum,
 )
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
-DISPATCHED: Final = next_state(State.READY, Event.DISPATCH)
-ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
 READY_AGAIN: Final = next_state(State.DISPATCHED, Event.RETURN)
 EXPIRED: Final = next_state(State.READY, Event.EXPIRE)
 DEAD: Final = next_state(State.DISPATCHED, Event.DEAD_LETTER)
 DELETED: Final = next_state(State.READY, Event.DELETE)
 
-ACKED_KEY: Final = (int(ACKED), None)
-LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
 LOOKED_BYTES: Final = 1 << 20  # longer content is not looked at, but where it must be judged
-_TOKENS_AT_ONCE: Final = 512
 
 
-class Lives(Queues):
+class Lives(Runs):
     """All messages in memory and the batch that is open.  Plain state, owned by the core."""
 
     def __init__(
         self, limits: Limits, defaults: QueueSettings, envelopes: Envelopes | None = None
     ) -> None:
         super().__init__(limits, defaults, envelopes)
-        self.known: dict[int, Message] = {}  # by seq: held, or in a window
         self.dying = Dying()
         self.gone: set[int] = set()  # seqs of loaded rows that had a turn in this batch already
-        self.next_number = 1  # the one line of seq and position
-        self.next_deadline_ms: int | None = None  # no ready message expires before it
-        self.held = 0
-        self.held_bytes = 0
-        self.bodies = Bodies()
-        self._tokens: list[int] = []
 
     # -- numbers and places
 
@@ -68,22 +55,12 @@ class Lives(Queues):
     def token(self) -> int:
         """Take 63 random bits."""
         if not self._tokens:
-            pool = urandom(8 * _TOKENS_AT_ONCE)  # one system call for many
-            self._tokens = [
-                int.from_bytes(pool[at : at + 8], "big") >> 1 for at in range(0, len(pool), 8)
-            ]
+            self.draw_tokens(1)
         return self._tokens.pop()
 
     def event(self, message: Message, kind: str, detail: str | None = None) -> None:
         """Write down an unusual turn for the timeline."""
         self.batch.events += (message.seq, self.now.wall_ms, kind, detail)
-
-    def note_deadline(self, deadline_ms: int | None) -> None:
-        """See that the loop wakes up for this deadline (steady ms)."""
-        if deadline_ms is not None and (
-            self.next_deadline_ms is None or deadline_ms < self.next_deadline_ms
-        ):
-            self.next_deadline_ms = deadline_ms
 
     def deadline(self, ttl_s: int) -> tuple[int | None, int | None]:
         """Return a TTL that is not too long, and the deadline (steady ms); 0: None and None."""
@@ -95,13 +72,6 @@ class Lives(Queues):
     def set_ttl(self, message: Message, ttl_s: int) -> None:
         """Have a message expire in ``ttl_s`` seconds; 0: never."""
         message.ttl_s, message.deadline_ms = self.deadline(ttl_s)
-
-    def has_room(self, window: Window, size: int) -> bool:
-        """Tell whether a window may keep one more body of that size in memory."""
-        return (
-            window.body_bytes + size <= self.limits.window_bytes
-            and self.bodies.total_bytes + size <= self.limits.bodies_bytes
-        )
 
     def cut_window(self, queue: Queue) -> None:
         """Forget what a window has above its limit, because something came back to it."""
@@ -152,85 +122,30 @@ class Lives(Queues):
         ``looked`` is what was found in it already.  What may not reach a consumer is dead at once;
         see that there is room for its record before (``refuses_dead``).
         """
-        seq = self.next_number
-        self.next_number = seq + 1
-        wall_ms, steady_ms = self.now
-        if ttl_s is None:
-            ttl_s = queue.settings.default_ttl_s
-        deadline_ms: int | None = None
-        kept_ttl_s: int | None = None
-        if ttl_s:
-            kept_ttl_s = min(ttl_s, LONGEST_TTL_S)
-            deadline_ms = steady_ms + kept_ttl_s * 1_000
-            self.note_deadline(deadline_ms)
-        size = len(body)
-        message = Message(
-            seq, self._tokens.pop() if self._tokens else self.token(), queue.queue_id, seq, 0,
-            kept_ttl_s, deadline_ms, wall_ms, None, None, 0, 0, size, checksum(seq, body),
-            publisher, None,
-        )  # fmt: skip
-        batch = self.batch
+        made = self.bear(queue, (body,), (ttl_s,), publisher)
+        message = made[0]
         if queue.looks:
             looked = self._look(message, queue, body, looked)
-        batch.born.append(message)
-        batch.bodies += (seq, body)
-        batch.born_bytes += size
-        row = queue.row
-        row.live_count += 1
-        row.live_bytes += size
-        batch.queue_rows[queue.queue_id] = row
-        queue.totals.published += 1
         if looked is not None and looked.reason is not None and queue.judges:
             ahead = looked.record
             content = None if ahead is None else ahead[1].replace(ahead[0], message.message_id, 1)
             self.bury(message, looked.reason, body, detail=looked.detail, content=content)
-            return message
-        window = queue.window
-        if window is not None:
-            limits = self.limits  # has_room(), without the call
-            if (
-                window.body_bytes + size <= limits.window_bytes
-                and self.bodies.total_bytes + size <= limits.bodies_bytes
-            ):
-                message.body = body
-            if window.append(message):
-                self.known[seq] = message
-            self.hungry[queue.queue_id] = queue
+        else:
+            self.join(queue, made, (body,))
         return message
 
-    # -- alive
+    def publish_run(
+        self, queue: Queue, bodies: Sequence[bytes], ttls: Sequence[int | None], publisher: int
+    ) -> None:
+        """Store new messages as ``publish`` does, where the queue judges nothing."""
+        made = self.bear(queue, bodies, ttls, publisher)
+        if queue.looks:
+            for message, body in zip(made, bodies, strict=True):
+                if queue.is_dead_letter_queue or body.startswith(b"{"):
+                    self._look(message, queue, body, None)
+        self.join(queue, made, bodies)
 
-    def dispatch(self, message: Message, consumer: Consumer) -> None:
-        """Give a ready message, taken from its window, to a consumer with credit."""
-        batch, queue, connection = self.batch, consumer.queue, consumer.connection
-        wall_ms = self.now.wall_ms
-        message.state = DISPATCHED
-        message.holder = consumer
-        message.held_since_ms = self.now.steady_ms
-        message.consumer = connection.number
-        message.deliveries += 1
-        message.last_dispatched_at = wall_ms
-        if message.first_dispatched_at is None:
-            message.first_dispatched_at = wall_ms
-            ms = wall_ms - message.published_at  # measured: this and the hold cost 0.17 µs
-            if (wait := queue.wait) is None:
-                wait = queue.wait = [0] * BUCKETS
-            wait[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
-        else:
-            queue.totals.redelivered += 1
-        batch.dispatched.append(message)
-        size = message.size
-        consumer.held[message.seq] = message
-        consumer.held_bytes += size
-        self.held += 1
-        self.held_bytes += size
-        queue.held += 1
-        queue.held_bytes += size
-        queue.totals.dispatched += 1
-        entry = batch.sends.get(connection)
-        if entry is None:
-            entry = batch.sends[connection] = ([], [])
-        entry[0].append(message)
+    # -- alive
 
     def let_go(self, message: Message, queue: Queue) -> None:
         """Take a message from whoever holds it, or out of its window."""
@@ -243,7 +158,7 @@ class Lives(Queues):
         elif consumer is not None:
             message.holder = None
             size = message.size
-            if consumer.held.pop(message.seq, None) is not None:
+            if consumer.held.pop(message.message_id, None) is not None:
                 consumer.held_bytes -= size
             self.held -= 1
             self.held_bytes -= size
@@ -338,45 +253,52 @@ class Lives(Queues):
         self.batch.queue_rows[target.queue_id] = target.row
         self.put_at_end(message, target)
 
+    # -- consumers
+
+    def end_consumer(
+        self,
+        consumer: Consumer,
+        detail: str,
+        *,
+        charged: Message | None = None,
+        is_leaving: bool = True,
+    ) -> None:
+        """Take a consumer's credit away; what it held returns, ``charged`` being its failure."""
+        queue, connection = consumer.queue, consumer.connection
+        del connection.consumers[queue.queue_id]
+        del queue.consumers[connection]
+        consumer.credit = 0
+        if is_leaving and not queue.consumers:
+            self.close_window(queue)
+        for message in list(consumer.held.values()):
+            self.give_back(message, detail, is_charged=message is charged)
+        if consumer.in_turn:
+            queue.turns.remove(consumer)
+        self.cut_window(queue)
+
+    def close_window(self, queue: Queue) -> None:
+        """Forget what is in memory of a queue that nobody consumes any more."""
+        if queue.window is not None:
+            self.drop_page(queue, queue.window)
+            queue.window.drop_bodies()
+            for message in queue.window:
+                del self.known[message.seq]
+            queue.window = None
+
     # -- settled
 
     def acknowledge(self, message: Message, queue: Queue) -> None:
-        """Settle as acked.  The common end of a life, so it is written out: no call inside."""
-        consumer = message.holder
-        seq, size = message.seq, message.size
-        self.known.pop(seq, None)
-        if consumer is not None:
-            message.holder = None
-            del consumer.held[seq]
-            consumer.held_bytes -= size
-            self.held -= 1
-            self.held_bytes -= size
-            queue.held -= 1
-            queue.held_bytes -= size
-            if not consumer.in_turn:
-                consumer.in_turn = True
-                queue.turns.append(consumer)
-            self.hungry[queue.queue_id] = queue
-        elif queue.window is not None:
-            queue.window.discard(message)
-            self.hungry[queue.queue_id] = queue
-        batch, row = self.batch, queue.row
-        seqs = batch.settled.get(ACKED_KEY)
-        if seqs is None:
-            seqs = batch.settled[ACKED_KEY] = []
-        seqs.append(seq)
-        batch.settled_bytes += size
-        row.live_count -= 1
-        row.live_bytes -= size
-        batch.queue_rows[queue.queue_id] = row
-        queue.totals.acked += 1
-        if (dispatched_at := message.last_dispatched_at) is not None:
-            ms = batch.wall_ms - dispatched_at
-            if (hold := queue.hold) is None:
-                hold = queue.hold = [0] * BUCKETS
-            hold[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
-        if queue.parked:
-            self.unpark(queue)
+        """Settle as acked, whoever holds it; ``acknowledge_held`` is for many in a row."""
+        self.let_go(message, queue)
+        self.known.pop(message.seq, None)
+        self.note_hold(message, queue)
+        self.count_acked(queue, [message.seq], message.size)
+
+    def note_hold(self, message: Message, queue: Queue) -> None:
+        """Count for how long a message was held that is about to be settled."""
+        if message.last_dispatched_at is not None:
+            queue.hold = queue.hold or [0] * BUCKETS
+            queue.hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
 
     def settle(self, message: Message, outcome: State, reason: str | None) -> None:
         """End a life: the row leaves the live table and becomes one of the history.
@@ -429,9 +351,8 @@ class Lives(Queues):
         can have it, and on disk it is still what it was.
         """
         queue = self.by_id[message.queue_id]
-        if message.holder is not None and message.last_dispatched_at is not None:
-            queue.hold = queue.hold or [0] * BUCKETS
-            queue.hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
+        if message.holder is not None:
+            self.note_hold(message, queue)
         self.let_go(message, queue)
         self.known.pop(message.seq, None)
         body = message.body

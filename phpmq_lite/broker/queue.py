@@ -70,7 +70,7 @@ class Consumer:
         self.connection = connection
         self.queue = queue
         self.credit = credit  # messages
-        self.held: dict[int, Message] = {}  # by seq
+        self.held: dict[bytes, Message] = {}  # by message id
         self.held_bytes = 0
         self.in_turn = False  # waits in queue.turns
 

@@ -1,9 +1,11 @@
 """Keys of confirmed publishes: which were stored, and for how long they are remembered."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 _TIME_BITS: Final = 44  # of Unix milliseconds: enough for 500 years
+_TIME: Final = (1 << _TIME_BITS) - 1
 
 
 class Receipts:
@@ -31,33 +33,52 @@ class Receipts:
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
         """Return the seq stored under ``key`` less than ``window_ms`` ago on this queue."""
         entry = self._seen.get(b"%d:%b" % (queue_id, key))
-        if entry is None or now_ms - (entry & (1 << _TIME_BITS) - 1) >= self._window_ms:
+        if entry is None or now_ms - (entry & _TIME) >= self._window_ms:
             return None
         return entry >> _TIME_BITS
 
     def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> None:
         """Remember ``key``; forgets what is too old, and the oldest above ``limit``."""
-        name = b"%d:%b" % (queue_id, key)
+        self._add(b"%d:%b" % (queue_id, key), seq, now_ms)
+        self._forget(now_ms)
+
+    def add_new(self, queue_id: int, keys: Sequence[bytes], seq: int, now_ms: int) -> list[int]:
+        """Remember those of ``keys`` that are not: the first under ``seq``, and so on.
+
+        Returns the places of those that were remembered before, or stand here twice.
+        """
+        repeated: list[int] = []
+        seen, prefix = self._seen, b"%d:" % queue_id
+        young = (now_ms - self._window_ms) + 1  # of what was added since, a key is remembered
+        for place, key in enumerate(keys):
+            name = prefix + key
+            entry = seen.get(name)
+            if entry is not None and entry & _TIME >= young:
+                repeated.append(place)
+                continue
+            self._add(name, seq, now_ms)
+            seq += 1
+        self._forget(now_ms)
+        return repeated
+
+    def _add(self, name: bytes, seq: int, now_ms: int) -> None:
         if name in self._seen:
             self._repeated[name] = self._repeated.get(name, 0) + 1
         self._seen[name] = seq << _TIME_BITS | now_ms
         self._order.append(name)
-        while self._order and self._forget_first(now_ms):
-            pass
 
-    def _forget_first(self, now_ms: int) -> bool:
-        """Take the first of the order away, if it is to go."""
-        name = self._order[0]
-        if times := self._repeated.get(name, 0):
-            self._repeated[name] = times - 1
-            if times == 1:
-                del self._repeated[name]
-        elif (
-            len(self._seen) > self._limit
-            or now_ms - (self._seen[name] & (1 << _TIME_BITS) - 1) >= self._window_ms
-        ):
-            del self._seen[name]
-        else:
-            return False
-        self._order.popleft()
-        return True
+    def _forget(self, now_ms: int) -> None:
+        """Forget what is too old, and the oldest above the limit."""
+        seen, order, oldest_ms = self._seen, self._order, now_ms - self._window_ms
+        while order:
+            name = order[0]
+            if name in self._repeated:
+                if self._repeated[name] == 1:
+                    del self._repeated[name]
+                else:
+                    self._repeated[name] -= 1
+            elif len(seen) > self._limit or seen[name] & _TIME <= oldest_ms:
+                del seen[name]
+            else:
+                return
+            order.popleft()

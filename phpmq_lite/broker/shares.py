@@ -56,6 +56,27 @@ class Share:
         self._asked = 0
 
 
+class Parts:
+    """What one publisher may still publish in one batch, by queue: it comes to each by turns."""
+
+    __slots__ = ("_core", "_left")
+
+    def __init__(self, core: Broker) -> None:
+        self._core = core
+        self._left: dict[str, int] = {}
+
+    def left(self, name: str) -> int:
+        """Give how many messages it may publish to a queue now, 0: none in this batch."""
+        left = self._left.get(name)
+        if left is None:
+            left = self._left[name] = take_share(self._core, name)
+        return left
+
+    def use(self, name: str, count: int) -> None:
+        """Note that so many were published; only after ``left`` has allowed them."""
+        self._left[name] -= count
+
+
 def take_share(core: Broker, name: str) -> int:
     """Give the messages that one publisher may publish to a queue now, 0: none in this batch."""
     queue = core.lives.queues.get(name)

@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker import audit, judging
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.lives import LONGEST_TTL_S, LOOKED_BYTES
+from phpmq_lite.broker.lives import LOOKED_BYTES
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.broker.staged import KEPT_MS, Part, Stage
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError

@@ -33,8 +33,7 @@ def serve(lives: Lives, batch_number: int) -> None:
 def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:
     """Dispatch until messages, credit or bodies run out; True where it must be tried again."""
     turns, now_ms = queue.turns, lives.now.steady_ms
-    if len(turns) == 1:
-        _serve_alone(lives, window, turns[0], batch_number)
+    _serve_in_rounds(lives, queue, window, batch_number)
     passed_over = 0  # consumers, by the message that is first
     while passed_over < len(turns):
         message = window.first()
@@ -52,7 +51,7 @@ def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) 
             return True
         consumer = turns.popleft()
         if _has_room(lives, consumer, message.size, batch_number):
-            lives.dispatch(window.take(), consumer)
+            lives.dispatch((window.take(),), (consumer,))
             turns.append(consumer)
             passed_over = 0
         elif _is_short_of_bytes(lives, consumer, message.size):
@@ -63,33 +62,41 @@ def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) 
     return False
 
 
-def _serve_alone(lives: Lives, window: Window, consumer: Consumer, batch_number: int) -> None:
-    """Dispatch to the only consumer what needs no further look; the rest is for the others here.
+def _serve_in_rounds(lives: Lives, queue: Queue, window: Window, batch_number: int) -> None:
+    """Give each consumer its part of what needs no further look; the rest is for the others here.
 
-    One comparison of sums in the place of several a message: 0.7 instead of 1.1 µs.
+    As many whole rounds at once as all of them have credit for: a few sums are compared for all
+    messages, instead of several for each (0.6 instead of 1.1 µs a message).
     """
+    limits, turns = lives.limits, queue.turns
+    while turns:
+        rounds = min(consumer.credit - len(consumer.held) for consumer in turns)
+        if rounds <= 0:
+            for consumer in [one for one in turns if len(one.held) >= one.credit]:
+                consumer.in_turn = False  # an acknowledgement brings it back
+                turns.remove(consumer)
+            continue
+        if any(_is_near_a_bound(lives, one, window.body_bytes, batch_number) for one in turns):
+            return
+        count = min(rounds * len(turns), limits.held - lives.held)
+        taken = window.take_run(count, lives.now.steady_ms) if count > 0 else []
+        lives.dispatch(taken, tuple(turns))
+        turns.rotate(-len(taken))
+        if len(taken) < rounds * len(turns):
+            return
+
+
+def _is_near_a_bound(lives: Lives, consumer: Consumer, size: int, batch_number: int) -> bool:
+    """Tell whether so many bytes could be too many for one consumer, or it takes nothing now."""
     limits, connection = lives.limits, consumer.connection
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
-    size = window.body_bytes  # of all that can be dispatched
-    if (
+    return (
         connection.is_choked
         or consumer.held_bytes + size > limits.credit_bytes
         or connection.batch_bytes + size > limits.write_bytes
         or lives.held_bytes + size > limits.held_bytes
-    ):
-        return
-    now_ms = lives.now.steady_ms
-    for _ in range(min(consumer.credit - len(consumer.held), limits.held - lives.held)):
-        message = window.first()
-        if (
-            message is None
-            or message.body is None
-            or (message.deadline_ms is not None and message.deadline_ms <= now_ms)
-        ):
-            return
-        connection.batch_bytes += message.size
-        lives.dispatch(window.take(), consumer)
+    )
 
 
 def _has_room(lives: Lives, consumer: Consumer, size: int, batch_number: int) -> bool:
@@ -104,7 +111,6 @@ def _has_room(lives: Lives, consumer: Consumer, size: int, batch_number: int) ->
     if connection.batch_bytes >= limits.write_bytes:
         lives.limited.add(connection)  # the rest goes with the next batch
         return False
-    connection.batch_bytes += size
     return True
 
 
@@ -120,21 +126,15 @@ def _is_short_of_bytes(lives: Lives, consumer: Consumer, size: int) -> bool:
 def _ask_for_page(lives: Lives, queue: Queue, window: Window) -> None:
     window.is_loading = True
     count = window.limit - len(window)
-    limits = lives.limits
-    room = min(
-        limits.window_bytes - window.body_bytes, limits.bodies_bytes - window.bodies.total_bytes
-    )
-    lives.batch.filled.append(WindowRequest(queue.queue_id, window.covered_to, count, max(0, room)))
+    request = WindowRequest(queue.queue_id, window.covered_to, count, lives.body_room(window))
+    lives.batch.filled.append(request)
 
 
 def _ask_for_bodies(lives: Lives, window: Window) -> bool:
     """Ask for the bodies of the next messages, at least one; they come after this batch."""
-    limits = lives.limits
-    if window.body_bytes > limits.window_bytes // 2:
+    if window.body_bytes > lives.limits.window_bytes // 2:
         window.drop_bodies()  # they stand behind, and the next ones need the room
-    room = min(
-        limits.window_bytes - window.body_bytes, limits.bodies_bytes - window.bodies.total_bytes
-    )
+    room = lives.body_room(window)
     for message in window.upcoming(_BODIES_AHEAD):
         if message.body is None:
             lives.batch.body_seqs.add(message.seq)

@@ -1,7 +1,7 @@
 """The next ready messages of one queue, in order; the rest of the queue waits in SQLite."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
@@ -63,22 +63,51 @@ class Window:
             self._count(-message.size)
         return message
 
+    def take_run(self, count: int, now_ms: int) -> list[Message]:
+        """Remove and return the first messages, ``count`` at most, that can leave as they are.
+
+        They end before one that has expired (``now_ms`` is steady), or has no body in memory.
+        """
+        if self._returned:
+            self._merge()
+        ready, size = self._ready, 0
+        taken: list[Message] = []
+        for message in islice(ready.values(), count):
+            deadline_ms = message.deadline_ms
+            if message.body is None or (deadline_ms is not None and deadline_ms <= now_ms):
+                break
+            taken.append(message)
+            size += message.size
+        for message in taken:
+            del ready[message.position]
+        self._count(-size)
+        return taken
+
     def upcoming(self, count: int) -> list[Message]:
         """Return the next ``count`` messages, in order."""
         return list(islice(iter(self), count))
 
     def append(self, message: Message) -> bool:
         """Put a message at the end; False where it must wait in SQLite."""
+        return self.join((message,)) == 1
+
+    def join(self, messages: Sequence[Message]) -> int:
+        """Put messages at the end, in order; return how many: the others wait in SQLite."""
         if not self.reaches_end:
-            return False
-        if len(self._ready) + len(self._returned) >= self.limit:
+            return 0
+        room = self.limit - len(self._ready) - len(self._returned)
+        if room < len(messages):
             self.reaches_end = False
-            return False
-        self._ready[message.position] = message
-        self.covered_to = message.position
-        if message.body is not None:
-            self._count(message.size)
-        return True
+            messages = messages[: max(0, room)]
+        ready, size = self._ready, 0
+        for message in messages:
+            ready[message.position] = message
+            if message.body is not None:
+                size += message.size
+        if messages:
+            self.covered_to = messages[-1].position
+            self._count(size)
+        return len(messages)
 
     def put_back(self, message: Message) -> bool:
         """Put a message into its old place; False where that place lies behind the window."""

@@ -3,6 +3,7 @@
 No socket and no clock: bytes in, frames out, frames in, bytes out.
 """
 
+from collections.abc import Callable
 from typing import Final, cast
 
 from phpmq_lite.errors import RemoteProtocolError
@@ -14,6 +15,8 @@ from phpmq_lite.protocol.parser import Parser
 from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient
 from phpmq_lite.protocol.wire import WireLimits
 
+AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
+AppendReceipt = Callable[[list[bytes], str, bytes, str | None], None]
 GUARDED_BYTES: Final = 4 << 20  # the most of whole frames that waits for the http guard
 
 
@@ -114,6 +117,16 @@ class ServerSide:
         """Return what the http guard holds back; :attr:`error` shows what came after it."""
         return self._decided() if self._held else []
 
+    @property
+    def dispatcher(self) -> AppendDispatch:
+        """What ``append_dispatch`` comes to: for many in a row, a call less for each."""
+        return (self._encoder or self._fix_encoder()).append_dispatch
+
+    @property
+    def answerer(self) -> AppendReceipt:
+        """What ``append_receipt`` comes to, in the same way."""
+        return self._style("ttl").append_receipt
+
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
@@ -122,14 +135,13 @@ class ServerSide:
         ``content`` is appended as it is, not copied.  ``ttl_s`` is the seconds left, rounded
         up, and 0 for a message that never expires (R8).
         """
-        encoder = self._encoder or self._fix_encoder()
-        encoder.append_dispatch(parts, queue, content, message_id, ttl_s)
+        self.dispatcher(parts, queue, content, message_id, ttl_s)
 
     def append_receipt(
         self, parts: list[bytes], queue: str, key: bytes, reason: str | None
     ) -> None:
         """Append the pieces of one 007: stored, or refused where there is a ``reason``."""
-        self._style("ttl").append_receipt(parts, queue, key, reason)
+        self.answerer(parts, queue, key, reason)
 
     def _fix_encoder(self) -> BrokerEncoder:
         """Decide for the rest of the connection how it is dispatched to, R7."""

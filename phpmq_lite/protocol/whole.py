@@ -107,9 +107,10 @@ class _Remembered(ABC):
     def _number_end(self, data: bytes, pos: int) -> int:
         """Return where the whole TTL packet at ``pos`` ends; 0 where there is none."""
         size = read_length(data[pos + 3 : pos + 32])
+        if data[pos : pos + 3] != b"P05" or not 0 < size <= self._limits.max_number_digits:
+            return 0  # ahead of the slice: compiled, one of a negative size raises SystemError
         digits = data[pos + 32 : pos + 32 + size]
-        is_whole = data[pos : pos + 3] == b"P05" and 0 < size <= self._limits.max_number_digits
-        return pos + 32 + size if is_whole and len(digits) == size and digits.isdigit() else 0
+        return pos + 32 + size if len(digits) == size and digits.isdigit() else 0
 
 
 class WholeFromClient(_Remembered):

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.lives import ACKED_KEY
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.runs import ACKED_KEY
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
@@ -89,7 +89,7 @@ class Engine:
         self._patient: deque[asyncio.Future[None]] = deque()  # what goes on between two batches
         self._loaded: Loaded | None = None
         self._asides = 0  # pieces of work in their thread, whose results a batch waits for
-        self._thread = ThreadPoolExecutor(1, "aside")  # one: more would only share the interpreter
+        self._aside_thread = ThreadPoolExecutor(1, "aside")  # more only share the interpreter
 
     @property
     def waiting(self) -> int:
@@ -390,7 +390,7 @@ class Engine:
     def _set_aside(self, work: Callable[[], Any], give: Callable[[Any], None]) -> None:
         """Do work in its thread; a later batch begins with giving its result to the core."""
         self._asides += 1
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        future = asyncio.get_running_loop().run_in_executor(self._aside_thread, work)
 
         def take(_core: Broker) -> None:
             self._asides -= 1
@@ -428,7 +428,7 @@ class Engine:
 
     def _end_asides(self) -> None:
         """Begin no further piece of work: the process would wait for all of them at its end."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._aside_thread.shutdown(wait=False, cancel_futures=True)
 
     async def end(self) -> None:
         """Wait for upkeep under way; call after ``run`` has ended, before closing the writer."""

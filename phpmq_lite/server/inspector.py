@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import wire
-from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.connection import AppendDispatch, AppendReceipt, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 from phpmq_lite.server.dissector import Dissector, Frame
 
@@ -185,6 +185,16 @@ class RecordedSide:
     def release(self) -> list[ClientFrame]:
         """See ``ServerSide``; these were recorded when they came."""
         return self.side.release()
+
+    @property
+    def dispatcher(self) -> AppendDispatch:
+        """See ``ServerSide``."""
+        return self.append_dispatch
+
+    @property
+    def answerer(self) -> AppendReceipt:
+        """See ``ServerSide``."""
+        return self.append_receipt
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int

@@ -12,18 +12,19 @@ from typing import Any, Final, cast
 
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.shares import take_share
+from phpmq_lite.broker.shares import Parts
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Judged, Message, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, DeadLetter, Publish, Requeue
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.commands import apply
+from phpmq_lite.server.commands import apply, apply_run
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.hints import hint_at_revision
 from phpmq_lite.server.inspector import Side
+from phpmq_lite.server.outgoing import encode
 from phpmq_lite.server.pace import Pace
 from phpmq_lite.server.pressure import Pressure
 
@@ -179,27 +180,9 @@ class Session(asyncio.Protocol):
         self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
     ) -> list[Message]:
         """See ``model.Peer``: everything of a batch leaves in one write."""
-        late: list[Message] = []
         if self.transport.is_closing():
-            return late  # its end is in the inbox already
-        parts: list[bytes] = []
-        append = self.side.append_dispatch
-        for message in dispatches:
-            body, holder = message.body, message.holder
-            if body is None or holder is None or holder.connection is not self.connection:
-                continue  # sent already, or a later batch took it away again
-            deadline_ms = message.deadline_ms
-            if deadline_ms is None:
-                ttl_s = 0
-            elif deadline_ms > now_ms:
-                ttl_s = (deadline_ms - now_ms + 999) // 1_000
-            else:
-                late.append(message)
-                continue
-            append(parts, holder.queue.name, body, message.message_id, ttl_s)
-            message.body = None  # on disk; a redelivery loads it
-        for receipt in receipts:
-            self.side.append_receipt(parts, receipt.queue, receipt.key, receipt.reason)
+            return []  # its end is in the inbox already
+        parts, late = encode(self.side, self.connection, dispatches, receipts, now_ms)
         if parts:
             data = b"".join(parts)
             self.bytes_out += len(data)
@@ -338,34 +321,35 @@ class Session(asyncio.Protocol):
             return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
-        done = share = 0
-        queue = ""  # that the share is of
-        shares: dict[str, int] = {}  # what is left of the others: it comes back by turns to them
+        done = 0
+        parts = Parts(core)
         while frames:
             if done >= room or batch.born_bytes >= limit_bytes:
                 self._submit()
                 break
             frame = frames[0]
+            most = room - done
             if type(frame) is Publish:
-                if frame.queue is not queue:
-                    shares[queue] = share
-                    queue = frame.queue
-                    left = shares.get(queue)
-                    share = take_share(core, queue) if left is None else left
-                if not share:
+                most = min(most, parts.left(frame.queue))
+                if not most:
                     self._walk_next()
                     break
-                share -= 1
-            result = apply(core, connection, frame, self._judged)
-            if result is not Result.DONE:
-                if self._must_stop(core, connection, frame, result):
-                    break
-                continue
-            frames.popleft()
-            self._judged = None
-            done += 1
+            count, size = 0, 0
+            if self._judged is None:
+                count, size = apply_run(core, connection, frames, most)
+            if not count:
+                result = apply(core, connection, frame, self._judged)
+                if result is not Result.DONE:
+                    if self._must_stop(core, connection, frame, result):
+                        break
+                    continue
+                count, size = 1, len(frame.content) if type(frame) is Publish else 0
+                frames.popleft()
+                self._judged = None
+            done += count
             if type(frame) is Publish:
-                self._frame_bytes -= len(frame.content)
+                parts.use(frame.queue, count)
+                self._frame_bytes -= size
         batch.commands += done
         self._is_forced = self._is_forced and self._is_queued
         self._note_progress()

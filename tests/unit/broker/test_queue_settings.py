@@ -1,5 +1,6 @@
 """Names and settings: what is right, and what is refused by name and bound."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from phpmq_lite.model import QueueSettings
 
 
 def test_every_setting_has_its_check() -> None:
-    assert set(QueueSettings.__slots__) == SETTINGS
+    assert {field.name for field in fields(QueueSettings)} == SETTINGS
     defaults = QueueSettings()
     check_settings("orders", {name: getattr(defaults, name) for name in SETTINGS})
     check_settings("orders", dict.fromkeys(SETTINGS))

@@ -33,5 +33,5 @@ async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing
     else:
         await engine.end()
     release.set()
-    await asyncio.to_thread(engine._thread.shutdown, wait=True)
+    await asyncio.to_thread(engine._aside_thread.shutdown, wait=True)
     assert begun == []

@@ -366,7 +366,8 @@ async def test_publisher_without_a_share_goes_on_in_the_next_batch(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = {"orders": iter([1, 0, 2, 0, 9]), "mails": iter([9])}
-    monkeypatch.setattr("phpmq_lite.server.tcp.take_share", lambda _core, name: next(shares[name]))
+    shared = "phpmq_lite.broker.shares.take_share"
+    monkeypatch.setattr(shared, lambda _core, name: next(shares[name]))
     publisher, other = Program(house), Program(house)
     await put(house, publisher, b"a")
     publisher.publish("orders", b"b", b"c", b"d")
