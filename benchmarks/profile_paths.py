@@ -126,7 +126,7 @@ class Peer:
             append(parts, QUEUE, message.body or b"", message.message_id, 0)
             message.body = None
         for receipt in receipts:
-            self.side.append_receipt(parts, receipt.queue, receipt.key, receipt.reason)
+            self.side.append_receipts(parts, receipt.queue, receipt.keys, receipt.reason)
         self.written = b"".join(parts)
         return []
 

@@ -4,7 +4,7 @@ Plain data, no behaviour beyond a row's layout.  ``Batch`` is the one thing that
 to the writer, ``Loaded`` the one thing that comes back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
@@ -300,10 +300,10 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Receipt:
-    """The answer to one confirmed publish: stored, or refused where ``reason`` is given."""
+    """The answers to confirmed publishes in a row: stored, or refused where ``reason`` is given."""
 
     queue: str
-    key: bytes
+    keys: Sequence[bytes]
     reason: str | None = None
 
 
@@ -481,7 +481,8 @@ class Stored:
     """What the writer reads at start: everything that must be in memory, nothing per message."""
 
     queues: list[QueueRow]
-    receipts: list[tuple[int, bytes, int, int]]  # queue_id, key, seq, at_ms; oldest first
+    # queue_id, key, seq, at_ms; oldest first; to be taken once, before anything else is stored
+    receipts: Iterable[tuple[int, bytes, int, int]]
     counters: dict[str, int]
     next_deadline_ms: int | None
     returned: int  # dispatched before the start, ready again

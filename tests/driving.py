@@ -28,6 +28,7 @@ from phpmq_lite.model import (
     Receipt,
     State,
 )
+from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.writer import Store
@@ -99,7 +100,7 @@ class Client:
     name: str
     connection: Connection = field(init=False)
     got: list[Delivery] = field(default_factory=list)
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[ReceiptFrame] = field(default_factory=list)
     is_open: bool = True
     is_parked: bool = False  # its publish waits for the queue
     is_leaving: bool = False  # what would wait is dropped
@@ -180,7 +181,7 @@ class Client:
             name = message.holder.queue.name
             self.got.append(Delivery(name, message.message_id, message.body, -(-left_ms // 1_000)))
             message.body = None
-        self.receipts += receipts
+        self.receipts += [ReceiptFrame(r.queue, key, r.reason) for r in receipts for key in r.keys]
         return late
 
     def resume(self) -> None:

@@ -62,7 +62,7 @@ class PublishStream:
         self._is_confirmed = is_confirmed
         self._numbers = count(int.from_bytes(os.urandom(5), "big") << 24)
         parts: list[bytes] = []
-        _broker.append_receipt(parts, queue, bytes(KEY_BYTES), None)
+        _broker.append_receipts(parts, queue, (bytes(KEY_BYTES),), None)
         self._receipt = b"".join(parts)[:-KEY_BYTES]
         self.receipt_bytes = len(self._receipt) + KEY_BYTES
         self._rest = b""

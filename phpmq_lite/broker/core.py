@@ -232,7 +232,7 @@ class Broker:
             self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
         ):
             queue.totals.deduplicated += 1
-            self._answer(connection, [Receipt(name, key)])
+            self._answer(connection, Receipt(name, (key,)))
             return Result.DONE
         if (settings.publishing_paused or settings.max_messages or settings.max_bytes) and (
             reason := queue.refusal()
@@ -251,7 +251,7 @@ class Broker:
             now_ms = lives.now.steady_ms
             self.receipts.add(queue.queue_id, key, message.seq, now_ms)
             lives.batch.keys += (queue.queue_id, key, message.seq, now_ms)
-            self._answer(connection, [Receipt(name, key)])
+            self._answer(connection, Receipt(name, (key,)))
         return Result.DONE
 
     def plain_queue(self, name: str) -> Queue | None:
@@ -276,7 +276,7 @@ class Broker:
         if keys is not None:
             queue_id, seq, now_ms = queue.queue_id, lives.next_number, lives.now.steady_ms
             repeated = self.receipts.add_new(queue_id, keys, seq, now_ms)
-            self._answer(connection, [Receipt(queue.name, key) for key in keys])
+            self._answer(connection, Receipt(queue.name, keys))
             if repeated:
                 queue.totals.deduplicated += len(repeated)
                 fresh = sorted({*range(len(keys))}.difference(repeated))
@@ -289,12 +289,12 @@ class Broker:
             lives.publish_run(queue, bodies, ttls, connection.number)
             connection.published += len(bodies)
 
-    def _answer(self, connection: Connection, receipts: list[Receipt]) -> None:
+    def _answer(self, connection: Connection, receipt: Receipt) -> None:
         sends = self.lives.batch.sends
         entry = sends.get(connection)
         if entry is None:
             entry = sends[connection] = ([], [])
-        entry[1].extend(receipts)
+        entry[1].append(receipt)
 
     def _refuse(
         self, connection: Connection, name: str, key: bytes | None, reason: str,
@@ -309,7 +309,7 @@ class Broker:
             queue.totals.refused += 1
         if key is None:
             return Result.CLOSE
-        self._answer(connection, [Receipt(name, key, reason)])
+        self._answer(connection, Receipt(name, (key,), reason))
         return Result.DONE
 
     def judge_ahead(self, name: str, body: bytes, give: Callable[[Judged], None]) -> None:

@@ -116,7 +116,8 @@ class Runs(Queues):
                 message.body = body
                 room -= message.size
         known = self.known
-        for message in made[: window.join(made)]:
+        joined = window.join(made)  # not within the slice: mypyc would call it twice
+        for message in made[:joined]:
             known[message.seq] = message
         self.hungry[queue.queue_id] = queue
 

@@ -3,7 +3,7 @@
 No socket and no clock: bytes in, frames out, frames in, bytes out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from phpmq_lite.errors import RemoteProtocolError
@@ -16,7 +16,6 @@ from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient
 from phpmq_lite.protocol.wire import WireLimits
 
 AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
-AppendReceipt = Callable[[list[bytes], str, bytes, str | None], None]
 GUARDED_BYTES: Final = 4 << 20  # the most of whole frames that waits for the http guard
 
 
@@ -122,11 +121,6 @@ class ServerSide:
         """What ``append_dispatch`` comes to: for many in a row, a call less for each."""
         return (self._encoder or self._fix_encoder()).append_dispatch
 
-    @property
-    def answerer(self) -> AppendReceipt:
-        """What ``append_receipt`` comes to, in the same way."""
-        return self._style("ttl").append_receipt
-
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
@@ -135,13 +129,20 @@ class ServerSide:
         ``content`` is appended as it is, not copied.  ``ttl_s`` is the seconds left, rounded
         up, and 0 for a message that never expires (R8).
         """
-        self.dispatcher(parts, queue, content, message_id, ttl_s)
+        append = self.dispatcher  # not called in place: mypyc would leave the call out
+        append(parts, queue, content, message_id, ttl_s)
 
     def append_receipt(
         self, parts: list[bytes], queue: str, key: bytes, reason: str | None
     ) -> None:
         """Append the pieces of one 007: stored, or refused where there is a ``reason``."""
-        self.answerer(parts, queue, key, reason)
+        self.append_receipts(parts, queue, (key,), reason)
+
+    def append_receipts(
+        self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
+    ) -> None:
+        """Append the pieces of a 007 for each key, in order."""
+        self._style("ttl").append_receipts(parts, queue, keys, reason)
 
     def _fix_encoder(self) -> BrokerEncoder:
         """Decide for the rest of the connection how it is dispatched to, R7."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import wire
-from phpmq_lite.protocol.connection import AppendDispatch, AppendReceipt, ServerSide
+from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 from phpmq_lite.server.dissector import Dissector, Frame
 
@@ -191,11 +191,6 @@ class RecordedSide:
         """See ``ServerSide``."""
         return self.append_dispatch
 
-    @property
-    def answerer(self) -> AppendReceipt:
-        """See ``ServerSide``."""
-        return self.append_receipt
-
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
@@ -204,13 +199,14 @@ class RecordedSide:
         self.side.append_dispatch(parts, queue, content, message_id, ttl_s)
         self.recorder.note_out(parts[start:], self.side)
 
-    def append_receipt(
-        self, parts: list[bytes], queue: str, key: bytes, reason: str | None
+    def append_receipts(
+        self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Write a receipt, and record it."""
-        start = len(parts)
-        self.side.append_receipt(parts, queue, key, reason)
-        self.recorder.note_out(parts[start:], self.side)
+        """Write receipts, and record each."""
+        for key in keys:
+            start = len(parts)
+            self.side.append_receipt(parts, queue, key, reason)
+            self.recorder.note_out(parts[start:], self.side)
 
 
 Side = ServerSide | RecordedSide

@@ -36,8 +36,6 @@ def encode(
             append = side.dispatcher
         append(parts, holder.queue.name, body, message.message_id, ttl_s)
         message.body = None  # on disk; a redelivery loads it
-    if receipts:
-        answer = side.answerer
-        for receipt in receipts:
-            answer(parts, receipt.queue, receipt.key, receipt.reason)
+    for receipt in receipts:
+        side.append_receipts(parts, receipt.queue, receipt.keys, receipt.reason)
     return parts, late

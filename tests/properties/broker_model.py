@@ -258,7 +258,7 @@ class Model:
         queue, body, ttl_s, key = command.arguments
         if key is not None:
             receipt = next(receipts)
-            assert (receipt.queue, receipt.key) == (queue, key)
+            assert (receipt.queue, receipt.keys) == (queue, (key,))
             added_ms = self.keys.get((queue, key))
             if added_ms is not None and self.now_ms - added_ms < self.window_ms:
                 assert receipt.reason is None

@@ -186,7 +186,8 @@ def sent(batch: Batch, connection: Connection) -> list[Message]:
 
 def receipts(batch: Batch, connection: Connection) -> list[tuple[bytes, str | None]]:
     """Return key and reason of the receipts that a batch gives a connection."""
-    return [(r.key, r.reason) for r in batch.sends.get(connection, ([], []))[1]]
+    given = batch.sends.get(connection, ([], []))[1]
+    return [(key, receipt.reason) for receipt in given for key in receipt.keys]
 
 
 def bodies(messages: list[Message]) -> list[bytes | None]:

@@ -113,8 +113,8 @@ def test_recorder_decodes_what_the_broker_sends_in_the_style_of_the_client(begin
     side.receive(begin)
     parts: list[bytes] = []
     side.append_dispatch(parts, "mail", b"\xff\x00<b>", ID, 9)
-    side.append_receipt(parts, "mail", b"k", None)
-    side.append_receipt(parts, "mail", b"k", "paused")
+    side.append_receipts(parts, "mail", (b"k",), None)
+    side.append_receipts(parts, "mail", (b"k",), "paused")
     dispatch, stored, refused = (one.frame for one in list(recorder.frames)[1:])
     assert meanings(dispatch) == [
         "dispatch, 4 packets", "queue mail", "content, 5 bytes",
