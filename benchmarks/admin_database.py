@@ -228,11 +228,12 @@ def _finish(connection: sqlite3.Connection, last: int) -> None:
         (last + 1,),
     )
     connection.execute(
-        'INSERT INTO history_place SELECT queue_id, outcome, "offset" FROM history ORDER BY 1, 2, 3'
+        'INSERT INTO history_place SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history '
+        "ORDER BY 1, 2, 3, 4"
     )
     connection.execute(
-        'INSERT INTO history_number SELECT queue_id, seq, "offset", outcome FROM history '
-        "ORDER BY 1, 2, 3"
+        'INSERT INTO history_number SELECT seq >> 16, queue_id, seq, "offset", outcome '
+        "FROM history ORDER BY 1, 2, 3, 4"
     )
     connection.execute(
         "INSERT INTO trace_place SELECT seq >> 14, trace_id, seq FROM history "

@@ -46,10 +46,9 @@ def lay_out(batch: Batch) -> list[Step]:
         if flat:
             steps.append((many("live", name), flat, ()))
     steps += [(sql["close_client"], closed, ()) for closed in batch.closed_clients]
-    steps += [
-        (sql["update_queue"], (row.live_count, row.live_bytes, row.queue_id), ())
-        for row in batch.queue_rows.values()
-    ]
+    if batch.queue_rows:
+        counts = rows.flat_counts(batch.queue_rows.values())
+        steps.append((many("live", "update_queue"), counts, ()))
     steps += [
         (sql["configure_queue"], (*_own_values(row), row.queue_id), ()) for row in batch.configured
     ]

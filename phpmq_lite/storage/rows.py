@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from phpmq_lite.model import Message
+from phpmq_lite.model import Message, QueueRow
 
 
 def message_of(row: tuple[Any, ...]) -> Message:
@@ -107,4 +107,12 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
             m.seq, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
             m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged, m.consumer,
         )  # fmt: skip
+    return flat
+
+
+def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
+    """Lay out queues for ``update_queue``."""
+    flat: list[int] = []
+    for row in queues:
+        flat += (row.queue_id, row.live_count, row.live_bytes)
     return flat

@@ -25,7 +25,6 @@ PAGE_ROWS: Final = 200
 FROZEN_IDS: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
 _FIRST_WIDTH: Final = 2_000  # numbers that the first slice looks at; it grows while that is fast
-_FIRST_OF_ONE: Final = 50_000  # of one queue, whose numbers are read in order: no more than needed
 _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
@@ -321,8 +320,7 @@ class Search:
         The width of a slice follows the time that the last one took.
         """
         text = run.plan.text(is_newest_first=is_newest_first)
-        is_of_one = run.plan.leap == "next_seq" and "queue" in run.plan.parameters
-        width = _FIRST_OF_ONE if is_of_one else _FIRST_WIDTH
+        width = _FIRST_WIDTH
         ends_s = time.monotonic() + limit_s
         while not run.is_done:
             low, high = _window(run, width, is_newest_first=is_newest_first)
@@ -359,7 +357,7 @@ class Search:
         Where the time does not suffice for that the slices go on as they were.
         """
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
-        asked |= {"low": run.low, "place": run.place}
+        asked |= {"low": run.low, "high": run.place}
         try:
             [(place,)] = await self._readers.read("search", run.leap, **asked)
             run.place = (run.low if place is None else int(place)) + 1

@@ -289,13 +289,15 @@ async def test_history_filters_in_both_directions(
     placed: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(browse, "_HISTORY_SLICE", 3)
+    last = (1 << 16) - 20  # offset before: half of them are in the next block of places
+    database.connection.execute("INSERT INTO sqlite_sequence VALUES ('history', ?)", (last,))
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
-    database.connection.execute(load("places")["place"], {"after": 0, "upto": placed})
-    database.set_counter("placed_upto", placed)
+    database.connection.execute(load("places")["place"], {"after": 0, "upto": last + placed})
+    database.set_counter("placed_upto", last + placed)
     since, until = given.get("since", 0), given.get("until", 1 << 60)
     expected = [
-        at + 1
+        last + at + 1
         for at in range(40)
         if given.get("queue_id") in (None, 1 + at % 3 % 2)
         and given.get("outcome") in (None, 2 + at % 7 % 4)

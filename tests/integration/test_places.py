@@ -54,12 +54,12 @@ class Ledger:
         )
         return int(found.lastrowid or 0)
 
-    def fill(self, rows: int) -> None:
-        """Settle many, as acked."""
+    def fill(self, rows: int, queues: int = 7) -> None:
+        """Settle many, as acked, in turns of the queues."""
         self.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
-            f"{INSERT} SELECT i, i, i % 7, i, 2, 0, 0, 1, 0, 0, 0 FROM n",
-            (rows,),
+            f"{INSERT} SELECT i, i, i % ?, i, 2, 0, 0, 1, 0, 0, 0 FROM n",
+            (rows, queues),
         )
 
     def upto(self) -> int:
@@ -174,9 +174,24 @@ def test_full_disk_leaves_the_rows_in_the_tail(ledger: Ledger) -> None:
     assert Places().step(ledger.connection, 0, is_idle=True) == ROWS
 
 
+@pytest.mark.parametrize("queues", [10, 5_000])
+def test_slice_of_many_queues_writes_few_pages(ledger: Ledger, queues: int) -> None:
+    """However many queues there are: a page takes many rows of what is placed at once."""
+    ledger.fill(1 << 17, queues)
+    places = Places(timer=lambda: 0.0)
+    written = []
+    ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    while places.step(ledger.connection, 0, is_idle=True):
+        _, pages, _ = ledger.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        written.append(pages)
+    assert len(written) > 10
+    assert 50 < max(written) < 700, written
+
+
 def test_any_other_error_leaves_the_outcome_open(ledger: Ledger) -> None:
     ledger.settle(1, 2)
-    ledger.execute("INSERT INTO history_place VALUES (1, 2, 1)")
+    ledger.execute("INSERT INTO history_place VALUES (0, 1, 2, 1)")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
         Places().step(ledger.connection, 0, is_idle=True)
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import AsyncMock
 
 import pytest
@@ -257,8 +257,7 @@ async def search(
     path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Search]:
     """Search in slices that are much smaller than the database, where most are placed or few."""
-    for name in ("_FIRST_WIDTH", "_FIRST_OF_ONE"):
-        monkeypatch.setattr(search_module, name, 7)
+    monkeypatch.setattr(search_module, "_FIRST_WIDTH", 7)
     monkeypatch.setattr(search_module, "_FEW", 2_000 if request.param == "along numbers" else 0)
     if request.param == "walked over":
         monkeypatch.setattr(search_module, "_LONG_TAIL", -1)
@@ -403,6 +402,7 @@ LEAPS = (
 
 
 Story = list[tuple[int, int, int, int]]
+FIRST: Final = (1 << 16) - 20  # number and offset: some are in the next block of places
 
 
 def open_queues(path: Path) -> Database:
@@ -410,10 +410,11 @@ def open_queues(path: Path) -> Database:
     database.connection.execute("PRAGMA synchronous = OFF")
     for queue_id, name in QUEUES.items():
         database.queue(name, queue_id)
+    database.connection.execute("INSERT INTO sqlite_sequence VALUES ('history', ?)", (FIRST - 1,))
     return database
 
 
-def store(database: Database, messages: Story, first: int = 1) -> None:
+def store(database: Database, messages: Story, first: int = FIRST) -> None:
     """Store messages by their numbers and settle them by their lives."""
     numbered = list(enumerate(messages, start=first))
     for seq, (queue_id, state, shift, _) in sorted(numbered, key=lambda one: one[0] + one[1][3]):
@@ -427,11 +428,11 @@ def store(database: Database, messages: Story, first: int = 1) -> None:
 def place_upto(database: Database, upto: int) -> None:
     """Give the first settled messages, and half of those alive, their places, once."""
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
-    upto = min(upto, last or 0)
+    upto = min(FIRST - 1 + upto, last or 0)
     for name in ("place", "number", "trace"):
         database.connection.execute(load("places")[name], {"after": 0, "upto": upto})
     database.set_counter("placed_upto", upto)
-    [(half,)] = database.connection.execute("SELECT max(seq) / 2 FROM message")
+    [(half,)] = database.connection.execute("SELECT (min(seq) + max(seq)) / 2 FROM message")
     database.connection.execute(load("places")["trace_alive"], {"after": 0, "upto": half or 0})
     database.set_counter("traced_upto", half or 0)
 
@@ -462,12 +463,12 @@ async def test_numbers_and_leaps_change_no_page(
         store(database, messages)
         place_upto(database, placed)
         readers = Readers(database.path, count=1)
-        for name in ("_FIRST_WIDTH", "_FIRST_OF_ONE", "_FAST_S", "_FEW"):
-            patch.setattr(search_module, name, 1 if name.startswith("_FIRST") else 0)
+        for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_FEW", 0)):
+            patch.setattr(search_module, name, value)
         search = Search(readers, now_ms=lambda: NOW_MS)
         await leaps_agree(search, database, parse(text), limit)
         settle_all(database)
-        store(database, later, first=len(messages) + 1)
+        store(database, later, first=FIRST + len(messages))
         await leaps_agree(search, database, parse(text), limit)
         await readers.close()
         database.connection.close()
@@ -490,7 +491,7 @@ async def leaps_agree(search: Search, database: Database, query: Query, limit: i
 
 @given(messages=MESSAGES, placed=st.sampled_from((0, 5, 15, 60)), data=st.data())
 def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataObject) -> None:
-    place = data.draw(st.integers(1, len(messages) + 1))
+    place = data.draw(st.integers(FIRST, FIRST + len(messages)))
     wanted = data.draw(st.lists(st.integers(1, 3), min_size=1, unique=True))
     with tempfile.TemporaryDirectory() as folder:
         database = open_queues(Path(folder) / "phpmq.db")
@@ -498,7 +499,7 @@ def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataO
         place_upto(database, placed)
         rows = [row for row in everything(database.path) if row.queue_id in wanted]
         given = {
-            "queues": json.dumps(wanted), "outcomes": "[2, 3, 4, 5]", "low": 0, "place": place,
+            "queues": json.dumps(wanted), "outcomes": "[2, 3, 4, 5]", "low": 0, "high": place,
         }  # fmt: skip
         with closing(database.connection) as connection:
             [(seq,)] = connection.execute(load("search")["next_seq"], given)
@@ -521,7 +522,6 @@ async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
         return await run(name, text, parameters)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_module, "_FIRST_OF_ONE", 1)
         patch.setattr(search_module, "_FIRST_WIDTH", 1)
         patch.setattr(readers, "run", noted)
         for text in ("queue:orders", "queue:orders -state:ready"):
@@ -651,7 +651,7 @@ COMPOSED = [  # a search, the queues given to the plan, and what it must read al
     ("state:acked", "1", "m USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
     ("", "1", "m USING INDEX message_place (queue_id=? AND position>? AND position<?)"),
     ("", "1", "m USING INDEX message_moved (queue_id=? AND rowid>? AND rowid<?)"),
-    ("", "1", "history_number USING PRIMARY KEY (queue_id=? AND seq>? AND seq<?)"),
+    ("", "1", "history_number USING PRIMARY KEY (block=? AND queue_id=? AND seq>? AND seq<?)"),
     ("-state:dead", "1", "m USING INTEGER PRIMARY KEY (rowid>?)"),
     ("trace:a", "", "trace_place USING PRIMARY KEY (block=? AND trace_id=? AND seq>? AND seq<?)"),
     ("trace:a", "", "m USING INDEX history_seq (seq=? AND rowid<?)"),

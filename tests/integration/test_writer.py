@@ -334,6 +334,21 @@ async def test_long_batch_is_a_matter_of_the_thread(
     assert rows(opened, "SELECT seq FROM message") == [(1,)]
 
 
+async def test_counts_of_many_queues_take_few_statements(opened: Writer) -> None:
+    first = Batch(0)
+    first.new_queues = [QueueRow(number, f"queue {number}", 0) for number in range(1, 1_001)]
+    await opened.commit(first)
+    batch = Batch(0)
+    for row in reversed(first.new_queues[1:]):  # of all but the first, in any order
+        row.live_count, row.live_bytes = row.queue_id % 7, row.queue_id * 10
+        batch.queue_rows[row.queue_id] = row
+    seen = watch(opened)
+    await opened.commit(batch)
+    expected = [(1, 0, 0), *((n, n % 7, n * 10) for n in range(2, 1_001))]
+    assert rows(opened, "SELECT queue_id, live_count, live_bytes FROM queue") == expected
+    assert len(seen) < 20  # several hundred queues in each
+
+
 async def test_batch_that_only_loads_is_no_transaction(opened: Writer) -> None:
     await opened.commit(newborn(1))
     seen = watch(opened)

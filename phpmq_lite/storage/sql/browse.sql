@@ -154,15 +154,34 @@ WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 -- Up to this offset the settled messages stand in history_place too; behind it is a short tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
--- part: older
-"offset" < :start AND "offset" >= :stop
-
--- part: newer
-"offset" > :start AND "offset" <= :stop
-
 -- part: placed_rows
 -- Settled messages of a queue by their place only: the rest is read for the rows of the page.
 SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
+
+-- part: older
+-- In the blocks that there are between two offsets, each found by the one before.
+block IN (
+      WITH RECURSIVE near (block) AS (
+        SELECT (SELECT block FROM history_place WHERE block >= :stop >> 16 ORDER BY block LIMIT 1)
+        UNION ALL
+        SELECT (SELECT block FROM history_place WHERE block > near.block ORDER BY block LIMIT 1)
+        FROM near WHERE near.block < :start >> 16
+      )
+      SELECT block FROM near WHERE block IS NOT NULL
+    ) AND "offset" < :start AND "offset" >= :stop
+      ORDER BY block DESC, "offset" DESC LIMIT :limit
+
+-- part: newer
+block IN (
+      WITH RECURSIVE near (block) AS (
+        SELECT (SELECT block FROM history_place WHERE block >= :start >> 16 ORDER BY block LIMIT 1)
+        UNION ALL
+        SELECT (SELECT block FROM history_place WHERE block > near.block ORDER BY block LIMIT 1)
+        FROM near WHERE near.block < :stop >> 16
+      )
+      SELECT block FROM near WHERE block IS NOT NULL
+    ) AND "offset" > :start AND "offset" <= :stop
+      ORDER BY block, "offset" LIMIT :limit
 
 -- part: older_tail
 SELECT "offset" AS place FROM history NOT INDEXED
@@ -250,17 +269,13 @@ FROM history AS m
 {names}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = 2 AND {older}
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 2 AND {older})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 3 AND {older}
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 3 AND {older})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 4 AND {older}
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 4 AND {older})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 5 AND {older}
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 5 AND {older})
     UNION ALL
     SELECT * FROM ({older_tail}
       ORDER BY "offset" DESC LIMIT :limit)
@@ -279,17 +294,13 @@ FROM history AS m
 {names}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = 2 AND {newer}
-      ORDER BY "offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 2 AND {newer})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 3 AND {newer}
-      ORDER BY "offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 3 AND {newer})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 4 AND {newer}
-      ORDER BY "offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 4 AND {newer})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 5 AND {newer}
-      ORDER BY "offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = 5 AND {newer})
     UNION ALL
     SELECT * FROM ({newer_tail}
       ORDER BY "offset" LIMIT :limit)
@@ -308,8 +319,7 @@ FROM history AS m
 {names}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {older}
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {older})
     UNION ALL
     SELECT * FROM ({older_tail} AND outcome = :outcome
       ORDER BY "offset" DESC LIMIT :limit)
@@ -328,8 +338,7 @@ FROM history AS m
 {names}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {newer}
-      ORDER BY "offset" LIMIT :limit)
+    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {newer})
     UNION ALL
     SELECT * FROM ({newer_tail} AND outcome = :outcome
       ORDER BY "offset" LIMIT :limit)

@@ -123,8 +123,10 @@ INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
 INSERT INTO queue (queue_id, name, created_at) VALUES (?, ?, ?);
 
 -- name: update_queue
--- parameters: live_count, live_bytes, queue_id
-UPDATE queue SET live_count = ?, live_bytes = ? WHERE queue_id = ?;
+-- How much is alive in each queue that a batch touched.
+-- rows: queue_id, live_count, live_bytes
+UPDATE queue SET live_count = given.column2, live_bytes = given.column3
+FROM (VALUES {rows:(?,?,?)}) AS given WHERE queue.queue_id = given.column1;
 
 -- name: configure_queue
 -- parameters: payload_policy, on_expire, max_deliveries, ack_timeout_s, max_messages, max_bytes,
@@ -255,7 +257,16 @@ SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ac
 -- At start: removed queues that neither the history nor a key needs any more.
 -- index: history_place USING PRIMARY KEY
 DELETE FROM queue WHERE settings = '{"removed": true}'
-  AND NOT EXISTS (SELECT 1 FROM history_place WHERE history_place.queue_id = queue.queue_id)
+  AND NOT EXISTS (
+    SELECT 1 FROM history_place WHERE history_place.queue_id = queue.queue_id AND block IN (
+      WITH RECURSIVE each (block) AS (
+        SELECT min(block) FROM history_place
+        UNION ALL
+        SELECT (SELECT block FROM history_place WHERE block > each.block ORDER BY block LIMIT 1)
+        FROM each WHERE each.block IS NOT NULL
+      )
+      SELECT block FROM each WHERE block IS NOT NULL
+    ))
   AND queue_id NOT IN (
     SELECT queue_id FROM history NOT INDEXED
     WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0))

@@ -23,19 +23,19 @@ FROM (
 -- In the order of the table: each of its pages is written once.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
-INSERT INTO history_place (queue_id, outcome, "offset")
-SELECT queue_id, outcome, "offset" FROM history NOT INDEXED
+INSERT INTO history_place (block, queue_id, outcome, "offset")
+SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto
-ORDER BY queue_id, outcome, "offset";
+ORDER BY 1, 2, 3, 4;
 
 -- name: number
 -- The same by number.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
-INSERT INTO history_number (queue_id, seq, "offset", outcome)
-SELECT queue_id, seq, "offset", outcome FROM history NOT INDEXED
+INSERT INTO history_number (block, queue_id, seq, "offset", outcome)
+SELECT seq >> 16, queue_id, seq, "offset", outcome FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto
-ORDER BY queue_id, seq, "offset";
+ORDER BY 1, 2, 3, 4;
 
 -- name: trace
 -- Settled messages by trace; some of them were entered while they were alive.

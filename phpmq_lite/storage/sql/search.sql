@@ -77,14 +77,37 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
 -- is a short tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
+-- part: near_places
+-- In the blocks of history_place that there are between two offsets, each found by the one before.
+history_place.block IN (
+  WITH RECURSIVE near (block) AS (
+    SELECT (SELECT block FROM history_place WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
+    UNION ALL
+    SELECT (SELECT block FROM history_place WHERE block > near.block ORDER BY block LIMIT 1)
+    FROM near WHERE near.block < :high >> 16
+  )
+  SELECT block FROM near WHERE block IS NOT NULL
+) AND history_place."offset" > :low AND history_place."offset" < :high
+
+-- part: near_numbers
+-- The same between two numbers.
+history_number.block IN (
+  WITH RECURSIVE near (block) AS (
+    SELECT (SELECT block FROM history_number WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
+    UNION ALL
+    SELECT (SELECT block FROM history_number WHERE block > near.block ORDER BY block LIMIT 1)
+    FROM near WHERE near.block < :high >> 16
+  )
+  SELECT block FROM near WHERE block IS NOT NULL
+) AND history_number.seq > :low AND history_number.seq < :high
+
 -- part: settled_queues
 -- Those of some queues, as far as they have a place.
 -- index: history_place USING PRIMARY KEY
 SELECT m."offset" AS place, {columns}
 FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset" {join}
 WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues))
-  AND history_place.outcome IN (SELECT value FROM json_each(:outcomes))
-  AND history_place."offset" > :low AND history_place."offset" < :high
+  AND history_place.outcome IN (SELECT value FROM json_each(:outcomes)) AND {near_places}
 
 -- part: settled_tail
 -- Those that have none yet.
@@ -97,8 +120,7 @@ WHERE m."offset" > max(:low, {placed}) AND m."offset" < :high
 -- index: history_number USING PRIMARY KEY
 SELECT history_number.seq AS place, {columns}
 FROM history_number CROSS JOIN history AS m ON m."offset" = history_number."offset" {join}
-WHERE history_number.queue_id {these}
-  AND history_number.seq > :low AND history_number.seq < :high
+WHERE history_number.queue_id {these} AND {near_numbers}
 
 -- part: settled_unnumbered
 -- Those that have none yet.
@@ -284,7 +306,7 @@ SELECT
 
 -- name: next_seq
 -- The newest number below a place that messages of some queues have, NULL: none.
--- parameters: queues (a JSON array); low, place (seqs, exclusive)
+-- parameters: queues (a JSON array); low, high (seqs, exclusive)
 -- columns: seq
 -- index: history_number USING PRIMARY KEY
 -- index: COVERING INDEX message_place
@@ -292,25 +314,25 @@ SELECT
 SELECT max(seq) FROM (
   SELECT (
     SELECT seq FROM history_number
-    WHERE queue_id = wanted.value AND seq > :low AND seq < :place
-    ORDER BY seq DESC LIMIT 1
+    WHERE queue_id = wanted.value AND {near_numbers}
+    ORDER BY block DESC, seq DESC LIMIT 1
   ) AS seq
   FROM json_each(:queues) AS wanted
   UNION ALL
   SELECT max(seq) FROM history NOT INDEXED
-  WHERE "offset" > {placed} AND seq > :low AND seq < :place
+  WHERE "offset" > {placed} AND seq > :low AND seq < :high
     AND queue_id IN (SELECT value FROM json_each(:queues))
   UNION ALL
   SELECT (
     SELECT position FROM message INDEXED BY message_place
-    WHERE queue_id = wanted.value AND position > :low AND position < :place AND position = seq
+    WHERE queue_id = wanted.value AND position > :low AND position < :high AND position = seq
     ORDER BY position DESC LIMIT 1
   )
   FROM json_each(:queues) AS wanted
   UNION ALL
   SELECT (
     SELECT seq FROM message INDEXED BY message_moved
-    WHERE queue_id = wanted.value AND position <> seq AND seq > :low AND seq < :place
+    WHERE queue_id = wanted.value AND position <> seq AND seq > :low AND seq < :high
     ORDER BY seq DESC LIMIT 1
   )
   FROM json_each(:queues) AS wanted
@@ -318,21 +340,20 @@ SELECT max(seq) FROM (
 
 -- name: next_offset
 -- The newest offset below a place that settled messages of some queues have, NULL: none.
--- parameters: queues, outcomes (JSON arrays); low, place (offsets, exclusive)
+-- parameters: queues, outcomes (JSON arrays); low, high (offsets, exclusive)
 -- columns: offset
 -- index: history_place USING PRIMARY KEY
 SELECT max("offset") FROM (
   SELECT (
     SELECT "offset" FROM history_place
-    WHERE queue_id = wanted.value AND outcome = ending.value
-      AND "offset" > :low AND "offset" < :place
-    ORDER BY "offset" DESC LIMIT 1
+    WHERE queue_id = wanted.value AND outcome = ending.value AND {near_places}
+    ORDER BY block DESC, "offset" DESC LIMIT 1
   ) AS "offset"
   FROM json_each(:queues) AS wanted, json_each(:outcomes) AS ending
   UNION ALL
   SELECT * FROM (
     SELECT "offset" FROM history NOT INDEXED
-    WHERE "offset" > max(:low, {placed}) AND "offset" < :place
+    WHERE "offset" > max(:low, {placed}) AND "offset" < :high
       AND queue_id IN (SELECT value FROM json_each(:queues))
     ORDER BY "offset" DESC LIMIT 1
   )
