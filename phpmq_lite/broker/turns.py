@@ -70,14 +70,15 @@ def _serve_in_rounds(lives: Lives, queue: Queue, window: Window, batch_number: i
     """
     limits, turns = lives.limits, queue.turns
     while turns:
-        rounds = min(consumer.credit - len(consumer.held) for consumer in turns)
+        rounds = min([consumer.credit - len(consumer.held) for consumer in turns])
         if rounds <= 0:
             for consumer in [one for one in turns if len(one.held) >= one.credit]:
                 consumer.in_turn = False  # an acknowledgement brings it back
                 turns.remove(consumer)
             continue
-        if any(_is_near_a_bound(lives, one, window.body_bytes, batch_number) for one in turns):
-            return
+        for consumer in turns:
+            if _is_near_a_bound(lives, consumer, window.body_bytes, batch_number):
+                return
         count = min(rounds * len(turns), limits.held - lives.held)
         taken = window.take_run(count, lives.now.steady_ms) if count > 0 else []
         lives.dispatch(taken, tuple(turns))

@@ -28,7 +28,8 @@ _P: Final = 0x50
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _DIGITS: Final = frozenset(b"0123456789")
-_KNOWN_QUEUES: Final = 256  # verified names kept per connection
+_KNOWN_QUEUES: Final = 16_384  # names kept, over all connections: 4 MiB where each is the longest
+_NAMES: Final[dict[bytes, str]] = {}  # verified names; one that is not here costs its frame 15 µs
 
 Values = dict[int, Any]  # packet type -> content, as it stands in the frame
 
@@ -100,7 +101,7 @@ class Parser:
         self.shown: str | None = None  # "legacy" or "ttl": the first evidence (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
-        self._names: dict[bytes, str] = {}  # verified queue names
+        self._names = _NAMES
         self._whole = whole(self._names, limits)
         self._width = pinned  # of compact packet headers; None: the first one decides (R4)
         self._is_plain = False  # compact framing, headers of 32 bytes

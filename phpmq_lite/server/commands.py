@@ -44,6 +44,8 @@ def apply_run(
     Returns how many, ``most`` at most, and the bytes of their contents.  Give the first of the
     others to ``apply``.
     """
+    if len(frames) < 2 or frames[1].queue is not frames[0].queue:
+        return 0, 0  # alone it has nothing to share
     first = frames[0]
     count = size = 0
     if type(first) is Acknowledge:
