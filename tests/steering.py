@@ -200,12 +200,14 @@ class House:
         engine = self.engine
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-            waker = engine._waker
             assert self.running is not None
             if self.running.done():
                 self.running.result()
                 return
-            if waker is not None and not waker.done() and not engine._has_work:
+            ended = engine._ended
+            if ended is None or ended.done():
+                continue
+            if not engine._is_coming and not engine._has_work:
                 return
         raise AssertionError("the engine does not come to rest")
 

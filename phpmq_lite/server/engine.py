@@ -82,7 +82,11 @@ class Engine:
         self._upkeep_at = 0.0  # when it began last, on the loop's clock
         self._inbox: deque[Command] = deque()
         self._first: list[Command] = []  # go on where the last batch had to wait
-        self._waker: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop  # from ``run`` on
+        self._ended: asyncio.Future[None] | None = None  # while it runs
+        self._is_coming = False  # a turn is, or it is under way
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # on the loop's clock
         self._open: Batch | None = None  # what the core decides on
         self._lingers_until = 0.0  # on the loop's clock
         self._recording: _Recording | None = None  # what the writer has
@@ -108,9 +112,10 @@ class Engine:
         self._first.append(command)
 
     def wake(self) -> None:
-        """End the wait for a command or deadline."""
-        if self._waker is not None and not self._waker.done():
-            self._waker.set_result(None)
+        """Have it looked soon at what there is to do; for who changes what is due, too."""
+        if not self._is_coming and self._ended is not None:
+            self._is_coming = True
+            self._loop.call_soon(self._turn)
 
     async def call(self, command: Callable[[Broker, Answer], None]) -> Any:
         """Run ``command(core, answer)`` and return its answer, after the commit.
@@ -143,29 +148,66 @@ class Engine:
     async def run(self) -> None:
         """Work until ``stop`` and until nothing waits any more.
 
+        The work is done in turns that the loop calls, not in this task.  With a future, a timer and
+        a step of the task for each wait, and a pragma around each BEGIN, one message in flight took
+        310 instead of 280 µs of processor time.
+
         Raises:
             OutcomeUnknownError: a commit failed; memory is worth nothing now, stop the process.
         """
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self.wake()
         try:
-            while not (self.is_stopping and self._is_done):
-                await self._wait()
+            await self._ended
+        except BaseException:
+            self._end_asides()
+            raise
+        finally:
+            self._ended = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _turn(self, stored: Batch | None = None, *, has_waited: bool = False) -> None:
+        """Do all that can be done without waiting; ``stored`` is where it has given way."""
+        ended = self._ended
+        if ended is None or ended.done():
+            return
+        self._is_coming = True  # what is given meanwhile needs no other turn
+        try:
+            if has_waited and not (self._recording or self._open or self.waiting):
+                self._look_after(is_idle=True)
+            if stored is not None:
+                self._follow(stored)
+            while self._has_work or self._delay_s <= 0:
                 stored = self._take_stored()
                 if stored is not None:
-                    if self._patient:
-                        await self._let_patient_go_on()
-                    done = self._record()  # the next one, ahead of the answers: the writer is free
-                    self._act(stored)
-                    if self._recording is not None:  # it may dispatch what has just been stored
-                        self._send_stored(self._recording.batch)
-                    self._act(done)
-                    self._look_after(is_idle=False)
+                    if self._gives_way():
+                        self._loop.call_soon(self._turn, stored)  # behind what it has woken
+                        return
+                    self._follow(stored)
+                    if not self._has_work:
+                        continue
                 if self._may_decide:
                     self._decide()
                     if self._recording is None and not self._lingers:
                         self._act(self._record())
-        except BaseException:
-            self._end_asides()
-            raise
+            if self._recording is None:  # its end is a turn
+                if self.is_stopping and self._is_done:
+                    ended.set_result(None)
+                self._set_timer(self._delay_s)
+        except Exception as error:
+            ended.set_exception(error)
+        self._is_coming = False
+
+    def _follow(self, stored: Batch) -> None:
+        """Give the writer the next batch, and tell of the one that it has stored."""
+        done = self._record()  # ahead of the answers: the writer is free
+        self._act(stored)
+        if self._recording is not None:  # it may dispatch what has just been stored
+            self._send_stored(self._recording.batch)
+        self._act(done)
+        self._look_after(is_idle=False)
 
     @property
     def _is_done(self) -> bool:
@@ -191,42 +233,50 @@ class Engine:
         finally:
             timer.cancel()
 
-    async def _let_patient_go_on(self) -> None:
-        """Give one piece of patient work its turn before the next batch."""
+    def _gives_way(self) -> bool:
+        """Give one piece of patient work its turn before the next batch, if there is one."""
         while self._patient:
             turn = self._patient.popleft()
             if not turn.done():
                 turn.set_result(None)
-                await asyncio.sleep(0)  # what waits for it comes first, then this
-                return
+                return True
+        return False
 
     def stop(self) -> None:
         """End ``run`` once all commands that were given are stored and answered."""
         self.is_stopping = True
         self.wake()
 
-    async def _wait(self) -> None:
-        """Wait for the writer, a command, a deadline, or the time for upkeep."""
-        loop = asyncio.get_running_loop()
-        while not self._has_work:
-            delay_s = _UPKEEP_S
-            if self._lingers:
-                delay_s = self._lingers_until - loop.time()
-            if self._may_decide and self._open is None:
-                wake_ms = self.core.next_wake_ms
-                if wake_ms is not None:
-                    delay_s = min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
-                    if delay_s <= 0:
-                        return
-            self._waker = loop.create_future()
-            timer = loop.call_later(delay_s, self.wake)
-            try:
-                await self._waker
-            finally:
-                timer.cancel()
-                self._waker = None
-            if self._recording is None and self._open is None and not self.waiting:
-                self._look_after(is_idle=True)
+    @property
+    def _delay_s(self) -> float:
+        """Tell how long there is nothing to do but what is given; 0 or less: something is due."""
+        delay_s = _UPKEEP_S
+        if self._recording is not None:
+            return delay_s  # it could not be stored
+        if self._open is not None:
+            return self._lingers_until - self._loop.time()
+        if (wake_ms := self.core.next_wake_ms) is not None:
+            return min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
+        return delay_s
+
+    def _set_timer(self, delay_s: float) -> None:
+        """Have a turn after this time at the latest: an earlier timer stays as it is."""
+        at = self._loop.time() + delay_s
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._end_timer)
+
+    def _end_timer(self) -> None:
+        self._timer = None
+        if not self._is_coming:
+            self._turn(has_waited=True)
+
+    def _end_commit(self, _: object) -> None:
+        if not self._is_coming:
+            self._turn()
 
     @property
     def _has_work(self) -> bool:
@@ -235,7 +285,6 @@ class Engine:
         if recording is None:
             return bool(
                 self.waiting or self._loaded is not None or self.core.wants_batch
-                or (self.is_stopping and not self._asides)
                 or (self._open is not None and not self._lingers)
             )  # fmt: skip
         if recording.done.done():
@@ -276,7 +325,7 @@ class Engine:
             and not (batch.loads or batch.answers or batch.wakes or batch.aside)
             and not any(d or r for d, r in batch.sends.values())
             and not self.core.wants_batch
-            and asyncio.get_running_loop().time() < self._lingers_until
+            and self._loop.time() < self._lingers_until
         )
 
     def _decide(self) -> None:
@@ -286,7 +335,7 @@ class Engine:
         if batch is None:
             batch = self._open = core.begin(self.clock.now(), self._loaded)
             self._loaded = None
-            self._lingers_until = asyncio.get_running_loop().time() + _LINGER_S
+            self._lingers_until = self._loop.time() + _LINGER_S
             first, self._first = self._first, []
             for command in first:
                 command(core)
@@ -330,7 +379,7 @@ class Engine:
             return batch
         began_at = time.perf_counter()
         done = self._writer.commit(batch)
-        done.add_done_callback(lambda _: self.wake())
+        done.add_done_callback(self._end_commit)
         self._recording = _Recording(batch, done, began_at)
         return None
 
@@ -409,7 +458,7 @@ class Engine:
 
     def _look_after(self, *, is_idle: bool) -> None:
         """Start upkeep if it is time; the next batch queues up behind it in the thread."""
-        at = asyncio.get_running_loop().time()
+        at = self._loop.time()
         if self._writer.wal_bytes < LONG_WAL_BYTES and at - self._upkeep_at < _UPKEEP_S:
             return
         task = self._upkeep_task

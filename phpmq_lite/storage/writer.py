@@ -70,6 +70,7 @@ class Store:
         self._sql = load("live")
         self.wal_bytes = 0  # guessed: written since the last checkpoint
 
+        self._is_patient = True  # as SQLite was told last
     # -- start
 
     def configure(self, cache_bytes: int) -> None:
@@ -87,6 +88,7 @@ class Store:
             if row is None or row[0] != value:
                 raise StartRefusedError(f"PRAGMA {name} is {row and row[0]!r}, not {value!r}")
         self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
+        self._is_patient = True
         self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
     def recover(self, wall_ms: int, receipt_window_ms: int, receipt_limit: int) -> Stored:
@@ -133,27 +135,18 @@ class Store:
             return True
         execute = self.execute
         with _outcome_unknown():
-            if not at_once:
+            self.wait_for_others(not at_once)
+            try:
                 execute("BEGIN IMMEDIATE")
-            elif not self._begin_at_once():
+            except sqlite3.OperationalError as error:
+                if not at_once or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
                 return False
             for statement, values, before in steps:
                 if isinstance(statement, str):
                     execute(statement, values)
                 else:
                     statement.run(execute, values, before)
-        return True
-
-    def _begin_at_once(self) -> bool:
-        self.execute("PRAGMA busy_timeout=0")
-        try:
-            self.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                raise
-            return False
-        finally:
-            self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout']}")
         return True
 
     def end(self, batch: Batch) -> Loaded | None:
@@ -167,7 +160,10 @@ class Store:
                 self.execute("COMMIT")
                 changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
                 self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
-            return self._load(batch) if batch.loads else None
+            if not batch.loads:
+                return None
+            self.wait_for_others(True)
+            return self._load(batch)
 
     # -- loading
 
@@ -285,11 +281,11 @@ class Store:
 
     def checkpoint_at_once(self, mode: str) -> bool:
         """Do the same without waiting for a reader, because the next batch would wait with it."""
-        self.execute("PRAGMA busy_timeout=0")
+        self.wait_for_others(False)
         try:
             return self.checkpoint(mode)
         finally:
-            self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout']}")
+            self.wait_for_others(True)
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Store numbers outside of a batch; for the stop, where no batch follows."""
@@ -346,13 +342,13 @@ class Writer:
             and _is_short(batch)
             and store.begin(steps, at_once=True)
         ):
-            return self.start(lambda store: store.end(batch))
+            return self._hop(lambda store: store.end(batch))
 
         def whole(store: Store) -> Loaded | None:
             store.begin(steps)
             return store.end(batch)
 
-        return self.start(whole)
+        return self._hop(whole)
 
     def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         """Have a function run on the store in the writer's thread, after what was started before.
@@ -383,6 +379,14 @@ class Writer:
             if self._store is not None:
                 await self.run(lambda store: store.checkpoint("TRUNCATE"))
             await self._connection.close()
+
+        def patient(store: Store) -> T:
+            store.wait_for_others(True)
+            return work(store)
+
+        return self._hop(patient)
+
+    def _hop(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
             self._connection = self._store = None
 
 

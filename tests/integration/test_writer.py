@@ -412,6 +412,35 @@ async def test_batch_is_stored_as_it_was_when_it_was_given(
     ]
 
 
+async def test_batches_in_a_row_tell_sqlite_once_not_to_wait(opened: Writer) -> None:
+    await opened.commit(newborn(1))
+    seen = watch(opened)
+    await opened.commit(newborn(2))
+    assert [word for word, _ in seen if word in ("PRAGMA", "BEGIN", "COMMIT")] == [
+        "BEGIN", "COMMIT",
+    ]  # fmt: skip
+
+
+async def test_what_a_batch_loads_and_other_works_wait_for_other_programs(opened: Writer) -> None:
+    """A batch alone does not: it would hold the loop."""
+    timeouts: list[int] = []
+
+    def note(_: object = None) -> None:
+        found = opened._store
+        assert found is not None
+        timeouts.extend(found.execute("PRAGMA busy_timeout").fetchone())
+
+    await opened.commit(newborn(1))
+    note()
+    batch = newborn(2)
+    batch.body_seqs = {1}
+    await opened.commit(batch)
+    note()
+    await opened.commit(newborn(3))
+    await opened.run(note)
+    assert timeouts == [0, 5_000, 5_000]
+
+
 async def test_loop_goes_on_while_another_program_writes_to_the_file(opened: Writer) -> None:
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -1,0 +1,121 @@
+"""How often the engine has the loop call it: as seldom as it can, and never too late."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.server import engine as engines
+from tests.steering import House, Program, without_time
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    without_time(monkeypatch)
+    house = House(tmp_path)
+    house.start()
+    await house.rest()
+    yield house
+    await house.stop()
+    house.close()
+
+
+async def test_commit_without_work_behind_it_opens_no_batch(house: House) -> None:
+    Program(house).publish("orders", b"a")
+    await house.rest()
+    assert house.core.batch_number == 1
+    await house.end_commit()
+    assert house.core.batch_number == 1
+
+
+async def test_waits_share_a_timer(house: House) -> None:
+    timer = house.engine._timer
+    assert timer is not None
+    program = Program(house)
+    for body in (b"a", b"b", b"c"):
+        program.publish("orders", body)
+        await house.settle()
+    assert house.engine._timer is timer
+    assert not timer.cancelled()
+
+
+async def test_what_is_due_sooner_has_a_timer_of_its_own(house: House) -> None:
+    timer = house.engine._timer
+    program = Program(house)
+    program.publish("orders", b"a", ttl_s=1)
+    await house.settle()
+    assert timer is not None
+    assert timer.cancelled()
+    house.engine._end_timer()  # too early: nothing is due
+    await house.rest()
+    assert house.writer.batch is None
+    house.clock.advance(1)
+    house.engine._end_timer()
+    await house.settle()
+    assert house.rows("SELECT count(*) FROM message") == [(0,)]
+
+
+async def test_what_is_due_beside_a_commit_follows_on_it(house: House) -> None:
+    program = Program(house)
+    program.publish("orders", b"a", ttl_s=1)
+    await house.settle()
+    program.publish("orders", b"b")
+    await house.rest()
+    assert house.writer.batch is not None
+    house.advance(1)
+    await house.end_commit()
+    assert house.writer.batch is not None  # which loads what is due
+    await house.settle()
+    assert house.rows("SELECT seq FROM message") == [(2,)]
+
+
+async def test_open_acknowledgement_is_stored_when_its_timer_ends(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_LINGER_S", 1e9)
+    program = Program(house)
+    program.consume("orders", 1)
+    program.publish("orders", b"a")
+    await house.settle()
+    program.acknowledge(program.got[0])
+    await house.rest()
+    assert house.writer.batch is None
+    assert not house.is_stored
+    house.engine._lingers_until = 0.0
+    house.engine._end_timer()
+    await house.settle()
+    assert house.rows("SELECT count(*) FROM history") == [(1,)]
+
+
+async def test_cancelled_engine_does_nothing_any_more(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.start()
+    await house.rest()
+    assert house.running is not None
+    house.running.cancel()
+    await asyncio.wait([house.running])
+    Program(house).publish("orders", b"a")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert house.writer.batch is None
+    assert house.engine.waiting
+    house.close()
+
+
+async def test_upkeep_that_failed_ends_it_though_nothing_else_happens(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise OutcomeUnknownError("the disk has gone")
+
+    house = House(tmp_path)
+    house.start()
+    await house.rest()
+    house.engine._upkeep_task = asyncio.create_task(fail())
+    await asyncio.wait([house.engine._upkeep_task])
+    house.engine._upkeep_at = -1e12  # it is time for the next
+    house.engine._end_timer()
+    assert house.running is not None
+    with pytest.raises(OutcomeUnknownError):
+        await asyncio.wait_for(house.running, 10)
+    house.close()
