@@ -19,7 +19,7 @@ import argparse
 import sqlite3
 import tempfile
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +29,10 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Acknowledge, Dispatch, Publish
+from phpmq_lite.protocol.frames import ClientFrame, Dispatch
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
+from phpmq_lite.server.commands import apply, apply_run
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.ranges import Ranges, Selection
 from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
@@ -210,7 +211,7 @@ class Walk:
         data = b"".join([self._publish() for _ in range(count)])
         with self.meter.step("parse publish"):
             frames = self.producer.side.receive(data)
-        self._batch(lambda: self._walk_publishes(frames), "core: publish")
+        self._batch(lambda: self._walk(self.publishing, frames), "core: publish")
 
     def publish_and_take(self, count: int) -> None:
         """Publish; dispatch and acknowledge what the batch before has stored, in one batch."""
@@ -234,9 +235,9 @@ class Walk:
         with meter.step("parse ack"):
             ends = self.consumer.side.receive(acks)
         with meter.step("core: acknowledge"):
-            self._walk_acks(ends)
+            self._walk(self.consuming, ends)
         with meter.step("core: publish"):
-            self._walk_publishes(frames)
+            self._walk(self.publishing, frames)
         lives = core.lives
         lives.hungry.clear()  # these are dispatched in the next batch, once they are stored
         with meter.step("core: dispatch, finish"):
@@ -256,7 +257,7 @@ class Walk:
         with self.meter.step("parse ack"):
             frames = self.consumer.side.receive(acks)
         assert len(frames) == count, len(frames)
-        self._batch(lambda: self._walk_acks(frames), "core: acknowledge")
+        self._batch(lambda: self._walk(self.consuming, frames), "core: acknowledge")
 
     def end_round(self) -> None:
         """Copy the WAL into the database as the broker does between batches."""
@@ -268,19 +269,12 @@ class Walk:
         key = KEY % next(self.keys) if self.is_confirmed else None
         return self.client.publish(QUEUE, self.body, self.ttl_s, key)
 
-    def _walk_publishes(self, frames: list[Any]) -> None:
-        core, connection = self.core, self.publishing
-        for frame in frames:
-            match frame:
-                case Publish():
-                    core.publish(connection, frame.queue, frame.content, frame.ttl_s, frame.key)
-
-    def _walk_acks(self, frames: list[Any]) -> None:
-        core, connection = self.core, self.consuming
-        for frame in frames:
-            match frame:
-                case Acknowledge():
-                    core.acknowledge(connection, frame.queue, frame.message_id)
+    def _walk(self, connection: Connection, frames: list[ClientFrame]) -> None:
+        """Give the core the frames of a read, as ``server/tcp.py`` does."""
+        waiting = deque(frames)
+        while waiting:
+            if not apply_run(self.core, connection, waiting, len(waiting))[0]:
+                apply(self.core, connection, waiting.popleft())
 
 
 def born_and_gone(walk: Walk, rounds: int, count: int) -> None:

@@ -116,17 +116,20 @@ class _Remembered(ABC):
 class WholeFromClient(_Remembered):
     """Publishes and acknowledgements."""
 
-    __slots__ = ("_key_size", "_packets", "_ttl_s")
+    __slots__ = ("_key_size", "_packets", "_size", "_sized", "_ttl_s")
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
         self._packets = 0  # of the last publish
+        self._sized = b""  # _long and the digits of the last content
+        self._size = 0  # of the last content
         self._ttl_s: int | None = None
         self._key_size = 0
 
     def take(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole publishes and acknowledgements that begin at ``pos``."""
         end = len(data)
+        pos = self._take_like_the_last(data, pos, end, frames)
         while True:
             if data.startswith(self._short, pos):
                 start = pos + len(self._short)
@@ -154,15 +157,38 @@ class WholeFromClient(_Remembered):
                     if after > end:
                         return pos
                 frames.append(Publish(self._long_queue, data[start:stop], self._ttl_s, key))
-                pos = after
+                self._sized, self._size = data[pos:start], size
+                pos = self._take_like_the_last(data, after, end, frames)
             elif not self._learn(data, pos, _ACKNOWLEDGE):
                 return pos
+
+    def _take_like_the_last(self, data: bytes, pos: int, end: int, frames: list[Frame]) -> int:
+        """Append the publishes that differ from the last one in content and key only.
+
+        Two comparisons and two slices a frame: 0.55 instead of 0.8 µs.
+        """
+        sized, tail = self._sized, self._tail
+        if not sized or not data.startswith(sized, pos):
+            return pos
+        queue, ttl_s, key_size, head_size = self._long_queue, self._ttl_s, self._key_size, len(sized)
+        size = self._size
+        whole = head_size + size + len(tail) + key_size
+        append = frames.append
+        while pos + whole <= end and data.startswith(sized, pos):
+            start = pos + head_size
+            stop = start + size
+            if not data.startswith(tail, stop):
+                break
+            pos += whole
+            key = data[pos - key_size : pos] if key_size else None
+            append(Publish(queue, data[start:stop], ttl_s, key))
+        return pos
 
     def _learn_long(self, header: bytes, head: bytes, queue: str) -> bool:
         packets = _PUBLISHES.get(header)
         if packets is None:
             return False
-        self._long, self._long_queue = head, queue
+        self._long, self._long_queue, self._sized = head, queue, b""
         if packets != self._packets:
             self._packets = packets
             self._tail = b"" if packets == 2 else ()

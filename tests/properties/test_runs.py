@@ -1,0 +1,106 @@
+"""Commands that are handled in a row do what they do one by one."""
+
+from collections import deque
+from dataclasses import asdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.model import Batch, Limits, Loaded
+from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
+from phpmq_lite.server.commands import apply, apply_run
+from tests.unit.broker.rig import Rig
+
+QUEUES = ("plain", "bounded")
+publishes = st.builds(
+    Publish,
+    st.sampled_from(QUEUES),
+    st.sampled_from([b"", b"x", b"four", b'{"job":"urn:a:b:c"}']),
+    st.sampled_from([None, 0, 5]),
+    st.none() | st.sampled_from([b"1", b"2", b"3", b"4"]),
+)
+acknowledged = st.tuples(st.integers(0, 1), st.integers(0, 5))  # consumer, the how oldest it holds
+batches = st.lists(st.lists(publishes | acknowledged, max_size=12), min_size=1, max_size=5)
+
+
+class Twin:
+    """A core with two consumers and a publisher, whose commands come in runs or one by one."""
+
+    def __init__(self, *, in_runs: bool) -> None:
+        self.in_runs = in_runs
+        limits = Limits(window=6, window_bytes=20, credit=4, credit_bytes=12, receipts=3)
+        self.rig = Rig(limits)
+        self.publisher, self.one, self.two = (self.rig.connect() for _ in range(3))
+        core = self.rig.core
+        for name in QUEUES:
+            self.rig.turn(lambda name=name: core.publish(self.publisher, name, b"first", 0, None))
+        core.lives.queues["bounded"].settings.max_messages = 3
+        self.rig.turn(lambda: core.consume(self.one, "plain", 4))
+        self.rig.turn(lambda: core.consume(self.two, "plain", 2))
+        self.rig.turn(loaded=Loaded(windows=[(1, [], True)]))
+
+    def frames_of(self, commands: list[Any]) -> list[tuple[Connection, ClientFrame]]:
+        """Give the frames; an acknowledgement names what is held now, or nothing."""
+        found: list[tuple[Connection, ClientFrame]] = []
+        for command in commands:
+            if isinstance(command, Publish):
+                found.append((self.publisher, command))
+                continue
+            connection = (self.one, self.two)[command[0]]
+            [consumer] = connection.consumers.values()
+            ids = [*consumer.held][command[1] :]
+            found.append((connection, Acknowledge("plain", ids[0] if ids else b"0" * 32)))
+        return found
+
+    def run(self, commands: list[Any]) -> Batch:
+        """Give a batch its commands; those of one connection that follow each other, together."""
+        given = self.frames_of(commands)
+        batch = self.rig.begin()
+        while given:
+            connection = given[0][0]
+            frames: deque[ClientFrame] = deque()
+            while given and given[0][0] is connection:
+                frames.append(given.pop(0)[1])
+            while frames:
+                if self.in_runs and apply_run(self.rig.core, connection, frames, len(frames))[0]:
+                    continue
+                apply(self.rig.core, connection, frames.popleft())
+        self.rig.finish()
+        return batch
+
+    def seen(self, batch: Batch) -> dict[str, Any]:
+        """What the batch stores and sends, and what is counted; tokens are random."""
+        lives = self.rig.core.lives
+        return {
+            "born": [
+                (m.seq, m.position, m.queue_id, m.state, m.ttl_s, m.deadline_ms, m.size, m.crc,
+                 m.deliveries, m.consumer, m.publisher, m.body)
+                for m in batch.born
+            ],
+            "bodies": batch.bodies,
+            "keys": batch.keys,
+            "settled": batch.settled,
+            "dispatched": [(m.seq, m.consumer) for m in batch.dispatched],
+            "sums": (batch.born_bytes, batch.settled_bytes, batch.counters, lives.held_bytes),
+            "rows": {key: (row.live_count, row.live_bytes) for key, row in batch.queue_rows.items()},
+            "sent": {
+                c.number: (
+                    [m.seq for m in messages],
+                    [(r.queue, key, r.reason) for r in receipts for key in r.keys],
+                )
+                for c, (messages, receipts) in batch.sends.items()
+            },
+            "totals": [asdict(queue.totals) for queue in lives.queues.values()],
+            "clients": [(c.published, c.acked) for c in self.rig.core.connections.values()],
+            "known": sorted(lives.known),
+            "due": lives.next_deadline_ms,
+        }  # fmt: skip
+
+
+@given(batches)
+def test_runs_do_what_their_commands_do_one_by_one(given: list[list[Any]]) -> None:
+    runs, ones = Twin(in_runs=True), Twin(in_runs=False)
+    for commands in given:
+        assert runs.seen(runs.run(commands)) == ones.seen(ones.run(commands))
