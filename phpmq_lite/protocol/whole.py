@@ -170,7 +170,12 @@ class WholeFromClient(_Remembered):
         sized, tail = self._sized, self._tail
         if not sized or not data.startswith(sized, pos):
             return pos
-        queue, ttl_s, key_size, head_size = self._long_queue, self._ttl_s, self._key_size, len(sized)
+        queue, ttl_s, key_size, head_size = (
+            self._long_queue,
+            self._ttl_s,
+            self._key_size,
+            len(sized),
+        )
         size = self._size
         whole = head_size + size + len(tail) + key_size
         append = frames.append

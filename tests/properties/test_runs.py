@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from hypothesis import given
@@ -35,7 +36,7 @@ class Twin:
         self.publisher, self.one, self.two = (self.rig.connect() for _ in range(3))
         core = self.rig.core
         for name in QUEUES:
-            self.rig.turn(lambda name=name: core.publish(self.publisher, name, b"first", 0, None))
+            self.rig.turn(partial(core.publish, self.publisher, name, b"first", 0, None))
         core.lives.queues["bounded"].settings.max_messages = 3
         self.rig.turn(lambda: core.consume(self.one, "plain", 4))
         self.rig.turn(lambda: core.consume(self.two, "plain", 2))

@@ -3,8 +3,8 @@
 import pytest
 
 from phpmq_lite.broker.core import Result
-from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, State
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig, bodies, kinds, message, outcomes, sent
 
