@@ -7,28 +7,28 @@ import asyncio
 import gc
 import os
 import signal
+import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__, logs
-from phpmq_lite.admin.access.first_user import initial_password
-from phpmq_lite.admin.app import create_app
-from phpmq_lite.admin.context import CONTEXT, Context
-from phpmq_lite.admin.listening import open_admin, tls_of
-from phpmq_lite.admin.pages.system import DRAIN
+from phpmq_lite.admin import sockets
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
 from phpmq_lite.errors import OutcomeUnknownError, SettingsError
-from phpmq_lite.model import Limits, QueueSettings, Stored
+from phpmq_lite.model import Stored
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.bounds import limits_of, queue_defaults_of, retention_of
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.listeners import Listeners, check_wide_binds
@@ -37,6 +37,7 @@ from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.sampler import Sampler
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session, SessionLimits, Shared
+from phpmq_lite.server.tls import server_context
 from phpmq_lite.server.watch import TimeLimits, Watch
 from phpmq_lite.settings import Effective, Settings
 from phpmq_lite.settings.reload import reloaded
@@ -44,11 +45,13 @@ from phpmq_lite.storage import migrate
 from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.starts import Starting
 from phpmq_lite.storage.upkeep import Upkeep, note_seen
 from phpmq_lite.storage.wal_guard import check_wal
 from phpmq_lite.storage.writer import Writer
+
+if TYPE_CHECKING:
+    from phpmq_lite.admin.context import Context
 
 DRAIN_S: Final = 5.0  # for acknowledgements of what consumers hold
 CLOSE_S: Final = 2.0  # for sockets to take what was written
@@ -79,7 +82,10 @@ class Service:
         self._first_password: str | None = None  # where there is no user yet
         self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
-        self._ready = asyncio.Event()
+        self._is_ready = False  # clients may connect
+        self._started = asyncio.Event()  # and the pages answer
+        self._letting_in = asyncio.Lock()
+        self._are_people_in = False
 
     def stop(self) -> None:
         """Begin to drain; ``run`` returns when all is stored and closed."""
@@ -94,13 +100,13 @@ class Service:
             self._context.settings = told.settings
             self._context.sources = {**self._context.sources, **fresh}
         if self._upkeep is not None:
-            self._upkeep.bounds = _bounds(told.settings)
+            self._upkeep.bounds = retention_of(told.settings)
         logs.set_level(told.settings.log.level)
         _log.info("reloaded", changed=told.changed, needs_restart=told.waiting)
 
     async def wait_ready(self) -> None:
-        """Return once clients may connect."""
-        await self._ready.wait()
+        """Return once clients may connect and the pages answer."""
+        await self._started.wait()
 
     async def run(self) -> None:
         """Start, serve until ``stop``, drain.
@@ -113,24 +119,49 @@ class Service:
         settings = self.settings
         database = settings.data / DATABASE
         check_wide_binds(settings, lambda: has_admin(database))
-        tls_of(settings)  # what cannot be used refuses the start before anything is made
+        tls = _admin_tls(settings)  # what cannot be used refuses the start before anything is made
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, database):
-            self._first_password = initial_password(file)
+            self._first_password = _initial_password(file)
         async with AsyncExitStack() as stack:
             folder = DataFolder.open(
-                self.settings.data, allow_network_fs=self.settings.storage.allow_network_fs
+                settings.data, allow_network_fs=settings.storage.allow_network_fs
             )
             stack.callback(folder.close)
-            await self._open_admin(stack, folder)
-            engine = await self._open_engine(stack, folder)
-            await self._serve(stack, engine, folder)
+            ways = await stack.enter_async_context(AsyncExitStack())  # into the admin
+            bound = await sockets.listen(ways, settings.admin.listen, folder.control_socket)
+            self.admin = [sockets.url_of(one, is_secure=tls is not None) for one in bound[1:]]
+            for address in self.admin:
+                self._announce(f"listening admin {address}")
+            # Side by side: the pages are imported, and the disk is at work.  Who comes first
+            # does not wait: health answers while a recovery is long, clients while imports are.
+            writer = Writer(folder.database)
+            starting = Starting(__version__, _now_ms(), was_clean=not folder.meta.is_running)
+            recovering = asyncio.create_task(self._recover(folder, writer, starting))
+            stack.push_async_callback(_leave, recovering, writer)
+            pages = asyncio.create_task(self._open_pages(ways, folder, bound, tls))
+            stack.push_async_callback(_end, pages)
+            stored = await recovering
+            engine = await self._open_engine(stack, folder, writer, starting, stored)
+            await self._serve(stack, engine, folder, pages)
 
     # -- start, in order
 
-    async def _open_admin(self, stack: AsyncExitStack, folder: DataFolder) -> None:
-        """First of all: the health pages tell how the start goes on."""
+    async def _open_pages(
+        self,
+        stack: AsyncExitStack,
+        folder: DataFolder,
+        bound: list[socket.socket],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Import the admin in a thread, and answer who has connected meanwhile."""
+        await asyncio.to_thread(_import_admin)
+        from phpmq_lite.admin.app import create_app
+        from phpmq_lite.admin.context import CONTEXT
+        from phpmq_lite.admin.listening import open_admin
+        from phpmq_lite.admin.pages.system import DRAIN
+
         readers = Readers(folder.database)
         stack.push_async_callback(readers.close)
         app = create_app(
@@ -138,30 +169,24 @@ class Service:
             readers,
             self.settings,
             version=__version__,
-            is_ready=lambda: self._ready.is_set() and not self._stop.is_set(),
+            is_ready=lambda: self._is_ready and not self._stop.is_set(),
             sources=self._sources,
         )
         app[DRAIN] = lambda: self.drain()
         self._context = app[CONTEXT]
         app[CONTEXT].rollups = self.rollups
         app[CONTEXT].schemas = self.schemas
-        self.admin = await open_admin(stack, app, self.settings, folder.control_socket)
-        for address in self.admin:
-            self._announce(f"listening admin {address}")
+        if self.front.engine is not None:  # the recovery was quicker
+            await self._let_people_in()
+        await open_admin(stack, app, bound, tls)
 
-    async def _open_engine(self, stack: AsyncExitStack, folder: DataFolder) -> Engine:
-        """Check the files, migrate, recover; then the core has all that it needs."""
+    async def _recover(self, folder: DataFolder, writer: Writer, starting: Starting) -> Stored:
+        """Check the files, migrate, recover: what the core needs to begin."""
         settings, front = self.settings, self.front
-        starting = Starting(__version__, _now_ms(), was_clean=not folder.meta.is_running)
         starting.note_error(folder.read_last_error())
         front.set(step="checking the write-ahead log")
         found = await asyncio.to_thread(check_wal, folder, accept_loss=settings.storage.accept_loss)
         starting.note_wal(found)
-        writer = Writer(folder.database)
-        stack.push_async_callback(writer.close)
-        if self._context is not None:  # ahead of the writer: who closes last removes the WAL
-            stack.push_async_callback(self._context.readers.close)
-            stack.push_async_callback(self._context.exports.close)
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
         applied = await writer.run(lambda store: migrate.migrate(
@@ -171,24 +196,47 @@ class Service:
             _log.info("migrated", applied=applied)
         front.set(step="recovering")
         receipts = settings.receipts
-        stored: Stored = await writer.run(lambda store: store.recover(
+        return await writer.run(lambda store: store.recover(
             _now_ms(), receipts.window_s * 1_000, receipts.limit))  # fmt: skip
+
+    async def _open_engine(
+        self,
+        stack: AsyncExitStack,
+        folder: DataFolder,
+        writer: Writer,
+        starting: Starting,
+        stored: Stored,
+    ) -> Engine:
+        """Make the core of what was stored; from here on the folder counts as in use."""
+        settings = self.settings
+        stack.push_async_callback(writer.close)
+        stack.push_async_callback(self._end_reading)
         clock = Clock(stored.counters.get("clock_step_ms", 0))
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
         stack.callback(folder.record, is_running=False)  # ahead of writer.close
-        core = Broker(stored, _limits(settings), _queue_defaults(settings), Intake(self.schemas))
-        self._upkeep = Upkeep(folder.database, _bounds(settings), settings.storage.wal_bytes)
+        core = Broker(
+            stored, limits_of(settings), queue_defaults_of(settings), Intake(self.schemas)
+        )
+        self._upkeep = Upkeep(folder.database, retention_of(settings), settings.storage.wal_bytes)
         engine = Engine(core, writer, clock, self._upkeep)
-        front.engine = engine
+        self.front.engine = engine
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
         stack.push_async_callback(writer.run, lambda store: note_seen(store, clock.now()))
         _log.info("recovered", queues=len(stored.queues), returned=stored.returned,
-                  keys=len(stored.receipts))  # fmt: skip
+                  keys=len(core.receipts))  # fmt: skip
         return engine
 
-    async def _serve(self, stack: AsyncExitStack, engine: Engine, folder: DataFolder) -> None:
+    async def _end_reading(self) -> None:
+        """Ahead of the writer: who closes last removes the WAL."""
+        if self._context is not None:
+            await self._context.exports.close()
+            await self._context.readers.close()
+
+    async def _serve(
+        self, stack: AsyncExitStack, engine: Engine, folder: DataFolder, pages: asyncio.Task[None]
+    ) -> None:
         """Open the PHPMQ listeners and work until ``stop``, then drain."""
         settings, limits = self.settings, self.settings.limits
         gate = Admission.of(settings)
@@ -219,7 +267,7 @@ class Service:
         stack.push_async_callback(readers.close)
         self.sampler = sampler = Sampler(engine, readers, self.rollups)
         try:
-            await self._work(stack, engine, listeners, shared, watch, sampler)
+            await self._work(stack, engine, listeners, shared, watch, sampler, pages)
         except* OutcomeUnknownError as group:  # before anything is closed
             fail_stop(folder, group.exceptions[0])
 
@@ -231,6 +279,7 @@ class Service:
         shared: Shared,
         watch: Watch,
         sampler: Sampler,
+        pages: asyncio.Task[None],
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
             work = tasks.create_task(engine.run())
@@ -244,7 +293,9 @@ class Service:
             for address in listeners.addresses:
                 self._announce(f"listening phpmq {address}")
             self.front.set(step="ready", is_ready=True, listeners=tuple(listeners.addresses))
-            self._ready.set()
+            self._is_ready = True
+            await pages
+            self._started.set()
             await self._stop.wait()
             await self._drain(engine, listeners, shared)
             sampling.cancel()
@@ -258,16 +309,21 @@ class Service:
         await engine.end()
 
     async def _let_people_in(self) -> None:
-        """Load the accounts; where there are none, show the way to the first one."""
-        if self._context is None:
-            return
-        token = await self._context.entrance.prepare(_now_ms(), self._first_password)
-        self._first_password = None
-        if token is None:
-            return
-        shown = {"token": token} if sys.stderr.isatty() else {}
-        _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
-                  token_file=str(self._context.entrance.setup.path), **shown)  # fmt: skip
+        """Load the accounts; where there are none, show the way to the first one.
+
+        A no-op while the pages are not imported: they ask for it themselves then.
+        """
+        async with self._letting_in:
+            if self._context is None or self._are_people_in:
+                return
+            self._are_people_in = True
+            entrance = self._context.entrance
+            token = await entrance.prepare(_now_ms(), self._first_password)
+            self._first_password = None
+        if token is not None:
+            shown = {"token": token} if sys.stderr.isatty() else {}
+            _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
+                      token_file=str(entrance.setup.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners, shared: Shared) -> None:
         """Dispatch nothing new, wait for acknowledgements, then close every connection."""
@@ -285,6 +341,41 @@ class Service:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _import_admin() -> None:
+    """Import half of all modules, for 200 ms; in a thread, for others have something to do."""
+    import phpmq_lite.admin.app
+    import phpmq_lite.admin.listening  # noqa: F401 - both for those who ask for them later
+
+
+def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
+    """Give the TLS context of the admin; None where it speaks plain http.
+
+    Raises:
+        SettingsError: certificate or key cannot be used; the message names the setting.
+    """
+    admin = settings.admin
+    if admin.tls_cert is None or admin.tls_key is None:
+        return None
+    return server_context(admin.tls_cert, admin.tls_key, section="admin")
+
+
+def _initial_password(file: Path) -> str:
+    from phpmq_lite.admin.access.first_user import initial_password
+
+    return initial_password(file)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Wait for its end, also where the start was given up; who awaited it knows how it went."""
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _leave(recovering: asyncio.Task[Stored], writer: Writer) -> None:
+    """Close the file behind what is under way, however it ends; a no-op after a whole start."""
+    await _end(recovering)
+    await writer.close()
 
 
 def _load(schemas: Schemas) -> None:
@@ -312,41 +403,6 @@ def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Se
     return Session(shared, side, kind)
 
 
-def _limits(settings: Settings) -> Limits:
-    limits, receipts = settings.limits, settings.receipts
-    return Limits(
-        queues=limits.max_queues,
-        window=limits.window,
-        bodies_bytes=limits.body_cache,
-        credit=limits.credit,
-        credit_bytes=limits.credit_bytes,
-        held=limits.held,
-        held_bytes=limits.held_bytes,
-        batch_commands=limits.batch_commands,
-        batch_bytes=limits.batch_bytes,
-        receipts=receipts.limit,
-        receipt_window_ms=receipts.window_s * 1_000,
-    )
-
-
-def _queue_defaults(settings: Settings) -> QueueSettings:
-    return QueueSettings(**settings.queues.model_dump())
-
-
-def _bounds(settings: Settings) -> RetentionBounds:
-    history, receipts = settings.history, settings.receipts
-    return RetentionBounds(
-        age_ms=int(history.days * 86_400_000),
-        rows=history.rows,
-        bytes=history.bytes,
-        deleted_share=history.deleted_share,
-        receipt_window_ms=receipts.window_s * 1_000,
-        receipts=receipts.limit,
-        audit_age_ms=int(settings.audit.days * 86_400_000),
-        audit_rows=settings.audit.rows,
-    )
-
-
 # -- the process
 
 
@@ -362,10 +418,6 @@ def run(
     Raises:
         PhpmqError: the start is refused; ``cli/main.py`` has the exit codes.
     """
-    # A message makes a handful of objects and no cycle: looking for cycles every 700 objects cost
-    # about 6 % of the throughput.  What was imported stays, and is never looked at again.
-    gc.freeze()
-    gc.set_threshold(10_000, 50, 100)
     with _runner() as runner:
         return runner.run(_until_signal(settings, sources, load))
 
@@ -403,9 +455,25 @@ async def _until_signal(
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    tending = loop.create_task(_tend_garbage(service))
     await service.run()
+    tending.cancel()
     _log.info("stopped")
     return 0
+
+
+async def _tend_garbage(service: Service) -> None:
+    """Collect no garbage during the start, and seldom later.
+
+    A start makes 150,000 objects that stay: looking through them again and again took 60 ms.  They
+    are never looked at again.  A message makes a handful of objects and no cycle:
+    looking for cycles every 700 objects cost about 6 % of the throughput.
+    """
+    gc.disable()
+    await service.wait_ready()
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 100)
+    gc.enable()
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:

@@ -21,6 +21,8 @@ from phpmq_lite import testing
 _server: Final = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
+        "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
+        "phpmq_lite.admin.listening",
         "phpmq_lite.cli.connect",
         "phpmq_lite.cli.serve",
         "phpmq_lite.cli.worker",

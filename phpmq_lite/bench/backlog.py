@@ -31,6 +31,7 @@ def measure_backlog(plan: Plan, steps: Steps, data: Path) -> Backlog:
     queue = queue_for(BACKLOG)
     broker = BrokerProcess(data)
     with broker:
+        time.sleep(plan.settle_seconds)  # clients may connect before the admin is imported
         empty = resident_bytes(broker.pid)
         few, _ = _fill(plan, steps, broker, queue, min(_FEW, plan.backlog // 2))
         with_few = resident_bytes(broker.pid)

@@ -57,7 +57,7 @@ class Plan:
         """About how long all takes."""
         own = {
             LARGE: 2 * len(LARGE_SIZES) * self.large_seconds,
-            BACKLOG: 2 * self.backlog / SLOW + 2 * self.settle_seconds,
+            BACKLOG: 2 * self.backlog / SLOW + 3 * self.settle_seconds,
             CONNECTIONS: 2 * self.seconds + 2 * self.settle_seconds,
         }
         steps = sum(own.get(workload, self.seconds) for workload in self.workloads)

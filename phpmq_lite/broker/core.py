@@ -78,8 +78,7 @@ class Broker:
         self.audited: Counter[str] = Counter()  # rows of the audit since the start, by action
         self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
         self.receipts = Receipts(limits.receipts, limits.receipt_window_ms)
-        for queue_id, key, seq, at_ms in stored.receipts:
-            self.receipts.add(queue_id, key, seq, at_ms)
+        self.receipts.recall(stored.receipts)
         self.connections: dict[int, Connection] = {}  # by client number
         self.ignored: Counter[str] = Counter()  # commands that changed nothing, by reason
         self.refused: Counter[str] = Counter()  # publishes, by reason

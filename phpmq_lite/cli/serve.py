@@ -1,5 +1,6 @@
 """``serve``: run the broker until it is told to stop."""
 
+import gc
 from pathlib import Path
 
 import click
@@ -53,6 +54,7 @@ def serve(
     SIGHUP reads log level, retention, audit, metrics and ui settings anew.
     Exit codes: 0 stopped, 65 damaged data, 74 unknown outcome of a commit, 78 settings refused.
     """
+    gc.disable()  # the service enables it: what is imported stays, and was looked at for 60 ms
     from phpmq_lite import logs, service
 
     def load() -> Effective:

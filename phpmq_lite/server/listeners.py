@@ -6,7 +6,6 @@ counted.
 """
 
 import asyncio
-import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.endpoints import Endpoint, address_text
+from phpmq_lite.server.sockets import bind_tcp
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.server.unix_sockets import bind_private
 from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
@@ -33,7 +33,6 @@ Factory = Callable[[str, str], asyncio.Protocol]  # (kind, dispatch) -> a new co
 _BACKLOG: Final = 1_024  # waiting for us; the kernel may cut it
 _SHUTDOWN_S: Final = 5.0  # for a TLS peer to answer the end
 _RETRY_S: Final = 1.0  # after a shortage
-_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # IPv6 is off, though the name has it
 
 # A peer without a sign of life for 60 s is asked each 15 s, and given up after 4 silences.
 KEEPALIVE: Final = (
@@ -133,29 +132,10 @@ class Listeners:
             raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
 
     async def _bind_tcp(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
-        """Bind every address that the host stands for, but those that this machine lacks."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        missing: OSError | None = None
-        bound = 0
-        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
-            try:
-                bound_socket = _bind_address(family, address)
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                missing = error
-                continue
-            bound += 1
-            host, port = bound_socket.getsockname()[:2]
-            kind: Kind = "tcp" if self._tls is None else "tls"
-            self._listeners.append(
-                _Listener(bound_socket, address_text(host, port), kind, dispatch)
-            )
-        if missing is not None and not bound:
-            raise missing
+        kind: Kind = "tcp" if self._tls is None else "tls"
+        for bound in await bind_tcp(endpoint):
+            host, port = bound.getsockname()[:2]
+            self._listeners.append(_Listener(bound, address_text(host, port), kind, dispatch))
 
     # -- accepting
 
@@ -223,20 +203,6 @@ class Listeners:
                 _log.warning("handshake_failed", listener=listener.address, reason=str(error))
             return False
         return True
-
-
-def _bind_address(family: int, address: Any) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setblocking(False)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # [::] beside 0.0.0.0 on one port
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
 
 
 def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:

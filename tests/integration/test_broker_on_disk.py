@@ -108,18 +108,22 @@ def test_key_is_known_after_a_restart_for_the_rest_of_its_time(make: MakeDriver)
         assert driver.live() == (count, count)
 
 
-def test_youngest_keys_are_known_after_a_restart(make: MakeDriver) -> None:
-    driver = make(Limits(receipts=2))
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_youngest_keys_are_known_after_a_restart(
+    make: MakeDriver, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(writer, "_KEYS_AT_ONCE", at_once)
+    driver = make(Limits(receipts=3))
     client = driver.connect()
-    for key in (b"a", b"b", b"c"):
+    for key in (b"a", b"b", b"c", b"d"):
         client.publish("orders", key, None, key)
     driver.step()
     driver.kill_and_restart()
     client = driver.connect()
-    for key in (b"b", b"c", b"a"):
+    for key in (b"b", b"c", b"d", b"a"):
         client.publish("orders", key, None, key)
     driver.step()
-    assert driver.live() == (4, 4)
+    assert driver.live() == (5, 5)
 
 
 def test_settings_of_a_queue_survive_a_restart(make: MakeDriver) -> None:

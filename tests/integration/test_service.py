@@ -1,6 +1,7 @@
 """Start and stop of the broker, who may connect, and over what: real processes and sockets."""
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -10,17 +11,21 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 from urllib.error import HTTPError, URLError
 
 import pytest
 
-from phpmq_lite import testing
+from phpmq_lite import service, testing
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.wal_guard import check_wal
+from phpmq_lite.storage.wal_scan import WalScan
 from phpmq_lite.testing import running_service
 from tests.acceptance.peers import (
     WAIT_S,
@@ -186,6 +191,17 @@ def test_broker_is_refused_where_a_port_is_taken(tmp_path: Path) -> None:
         words = refusal(tmp_path / "two", "--listen", broker.phpmq[0])
     assert words.startswith("exit code 1:")
     assert f"cannot listen on {broker.phpmq[0]}: Address already in use" in words
+
+
+def test_broker_is_refused_where_the_port_of_its_admin_is_taken(tmp_path: Path) -> None:
+    """Ahead of all else: no client is let in, and no database is made."""
+    with broker_process(tmp_path / "one", "--admin", "127.0.0.1:0") as broker:
+        address = broker.admin[0].removeprefix("http://").removesuffix("/")
+        words = refusal(tmp_path / "two", "--admin", address)
+    assert words.startswith("exit code 1:")
+    assert f"cannot listen on {address}: Address already in use" in words
+    assert not (tmp_path / "two" / "setup-token").exists()
+    assert "recovered" not in words
 
 
 def test_newer_database_is_refused(data: Path) -> None:
@@ -401,6 +417,79 @@ def test_broker_is_ready_when_its_listeners_are_open(data: Path) -> None:
         for name in ("livez", "readyz", "startupz"):
             with urllib.request.urlopen(f"{broker.admin[0]}{name}", timeout=20) as answer:
                 assert answer.status == 200
+
+
+async def test_clients_are_served_while_the_pages_are_imported(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import takes longer than all else of a start; who asks for a page meanwhile waits."""
+    go_on = threading.Event()
+    import_admin = service._import_admin
+    monkeypatch.setattr(service, "_import_admin", lambda: go_on.wait(WAIT_S) and import_admin())
+    is_open = asyncio.Event()
+    broker = service.Service(
+        testing.settings_for(data), lambda line: is_open.set() if "phpmq" in line else None
+    )
+    running = asyncio.create_task(broker.run())
+    await asyncio.wait_for(is_open.wait(), WAIT_S)
+    try:
+        peer = await asyncio.to_thread(Peer, int(broker.phpmq[0].rpartition(":")[2]))
+        with peer:
+            asking = asyncio.create_task(asyncio.to_thread(is_ready, broker.admin[0]))
+            await asyncio.to_thread(exchange, peer)
+            assert not asking.done()
+            go_on.set()
+            assert await asking
+        await asyncio.wait_for(broker.wait_ready(), WAIT_S)
+    finally:
+        go_on.set()
+        broker.stop()
+        await running
+
+
+async def test_pages_answer_while_the_database_is_being_recovered(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, is_open = threading.Event(), asyncio.Event()
+
+    def check_later(*args: Any, **more: Any) -> WalScan:
+        go_on.wait(WAIT_S)
+        return check_wal(*args, **more)
+
+    monkeypatch.setattr(service, "check_wal", check_later)
+    broker = service.Service(testing.settings_for(data), lambda _line: is_open.set())
+    running = asyncio.create_task(broker.run())
+    try:
+        await asyncio.wait_for(is_open.wait(), WAIT_S)
+        assert not await asyncio.to_thread(is_ready, broker.admin[0])
+        assert not broker.phpmq
+        go_on.set()
+        await asyncio.wait_for(broker.wait_ready(), WAIT_S)
+        assert await asyncio.to_thread(is_ready, broker.admin[0])
+    finally:
+        go_on.set()
+        broker.stop()
+        await running
+
+
+async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
+    before, is_started = gc.get_threshold(), asyncio.Event()
+
+    class Starting:
+        wait_ready = staticmethod(is_started.wait)
+
+    tending = asyncio.create_task(service._tend_garbage(cast("service.Service", Starting())))
+    try:
+        await asyncio.sleep(0)
+        assert not gc.isenabled()
+        is_started.set()
+        await tending
+        assert gc.isenabled()
+        assert gc.get_threshold() != before
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:

@@ -274,12 +274,16 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)
   AND queue_id NOT IN (SELECT queue_id FROM subscription);
 
+-- name: receipt_before
+-- The newest key of those that are too many; no row: all count.
+-- parameters: how many count
+SELECT n FROM receipt ORDER BY n DESC LIMIT 1 OFFSET ?;
+
 -- name: receipts
 -- Keys that still count, oldest first.
--- parameters: added after (steady ms); limit
-SELECT queue_id, key, seq, at_ms FROM (
-  SELECT n, queue_id, key, seq, at_ms FROM receipt WHERE at_ms > ? ORDER BY n DESC LIMIT ?)
-ORDER BY n;
+-- parameters: after (n); added after (steady ms); limit
+-- index: INTEGER PRIMARY KEY
+SELECT n, queue_id, key, seq, at_ms FROM receipt WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
 
 -- name: counters
 SELECT name, value FROM counter;

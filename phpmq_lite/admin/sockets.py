@@ -1,0 +1,65 @@
+"""The sockets of the admin: the control socket, loopback or wider.
+
+They listen before the pages can be imported, which takes longer than all else of a start: what
+cannot be used refuses the start at once, and whoever connects early has his answer a bit later.
+"""
+
+import socket
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.server.endpoints import parse_endpoint
+from phpmq_lite.server.sockets import bind_tcp
+from phpmq_lite.server.unix_sockets import bind_private
+
+_BACKLOG: Final = 128  # waiting for us
+
+
+async def listen(
+    stack: AsyncExitStack, addresses: Iterable[str], control: Path
+) -> list[socket.socket]:
+    """Listen on the control socket, the first one, and on all addresses (``admin.listen``).
+
+    ``stack`` closes them, and removes the files of Unix sockets.
+
+    Raises:
+        SettingsError: an address cannot be used as set.
+        StartRefusedError: an address is taken or not ours.
+    """
+    bound = [_bind_unix(stack, control)]
+    for text in addresses:
+        endpoint = parse_endpoint(text)
+        if endpoint is None:
+            continue
+        try:
+            if endpoint.kind == "unix":
+                bound.append(_bind_unix(stack, endpoint.path))
+            else:
+                for one in await bind_tcp(endpoint):
+                    stack.callback(one.close)
+                    bound.append(one)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
+    for one in bound:
+        one.listen(_BACKLOG)
+    return bound
+
+
+def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
+    bound = bind_private(path)
+    stack.callback(path.unlink, missing_ok=True)
+    stack.callback(bound.close)
+    return bound
+
+
+def url_of(bound: socket.socket, *, is_secure: bool) -> str:
+    """Give the URL of a socket that listens."""
+    address = bound.getsockname()
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http{'s' if is_secure else ''}://{host}:{address[1]}/"

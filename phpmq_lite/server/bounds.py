@@ -1,0 +1,43 @@
+"""What the settings say, as the core and the storage take it."""
+
+from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.retention import RetentionBounds
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Give the limits of the core."""
+    limits, receipts = settings.limits, settings.receipts
+    return Limits(
+        queues=limits.max_queues,
+        window=limits.window,
+        bodies_bytes=limits.body_cache,
+        credit=limits.credit,
+        credit_bytes=limits.credit_bytes,
+        held=limits.held,
+        held_bytes=limits.held_bytes,
+        batch_commands=limits.batch_commands,
+        batch_bytes=limits.batch_bytes,
+        receipts=receipts.limit,
+        receipt_window_ms=receipts.window_s * 1_000,
+    )
+
+
+def queue_defaults_of(settings: Settings) -> QueueSettings:
+    """Give what a queue has where it sets nothing itself."""
+    return QueueSettings(**settings.queues.model_dump())
+
+
+def retention_of(settings: Settings) -> RetentionBounds:
+    """Give how much of the history, the keys and the audit is kept."""
+    history, receipts = settings.history, settings.receipts
+    return RetentionBounds(
+        age_ms=int(history.days * 86_400_000),
+        rows=history.rows,
+        bytes=history.bytes,
+        deleted_share=history.deleted_share,
+        receipt_window_ms=receipts.window_s * 1_000,
+        receipts=receipts.limit,
+        audit_age_ms=int(settings.audit.days * 86_400_000),
+        audit_rows=settings.audit.rows,
+    )
