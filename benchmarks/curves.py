@@ -354,7 +354,7 @@ def main() -> None:
     file = options.out / "curves.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"axes": {}}
     if not options.draw:
-        found["machine"] = asdict(describe_machine(options.data))
+        found["machine"] = asdict(describe_machine(options.data, is_own=True))
         allow_files(max(AXES["connections"].points))
         with (
             unwound_by_signals(),

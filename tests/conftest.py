@@ -30,6 +30,7 @@ COMMON = settings(
 settings.register_profile(
     "quick", COMMON, max_examples=60, stateful_step_count=30, derandomize=True
 )
+settings.register_profile("brief", settings.get_profile("quick"), max_examples=15)
 settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

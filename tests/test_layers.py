@@ -24,6 +24,7 @@ OURS: Final[dict[str, set[str]]] = {
     "__init__": {"client", "errors"},  # for type checkers; loaded when used
     "__main__": {"cli"},
     "errors": set(),
+    "build": set(),
     "clock": {"model"},  # a reading is model.Now
     "resources": set(),
     "logs": set(),
@@ -37,7 +38,7 @@ OURS: Final[dict[str, set[str]]] = {
     "export": {"storage.ranges", "logs", "errors"},
     "admin": {
         "server.endpoints",
-        "server.tls",
+        "server.sockets",
         "server.unix_sockets",
         "server.engine",
         "server.status",
@@ -77,6 +78,7 @@ OURS: Final[dict[str, set[str]]] = {
         "envelopes.verdict",
         "model",
         "pipeline_rows",
+        "build",
         "clock",
         "logs",
         "settings",
@@ -84,7 +86,7 @@ OURS: Final[dict[str, set[str]]] = {
         "errors",
     },
     "client": {"protocol", "errors"},
-    "bench": {"protocol", "storage.mounts", "storage.writer", "errors", "__init__"},
+    "bench": {"protocol", "storage.mounts", "storage.writer", "errors", "build", "__init__"},
     "envelopes": {"client", "errors"},
     "envelopes.intake": {"model", "envelopes", "errors"},
     "envelopes.index": {"model"},

@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from phpmq_lite import build
 from phpmq_lite.admin.http_figures import BOUNDS_S, HttpFigures
 from phpmq_lite.admin.labels import Group
 from phpmq_lite.broker import histogram
@@ -120,13 +121,14 @@ def families(readings: Readings, groups: Sequence[Group]) -> Iterator[Metric]:
 
 def _process(readings: Readings) -> Iterator[Metric]:
     status = readings.status
-    build = InfoMetricFamily("phpmq_build", "What runs")
-    build.add_metric([], {
+    info = InfoMetricFamily("phpmq_build", "What runs")
+    info.add_metric([], {
         "version": readings.version,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
+        "build": build.kind(),
     })  # fmt: skip
-    yield build
+    yield info
     for name, text, value in (
         ("phpmq_start_time_seconds", "Unix time of the start", status.started_at / 1_000),
         ("phpmq_event_loop_lag_seconds", "How late the loop is", status.loop_lag_ms / 1_000),

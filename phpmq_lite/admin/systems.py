@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from phpmq_lite import build
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.admin.views import plural
@@ -143,7 +144,7 @@ def versions(own: str) -> list[Fact]:
     if sqlite3.sqlite_version_info < _SAFE_SQLITE:
         note = "before 3.51.3, which is safe here: one connection writes"
     return [
-        Fact("PHPMQ Lite", own),
+        Fact("PHPMQ Lite", own, build.kind()),
         Fact("Python", platform.python_version(), platform.python_implementation()),
         Fact("SQLite", sqlite3.sqlite_version, note),
         Fact("aiohttp", _installed("aiohttp")),

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from phpmq_lite import __version__
+from phpmq_lite import __version__, build
 from phpmq_lite.storage.mounts import MOUNTS, mount_of, parse_mounts
 
 
@@ -15,6 +15,7 @@ class Machine:
     """What figures depend on besides the code."""
 
     broker: str  # our version
+    build: str | None  # compiled, or pure Python; None where the broker may be another's
     cpu: str
     cores: int
     kernel: str
@@ -23,10 +24,11 @@ class Machine:
     file_system: str  # of the data
 
 
-def describe_machine(folder: Path) -> Machine:
-    """Look around; ``folder`` is where the data lies."""
+def describe_machine(folder: Path, *, is_own: bool) -> Machine:
+    """Look around; ``folder`` is where the data lies, ``is_own`` a broker that is started here."""
     return Machine(
         broker=__version__,
+        build=build.kind() if is_own else None,
         cpu=_cpu_name(),
         cores=os.cpu_count() or 1,
         kernel=f"{platform.system()} {platform.release()}",

@@ -48,7 +48,7 @@ def measure(plan: Plan, watcher: Watcher) -> Report:
     with temporary_folder(plan.folder) as folder:
         data = folder / "data"
         report = Report(
-            machine=describe_machine(plan.folder),
+            machine=describe_machine(plan.folder, is_own=plan.address is None),
             size=plan.size,
             content=plan.content,
             window=plan.window,

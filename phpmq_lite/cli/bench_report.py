@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from phpmq_lite.bench.clients import UNCONFIRMED
+from phpmq_lite.bench.machine import Machine
 from phpmq_lite.bench.plan import FLOW, FLOW_PLAIN, PUBLISH
 from phpmq_lite.bench.report import Connections, Limits, Quantiles, Rate, Report
 from phpmq_lite.cli.output import Column, cell, write
@@ -57,7 +58,7 @@ class _Section(NamedTuple):
 def write_tables(report: Report) -> None:
     """Write tables that fit into 80 columns."""
     machine = report.machine
-    click.echo(f"phpmq-lite {machine.broker}, messages of {report.size:,} bytes")
+    click.echo(f"phpmq-lite {_built(machine)}, messages of {report.size:,} bytes")
     click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
     click.echo(f"Python {machine.python}, SQLite {machine.sqlite}")
     for section in _sections(report):
@@ -71,7 +72,7 @@ def write_markdown(report: Report) -> None:
     """Write all of it as Markdown, with the settings that it depends on."""
     machine = report.machine
     settings = (
-        ("phpmq-lite", machine.broker),
+        ("phpmq-lite", _built(machine)),
         ("processor", f"{machine.cpu}, {machine.cores} cores"),
         ("system", f"{machine.kernel}, {machine.file_system}"),
         ("versions", f"Python {machine.python}, SQLite {machine.sqlite}"),
@@ -89,6 +90,10 @@ def write_markdown(report: Report) -> None:
         if section.notes:
             click.echo()
         click.echo(_markdown(section.columns, section.rows))
+
+
+def _built(machine: Machine) -> str:
+    return machine.broker if machine.build is None else f"{machine.broker} ({machine.build})"
 
 
 def _markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import click
 
-from phpmq_lite import __version__
+from phpmq_lite import __version__, build
 from phpmq_lite.errors import (
     DataDamagedError,
     OutcomeUnknownError,
@@ -193,7 +193,9 @@ def _describe(error: Exception) -> str:
     epilog="Exit codes: 0 done, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
     "65 damaged data, 74 unknown outcome of a commit, 78 settings refused.",
 )
-@click.version_option(__version__, prog_name="phpmq-lite", message="%(prog)s %(version)s")
+@click.version_option(
+    f"{__version__} ({build.kind()})", prog_name="phpmq-lite", message="%(prog)s %(version)s"
+)
 def commands() -> None:
     """PHPMQ Lite, a message broker that keeps everything in SQLite."""
 

@@ -127,6 +127,7 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
     assert ("phpmq_http_request_seconds_count", "events") not in found
     build = next(label for name, label in found if name == "phpmq_build_info")
     assert "0.1.0" in build
+    assert "pure Python" in build
 
 
 async def test_every_family_of_the_design_is_there() -> None:

@@ -16,7 +16,7 @@ from phpmq_lite.bench.report import (
     Report,
 )
 
-MACHINE = Machine("0.1.0", "a processor", 2, "Linux 6.1", "3.11.2", "3.40.1", "ext4")
+MACHINE = Machine("0.1.0", "compiled", "a processor", 2, "Linux 6.1", "3.11.2", "3.40.1", "ext4")
 
 
 def report(*rates: Rate, latency: Latency | None = None) -> Report:

@@ -83,7 +83,7 @@ def test_unknown_command_is_a_wrong_use() -> None:
 
 def test_version_is_printed() -> None:
     result = CliRunner().invoke(main.commands, ["--version"])
-    assert result.stdout == f"phpmq-lite {__version__}\n"
+    assert result.stdout == f"phpmq-lite {__version__} (pure Python)\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -115,6 +115,23 @@ def test_plain_questions_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr == "[]\n"
 
 
+def test_serve_imports_what_clients_need_and_no_more() -> None:
+    """The admin comes behind, in a thread, and the rest not at all: it would be half of a start."""
+    program = (
+        "import sys\n"
+        "import phpmq_lite.cli.serve, phpmq_lite.logs, phpmq_lite.service\n"
+        "heavy = {'aiohttp', 'argon2', 'babelqueue', 'jinja2', 'phpmq_lite.admin.app',\n"
+        "    'phpmq_lite.bench', 'phpmq_lite.client', 'phpmq_lite.spark', 'prometheus_client',\n"
+        "    'pyarrow', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+        "import rich.console"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]\n"
+
+
 def test_package_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "phpmq_lite", "--version"],
@@ -122,4 +139,4 @@ def test_package_runs_as_a_module() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == f"phpmq-lite {__version__}\n"
+    assert done.stdout == f"phpmq-lite {__version__} (pure Python)\n"
