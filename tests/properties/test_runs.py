@@ -85,7 +85,7 @@ class Twin:
             "settled": batch.settled,
             "dispatched": [(m.seq, m.consumer) for m in batch.dispatched],
             "sums": (batch.born_bytes, batch.settled_bytes, batch.counters, lives.held_bytes),
-            "rows": {key: (row.live_count, row.live_bytes) for key, row in batch.queue_rows.items()},
+            "rows": [(key, r.live_count, r.live_bytes) for key, r in batch.queue_rows.items()],
             "sent": {
                 c.number: (
                     [m.seq for m in messages],
