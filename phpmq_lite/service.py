@@ -82,10 +82,7 @@ class Service:
         self._first_password: str | None = None  # where there is no user yet
         self._upkeep: Upkeep | None = None
         self._stop = asyncio.Event()
-        self._is_ready = False  # clients may connect
-        self._started = asyncio.Event()  # and the pages answer
-        self._letting_in = asyncio.Lock()
-        self._are_people_in = False
+        self._ready = asyncio.Event()
 
     def stop(self) -> None:
         """Begin to drain; ``run`` returns when all is stored and closed."""
@@ -106,7 +103,7 @@ class Service:
 
     async def wait_ready(self) -> None:
         """Return once clients may connect and the pages answer."""
-        await self._started.wait()
+        await self._ready.wait()
 
     async def run(self) -> None:
         """Start, serve until ``stop``, drain.
@@ -134,8 +131,8 @@ class Service:
             self.admin = [sockets.url_of(one, is_secure=tls is not None) for one in bound[1:]]
             for address in self.admin:
                 self._announce(f"listening admin {address}")
-            # Side by side: the pages are imported, and the disk is at work.  Who comes first
-            # does not wait: health answers while a recovery is long, clients while imports are.
+            # Side by side: the pages are imported, and the disk is at work.  Clients wait for both:
+            # with messages passing an import takes seconds, and a fifth of the throughput.
             writer = Writer(folder.database)
             starting = Starting(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
@@ -169,15 +166,13 @@ class Service:
             readers,
             self.settings,
             version=__version__,
-            is_ready=lambda: self._is_ready and not self._stop.is_set(),
+            is_ready=lambda: self._ready.is_set() and not self._stop.is_set(),
             sources=self._sources,
         )
         app[DRAIN] = lambda: self.drain()
         self._context = app[CONTEXT]
         app[CONTEXT].rollups = self.rollups
         app[CONTEXT].schemas = self.schemas
-        if self.front.engine is not None:  # the recovery was quicker
-            await self._let_people_in()
         await open_admin(stack, app, bound, tls)
 
     async def _recover(self, folder: DataFolder, writer: Writer, starting: Starting) -> Stored:
@@ -286,6 +281,7 @@ class Service:
             looking = tasks.create_task(watch.run())
             sampling = tasks.create_task(sampler.run())
             reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
+            await pages
             await self._let_people_in()
             await listeners.open()
             stack.push_async_callback(listeners.close)
@@ -293,9 +289,7 @@ class Service:
             for address in listeners.addresses:
                 self._announce(f"listening phpmq {address}")
             self.front.set(step="ready", is_ready=True, listeners=tuple(listeners.addresses))
-            self._is_ready = True
-            await pages
-            self._started.set()
+            self._ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners, shared)
             sampling.cancel()
@@ -309,21 +303,16 @@ class Service:
         await engine.end()
 
     async def _let_people_in(self) -> None:
-        """Load the accounts; where there are none, show the way to the first one.
-
-        A no-op while the pages are not imported: they ask for it themselves then.
-        """
-        async with self._letting_in:
-            if self._context is None or self._are_people_in:
-                return
-            self._are_people_in = True
-            entrance = self._context.entrance
-            token = await entrance.prepare(_now_ms(), self._first_password)
-            self._first_password = None
-        if token is not None:
-            shown = {"token": token} if sys.stderr.isatty() else {}
-            _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
-                      token_file=str(entrance.setup.path), **shown)  # fmt: skip
+        """Load the accounts; where there are none, show the way to the first one."""
+        if self._context is None:
+            return
+        token = await self._context.entrance.prepare(_now_ms(), self._first_password)
+        self._first_password = None
+        if token is None:
+            return
+        shown = {"token": token} if sys.stderr.isatty() else {}
+        _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
+                  token_file=str(self._context.entrance.setup.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners, shared: Shared) -> None:
         """Dispatch nothing new, wait for acknowledgements, then close every connection."""

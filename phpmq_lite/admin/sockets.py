@@ -30,22 +30,24 @@ async def listen(
         StartRefusedError: an address is taken or not ours.
     """
     bound = [_bind_unix(stack, control)]
+    bound[0].listen(_BACKLOG)
     for text in addresses:
         endpoint = parse_endpoint(text)
         if endpoint is None:
             continue
         try:
             if endpoint.kind == "unix":
-                bound.append(_bind_unix(stack, endpoint.path))
+                found = [_bind_unix(stack, endpoint.path)]
             else:
-                for one in await bind_tcp(endpoint):
+                found = await bind_tcp(endpoint)
+                for one in found:
                     stack.callback(one.close)
-                    bound.append(one)
+            for one in found:  # two may be bound to one address, as long as neither listens
+                one.listen(_BACKLOG)
         except OSError as error:
             reason = error.strerror or str(error)
             raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
-    for one in bound:
-        one.listen(_BACKLOG)
+        bound += found
     return bound
 
 

@@ -30,7 +30,9 @@ class Share:
         self._part = 0
         self._asked = 0  # how often a part was taken
         self._acked = 0  # of the queue, when it was looked at last
-        self._silent = _AT_WORK  # batches since that grew
+        # Batches since that grew.  Who has just come counts as at work: until the first
+        # acknowledgement, for 20 ms, a publisher can send 25,000 messages, to come back from disk.
+        self._silent = 0
 
     def take(self, queue: Queue, batch_number: int) -> int:
         """Take a part: the messages that one publisher may publish now, 0: none in this batch."""
@@ -80,7 +82,10 @@ class Parts:
 def take_share(core: Broker, name: str) -> int:
     """Give the messages that one publisher may publish to a queue now, 0: none in this batch."""
     queue = core.lives.queues.get(name)
-    if queue is None or queue.window is None:  # it has no consumers
+    if queue is None:
+        return UNLIMITED
+    if queue.window is None:  # it has no consumers
+        queue.share = None
         return UNLIMITED
     share: Share | None = queue.share
     if share is None:

@@ -24,8 +24,8 @@ class Window:
 
     Invariant: every ready message of the queue at or before ``covered_to`` is here.  Where
     ``reaches_end`` holds, that is the whole queue, and a publish joins as long as there is room.
-    Costs: O(1) for first, take, append, discard; a returned message costs one merge at the next
-    look, however many came back together.
+    Costs: O(1) a message for first, take, take_run, append, join, discard; a returned message
+    costs one merge at the next look, however many came back together.
     """
 
     __slots__ = ("_ready", "_returned", "bodies", "body_bytes", "covered_to", "is_loading", "limit",

@@ -38,7 +38,7 @@ COMMIT_BOUNDS_S: Final = (
 BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 _UPKEEP_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
-_LINGER_S = 0.001
+_LINGER_S = 0.0009  # a timer of 1 ms, in the whole ones of uvloop, is sure to come after it
 _LINGER_COMMANDS = 500  # they are worth a commit of their own
 _PATIENCE_S = 0.01  # what may wait for the end of a batch waits no longer: a disk may hang
 
@@ -196,8 +196,12 @@ class Engine:
                 if self.is_stopping and self._is_done:
                     ended.set_result(None)
                 self._set_timer(self._delay_s)
-        except Exception as error:
-            ended.set_exception(error)
+        except (Exception, asyncio.CancelledError) as error:
+            failure = error
+            if isinstance(error, StopIteration | asyncio.CancelledError):
+                failure = RuntimeError(f"the engine has stopped: {error!r}")  # these end no future
+                failure.__cause__ = error
+            ended.set_exception(failure)
         self._is_coming = False
 
     def _follow(self, stored: Batch) -> None:

@@ -419,32 +419,19 @@ def test_broker_is_ready_when_its_listeners_are_open(data: Path) -> None:
                 assert answer.status == 200
 
 
-async def test_clients_are_served_while_the_pages_are_imported(
+async def test_pages_that_cannot_be_imported_let_nobody_in(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The import takes longer than all else of a start; who asks for a page meanwhile waits."""
-    go_on = threading.Event()
-    import_admin = service._import_admin
-    monkeypatch.setattr(service, "_import_admin", lambda: go_on.wait(WAIT_S) and import_admin())
-    is_open = asyncio.Event()
-    broker = service.Service(
-        testing.settings_for(data), lambda line: is_open.set() if "phpmq" in line else None
-    )
-    running = asyncio.create_task(broker.run())
-    await asyncio.wait_for(is_open.wait(), WAIT_S)
-    try:
-        peer = await asyncio.to_thread(Peer, int(broker.phpmq[0].rpartition(":")[2]))
-        with peer:
-            asking = asyncio.create_task(asyncio.to_thread(is_ready, broker.admin[0]))
-            await asyncio.to_thread(exchange, peer)
-            assert not asking.done()
-            go_on.set()
-            assert await asking
-        await asyncio.wait_for(broker.wait_ready(), WAIT_S)
-    finally:
-        go_on.set()
-        broker.stop()
-        await running
+    def fail() -> None:
+        raise ImportError("broken")
+
+    monkeypatch.setattr(service, "_import_admin", fail)
+    lines: list[str] = []
+    broker = service.Service(testing.settings_for(data), lines.append)
+    with pytest.raises(ExceptionGroup) as failure:
+        await asyncio.wait_for(broker.run(), WAIT_S)
+    assert failure.group_contains(ImportError, match="broken")
+    assert not [line for line in lines if "phpmq" in line]
 
 
 async def test_pages_answer_while_the_database_is_being_recovered(

@@ -66,17 +66,30 @@ def test_queue_without_consumers_takes_all(rig: Rig) -> None:
     assert take(rig, 3) == [UNLIMITED] * 3
 
 
-def test_queue_of_which_nothing_was_acknowledged_takes_all(rig: Rig) -> None:
+def test_consumer_that_has_just_come_counts_as_at_work(rig: Rig) -> None:
     rig.consumer()
     rig.publish(b"a")
-    assert take(rig) == [UNLIMITED]
+    assert take(rig) == [WINDOW]
 
 
-def test_where_nobody_is_at_work_all_publishers_publish_without_a_limit(rig: Rig) -> None:
-    """And one that publishes by turns to this queue and to another one takes its part often."""
+def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(rig: Rig) -> None:
+    """Each publisher, and one that publishes by turns to this queue and another one, often."""
     rig.consumer()
     rig.publish(b"a")
+    for _ in range(QUIET_BATCHES):
+        take(rig)
     assert take(rig, 3) == [UNLIMITED] * 3
+
+
+def test_consumer_that_comes_back_counts_as_at_work(rig: Rig) -> None:
+    worker = rig.consumer()
+    rig.publish(b"a")
+    for _ in range(QUIET_BATCHES):
+        take(rig)
+    rig.consume(worker, 0)
+    assert take(rig) == [UNLIMITED]
+    rig.consume(worker, 10)
+    assert take(rig) == [WINDOW]
 
 
 def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(rig: Rig) -> None:
