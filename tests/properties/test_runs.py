@@ -31,7 +31,9 @@ class Twin:
 
     def __init__(self, *, in_runs: bool) -> None:
         self.in_runs = in_runs
-        limits = Limits(window=6, window_bytes=20, credit=4, credit_bytes=12, receipts=3)
+        # All keys are remembered: above the limit a run remembers its own until its end, which only
+        # makes it recognize more of what was stored before.
+        limits = Limits(window=6, window_bytes=20, credit=4, credit_bytes=12, receipts=8)
         self.rig = Rig(limits)
         self.publisher, self.one, self.two = (self.rig.connect() for _ in range(3))
         core = self.rig.core
