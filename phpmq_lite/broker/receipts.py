@@ -63,7 +63,7 @@ class Receipts:
         seen, prefix = self._seen, b"%d:" % queue_id
         names = [prefix + key for key in keys]
         if seen.keys().isdisjoint(names) and len({*names}) == len(names):
-            first = seq << _TIME_BITS | now_ms  # all at once: 0.3 instead of 1.0 µs a key
+            first = seq << _TIME_BITS | now_ms  # all at once: 0.24 instead of 0.9 µs a key
             step = 1 << _TIME_BITS
             seen.update(zip(names, range(first, first + len(names) * step, step), strict=True))
             self._order.extend(names)

@@ -66,7 +66,7 @@ def _serve_in_rounds(lives: Lives, queue: Queue, window: Window, batch_number: i
     """Give each consumer its part of what needs no further look; the rest is for the others here.
 
     As many whole rounds at once as all of them have credit for: a few sums are compared for all
-    messages, instead of several for each (0.6 instead of 1.1 µs a message).
+    messages, instead of several for each (0.44 instead of 0.87 µs a message).
     """
     limits, turns = lives.limits, queue.turns
     while turns:

@@ -71,8 +71,8 @@ class BrokerEncoder:
     ) -> None:
         """Append the pieces of a 007 for each key: stored, or refused where there is a ``reason``.
 
-        What stands between two keys of one length is the same, so they are joined: 0.05 instead of
-        0.5 µs a receipt.
+        What stands between two keys of one length is the same, so they are joined: 0.07 instead of
+        0.36 µs a receipt.
         """
         if reason is None:
             head = self._receipts.get(queue) or self._receipt_head(queue)
