@@ -172,7 +172,7 @@ class Limits:
     """Bounds of what the broker keeps in memory and of what it takes; see ``security.md`` 9."""
 
     queues: int = 10_000
-    window: int = 1_000  # ready messages in memory, per queue with consumers
+    window: int = 3_000  # ready messages in memory, per queue with consumers
     window_bytes: int = 4 << 20  # bodies of them in memory, per queue
     bodies_bytes: int = 64 << 20  # and over all queues
     credit: int = 1_000  # unacknowledged messages per consumer

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.runs import ACKED_KEY
+from phpmq_lite.broker.shares import Shares
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
@@ -67,6 +68,7 @@ class Engine:
     ) -> None:
         self.core = core
         self.clock = clock
+        self.shares = Shares(core)
         self.commits = 0
         self.last_commit_ms = 0.0
         self.last_batch_rows = 0
@@ -98,7 +100,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Commands that no batch has taken yet."""
-        return len(self._inbox) + len(self._first)
+        return len(self._inbox) + len(self._first) + self.shares.waiting
 
     # -- giving commands
 
@@ -351,6 +353,8 @@ class Engine:
                 break
             inbox.popleft()(core)
         core.dispatch()
+        if self.shares.waiting:
+            inbox += self.shares.call_up()
         if batch.sends:
             self._send_stored(batch)
 

@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.shares import Parts
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Judged, Message, Receipt
@@ -321,8 +320,8 @@ class Session(asyncio.Protocol):
             return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
+        shares, queue, left = self._engine.shares, "", 0
         done = 0
-        parts = Parts(core)
         while frames:
             if done >= room or batch.born_bytes >= limit_bytes:
                 self._submit()
@@ -330,9 +329,12 @@ class Session(asyncio.Protocol):
             frame = frames[0]
             most = room - done
             if type(frame) is Publish:
-                most = min(most, parts.left(frame.queue))
+                if frame.queue is not queue:
+                    queue, left = frame.queue, shares.left(frame.queue)
+                most = min(most, left)
                 if not most:
-                    self._walk_next()
+                    self._is_queued = True
+                    shares.line_up(queue, self._walk)
                     break
             count, size = 0, 0
             if self._judged is None:
@@ -348,7 +350,7 @@ class Session(asyncio.Protocol):
                 self._judged = None
             done += count
             if type(frame) is Publish:
-                parts.use(frame.queue, count)
+                left -= count
                 self._frame_bytes -= size
         batch.commands += done
         self._is_forced = self._is_forced and self._is_queued

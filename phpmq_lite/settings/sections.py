@@ -182,7 +182,7 @@ class Limits(Section):
     credit_bytes: Size = size(16 * MIB, "the same in bytes; one message always goes")
     held: Number = field(50_000, "unacknowledged messages of all consumers")
     held_bytes: Size = size(256 * MIB, "the same in bytes")
-    window: Number = field(1_000, "ready messages in memory, per queue with consumers")
+    window: Number = field(3_000, "ready messages in memory, per queue with consumers")
     body_cache: Size = size(64 * MIB, "bodies in memory, over all queues")
     unstored_frames: Number = field(2_000, "read and not yet stored, per connection")
     unstored_bytes: Size = size(2 * MIB, "the same in bytes, and a message")

@@ -1,15 +1,16 @@
-"""How much is published to a queue in a batch while its consumers are at work."""
+"""How much is published to a queue while its consumers are at work, and who waits for its turn."""
 
 import pytest
 
-from phpmq_lite.broker import shares
+from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.shares import LEAST, UNLIMITED, take_share
+from phpmq_lite.broker.shares import AT_ONCE, LEAST, UNLIMITED, Shares
 from phpmq_lite.model import Limits
-from tests.unit.broker.rig import Rig, sent
+from tests.unit.broker.rig import Rig
 
-WINDOW = 200
-QUIET_BATCHES = 20  # 10 ms each: whoever has acknowledged nothing in them is not at work
+WINDOW = 400
+ROOM = 300  # a fourth is kept for the least of some batches
+QUIET_BATCHES = 20  # whoever has acknowledged nothing in them is not at work
 
 
 @pytest.fixture
@@ -17,12 +18,23 @@ def rig() -> Rig:
     return Rig(Limits(window=WINDOW))
 
 
-def take(rig: Rig, count: int = 1, queue: str = "orders") -> list[int]:
-    """Have that many publishers take their parts in one batch."""
+@pytest.fixture
+def shares(rig: Rig) -> Shares:
+    return Shares(rig.core)
+
+
+def ask(rig: Rig, shares: Shares, queue: str = "orders") -> int:
+    """Ask in a batch of its own, in which nothing is published."""
     rig.begin()
-    parts = [take_share(rig.core, queue) for _ in range(count)]
+    count = shares.left(queue)
     rig.finish()
-    return parts
+    return count
+
+
+def publish(rig: Rig, publisher: Connection, count: int) -> None:
+    """Publish in the open batch."""
+    for number in range(count):
+        rig.core.publish(publisher, "orders", b"%d" % number, 0, None)
 
 
 def acknowledge(rig: Rig, worker: Connection, count: int = 1) -> None:
@@ -38,153 +50,232 @@ def acknowledge(rig: Rig, worker: Connection, count: int = 1) -> None:
     )
 
 
-def at_work(rig: Rig, ready: int = 0, *, credit: int = 10) -> Connection:
+def at_work(rig: Rig, shares: Shares, ready: int = 0, *, credit: int = 10) -> Connection:
     """Return a consumer that has just acknowledged, with full credit and that many ready ones."""
     worker = rig.consumer(credit=credit)
-    batch = rig.publish(*(b"%d" % n for n in range(credit)))
-    assert len(sent(batch, worker)) == credit
-    take(rig)
+    rig.publish(*(b"%d" % n for n in range(credit + 1)))
     acknowledge(rig, worker)
-    assert len(sent(rig.publish(b"in its place"), worker)) == 1
     rig.publish(*(b"%d" % n for n in range(ready)))
     window = rig.queue().window
     assert window is not None
     assert len(window) == ready
+    ask(rig, shares)  # all that is there has been published in earlier batches
     return worker
 
 
 # -- nobody is at work
 
 
-def test_unknown_queue_takes_all(rig: Rig) -> None:
-    assert take(rig) == [UNLIMITED]
+def test_unknown_queue_takes_all(rig: Rig, shares: Shares) -> None:
+    assert ask(rig, shares) == UNLIMITED
 
 
-def test_queue_without_consumers_takes_all(rig: Rig) -> None:
-    worker = at_work(rig)
+def test_queue_without_consumers_takes_all(rig: Rig, shares: Shares) -> None:
+    worker = at_work(rig, shares)
     rig.consume(worker, 0)
-    assert take(rig, 3) == [UNLIMITED] * 3
+    assert ask(rig, shares) == UNLIMITED
 
 
-def test_consumer_that_has_just_come_counts_as_at_work(rig: Rig) -> None:
+def test_consumer_that_has_just_come_counts_as_at_work(rig: Rig, shares: Shares) -> None:
     rig.consumer()
     rig.publish(b"a")
-    assert take(rig) == [WINDOW]
+    assert ask(rig, shares) == ROOM
 
 
-def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(rig: Rig) -> None:
-    """Each publisher, and one that publishes by turns to this queue and another one, often."""
+def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(
+    rig: Rig, shares: Shares
+) -> None:
     rig.consumer()
     rig.publish(b"a")
     for _ in range(QUIET_BATCHES):
-        take(rig)
-    assert take(rig, 3) == [UNLIMITED] * 3
+        ask(rig, shares)
+    assert ask(rig, shares) == UNLIMITED
 
 
-def test_consumer_that_comes_back_counts_as_at_work(rig: Rig) -> None:
+def test_consumer_that_comes_back_counts_as_at_work(rig: Rig, shares: Shares) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
     for _ in range(QUIET_BATCHES):
-        take(rig)
+        ask(rig, shares)
     rig.consume(worker, 0)
-    assert take(rig) == [UNLIMITED]
+    assert ask(rig, shares) == UNLIMITED
     rig.consume(worker, 10)
-    assert take(rig) == [WINDOW]
+    assert ask(rig, shares) == ROOM
 
 
-def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(rig: Rig) -> None:
-    at_work(rig)
+def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(
+    rig: Rig, shares: Shares
+) -> None:
+    at_work(rig, shares)
+    assert ask(rig, shares) == ROOM
     for _ in range(QUIET_BATCHES):
-        parts = take(rig, 2)
-        rig.advance(0.01)
-    assert parts == [UNLIMITED] * 2
-    assert take(rig) == [UNLIMITED]
+        ask(rig, shares)
+    assert ask(rig, shares) == UNLIMITED
 
 
-def test_an_acknowledgement_ends_the_quiet(rig: Rig) -> None:
-    worker = at_work(rig)
+def test_an_acknowledgement_ends_the_quiet(rig: Rig, shares: Shares) -> None:
+    worker = at_work(rig, shares)
     for _ in range(QUIET_BATCHES):
-        take(rig)
-        rig.advance(0.01)
+        ask(rig, shares)
     acknowledge(rig, worker)
-    assert take(rig) == [WINDOW]
+    assert ask(rig, shares) == ROOM
 
 
 # -- consumers are at work
 
 
-def test_the_room_of_the_window_is_taken(rig: Rig) -> None:
-    at_work(rig, ready=50)
-    assert take(rig) == [WINDOW - 50]
+def test_the_room_of_the_window_is_taken(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ready=50)
+    assert ask(rig, shares) == ROOM - 50
 
 
-@pytest.mark.parametrize("ready", [WINDOW - LEAST, WINDOW - LEAST + 1, WINDOW])
-def test_the_least_is_taken_from_a_full_window_too(rig: Rig, ready: int) -> None:
-    at_work(rig, ready)
-    assert take(rig) == [LEAST]
-
-
-def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig) -> None:
-    worker = at_work(rig, WINDOW)
-    rig.publish(b"one more")
-    acknowledge(rig, worker, 10)
-    window = rig.queue().window
-    assert window is not None
-    assert not window.reaches_end
-    assert len(window) < WINDOW
-    assert take(rig) == [LEAST]
-
-
-def test_the_next_batch_takes_again(rig: Rig) -> None:
-    at_work(rig)
-    assert take(rig) == [WINDOW]
-    assert take(rig) == [WINDOW]
-
-
-def test_each_queue_has_a_share_of_its_own(rig: Rig) -> None:
-    at_work(rig)
+def test_room_comes_back_within_the_batch(rig: Rig, shares: Shares) -> None:
+    """While the disk has the last batch, consumers make room for the next messages in this one."""
+    worker = at_work(rig, shares, ready=ROOM, credit=100)
+    held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
-    assert take_share(rig.core, "orders") == WINDOW
-    assert take_share(rig.core, "mails") == UNLIMITED
-    assert take_share(rig.core, "orders") == 0
+    assert shares.left("orders") == LEAST
+    rig.core.acknowledge_run(worker, "orders", held)
+    rig.core.dispatch()
+    assert shares.left("orders") == len(held) == 100
     rig.finish()
 
 
-# -- several publishers
+def test_one_publisher_takes_so_many_at_once() -> None:
+    rig = Rig(Limits(window=10 * AT_ONCE))
+    shares = Shares(rig.core)
+    at_work(rig, shares)
+    assert ask(rig, shares) == AT_ONCE
 
 
-def test_who_comes_late_for_the_first_time_waits_one_batch(rig: Rig) -> None:
-    at_work(rig)
-    assert take(rig, 3) == [WINDOW, 0, 0]
-    assert take(rig, 3) == [WINDOW // 3] * 3
-
-
-def test_parts_are_equal_and_together_no_more_than_the_room(rig: Rig) -> None:
-    at_work(rig, ready=60)
-    take(rig, 4)
-    assert take(rig, 4) == [35, 35, 35, 35]
-
-
-def test_who_has_left_leaves_its_part_to_the_others(rig: Rig) -> None:
-    at_work(rig)
-    take(rig, 4)
-    take(rig, 4)
-    take(rig, 2)
-    assert take(rig, 2) == [WINDOW // 2] * 2
-
-
-def test_nobody_starves_among_more_publishers_than_parts(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ready", [ROOM - LEAST + 1, ROOM, WINDOW])
+def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(
+    rig: Rig, shares: Shares, ready: int
 ) -> None:
-    """Who gets nothing comes first in the next batch, as the engine has it."""
-    monkeypatch.setattr(shares, "LEAST", 3)
-    at_work(rig, WINDOW)
-    waiting = list(range(8))
-    taken = dict.fromkeys(waiting, 0)
-    for _ in range(7):
-        parts = dict(zip(waiting, take(rig, len(waiting)), strict=True))
-        for publisher, part in parts.items():
-            taken[publisher] += part
-        waiting = [p for p in waiting if not parts[p]] + [p for p in waiting if parts[p]]
-    assert sum(taken.values()) == 7 * 3
-    assert min(taken.values()) >= 1
+    at_work(rig, shares, ready)
+    assert ask(rig, shares) == LEAST
+
+
+def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig, shares: Shares) -> None:
+    worker = at_work(rig, shares, WINDOW, credit=150)
+    rig.publish(b"one more")
+    acknowledge(rig, worker, 150)
+    window = rig.queue().window
+    assert window is not None
+    assert not window.reaches_end
+    assert len(window) < ROOM
+    assert ask(rig, shares) == LEAST
+
+
+def test_the_least_is_taken_once_a_batch(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ROOM)
+    publisher = rig.connect()
+    for _ in range(2):
+        rig.begin()
+        assert shares.left("orders") == LEAST
+        publish(rig, publisher, LEAST - 10)
+        assert shares.left("orders") == 10
+        publish(rig, publisher, 10)
+        assert shares.left("orders") == 0
+        rig.finish()
+
+
+def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
+    rig: Rig, shares: Shares
+) -> None:
+    """So that the window does not overflow while it is emptied all the time."""
+    at_work(rig, shares)
+    publisher = rig.connect()
+    rig.begin()
+    publish(rig, publisher, shares.left("orders"))
+    rig.finish()
+    assert ask(rig, shares) == 0
+    assert ask(rig, shares) == LEAST
+
+
+def test_each_queue_has_a_share_of_its_own(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ROOM)
+    assert ask(rig, shares, "mails") == UNLIMITED
+
+
+# -- the line
+
+
+def line_up(shares: Shares, *who: str, queue: str = "orders") -> list[str]:
+    """Have publishers wait; each puts its name into the list when it is called up."""
+    called: list[str] = []
+    for name in who:
+
+        def say(_: Broker, name: str = name) -> None:
+            called.append(name)
+
+        shares.line_up(queue, say)
+    return called
+
+
+def call_up(rig: Rig, shares: Shares) -> None:
+    """Do what the engine does at the end of its decisions, and at the beginning of the next."""
+    for command in shares.call_up():
+        command(rig.core)
+
+
+def test_nobody_is_called_up_without_room(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares)
+    publisher = rig.connect()
+    rig.begin()
+    publish(rig, publisher, shares.left("orders"))
+    called = line_up(shares, "anna")
+    call_up(rig, shares)
+    assert called == []
+    assert shares.waiting == 1
+    rig.finish()
+
+
+def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
+    rig: Rig, shares: Shares
+) -> None:
+    at_work(rig, shares, ROOM)
+    called = line_up(shares, "anna", "bert")
+    for so_far in (["anna"], ["anna", "bert"]):
+        rig.begin()
+        call_up(rig, shares)
+        assert called == so_far
+        publish(rig, rig.core.connections[1], LEAST)
+        rig.finish()
+    assert shares.waiting == 0
+
+
+def test_as_many_are_called_up_as_there_is_room_for() -> None:
+    rig = Rig(Limits(window=3 * AT_ONCE))
+    shares = Shares(rig.core)
+    at_work(rig, shares)
+    called = line_up(shares, "anna", "bert", "cora", "dora")
+    rig.begin()
+    call_up(rig, shares)
+    assert called == ["anna", "bert", "cora"]
+    assert shares.waiting == 1
+    rig.finish()
+
+
+def test_all_are_called_up_where_nobody_consumes_any_more(rig: Rig, shares: Shares) -> None:
+    worker = at_work(rig, shares, ROOM)
+    called = line_up(shares, "anna", "bert", "cora")
+    rig.consume(worker, 0)
+    rig.begin()
+    call_up(rig, shares)
+    assert called == ["anna", "bert", "cora"]
+    assert shares.waiting == 0
+    rig.finish()
+
+
+def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ROOM)
+    rig.publish(b"a", queue="mails")
+    publisher = rig.connect()
+    rig.begin()
+    publish(rig, publisher, shares.left("orders"))
+    anna = line_up(shares, "anna")
+    bert = line_up(shares, "bert", queue="mails")
+    call_up(rig, shares)
+    assert (anna, bert) == ([], ["bert"])
+    rig.finish()

@@ -362,20 +362,26 @@ async def test_commands_given_first_come_in_their_order_and_before_all_others(
     assert order == ["of the open batch", "one", "two"]
 
 
-async def test_publisher_without_a_share_goes_on_in_the_next_batch(
+async def test_publisher_without_room_waits_and_keeps_up_nobody(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares = {"orders": iter([1, 0, 2, 0, 9]), "mails": iter([9])}
-    shared = "phpmq_lite.broker.shares.take_share"
-    monkeypatch.setattr(shared, lambda _core, name: next(shares[name]))
+    room = {"orders": 1, "mails": 9}
+    monkeypatch.setattr(house.engine.shares, "left", lambda name: room[name])
+    monkeypatch.setattr(house.engine.shares, "_left", lambda queue: room[queue.name])
     publisher, other = Program(house), Program(house)
     await put(house, publisher, b"a")
+    room["orders"] = 0
     publisher.publish("orders", b"b", b"c", b"d")
     other.publish("mails", b"e")
+    await house.rest()
+    await house.end_commit()
+    assert house.engine.waiting == 1
+    room["orders"] = 2
+    house.engine.submit(lambda _: None)
     await house.settle()
+    assert house.engine.waiting == 0
     born = [batch.bodies[1::2] for batch in house.writer.batches if batch.born]
-    assert born == [[b"a"], [b"e"], [b"b", b"c"], [b"d"]]
-    assert [list(rest) for rest in shares.values()] == [[], []]
+    assert born == [[b"a"], [b"e"], [b"b", b"c", b"d"]]
 
 
 async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: House) -> None:
