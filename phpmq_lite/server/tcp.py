@@ -26,6 +26,7 @@ from phpmq_lite.server.inspector import Side
 from phpmq_lite.server.outgoing import encode
 from phpmq_lite.server.pace import Pace
 from phpmq_lite.server.pressure import Pressure
+from phpmq_lite.server.small_writes import descriptor_of, write
 
 GUARD_SILENCE_S: Final = 0.02  # after it, what may have been a browser is taken for a client
 PARKED_RATE_S: Final = 0.1  # a parked publisher that also consumes gets through one a tenth
@@ -95,6 +96,7 @@ class Session(asyncio.Protocol):
         self._pressure = shared.pressure
         self._figures = shared.figures
         self._host: str | None = None  # as the gate counted it
+        self._descriptor: int | None = None  # for small writes
         self._loop = asyncio.get_running_loop()
         self._frames: deque[ClientFrame] = deque()
         self._frame_bytes = 0  # of the contents in _frames
@@ -112,6 +114,7 @@ class Session(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self._host = name[0] if isinstance(name, tuple) else None
+        self._descriptor = descriptor_of(self.transport, self.kind)
         self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else self.kind
         refusal = self._shared.gate.admit(self._host)
         if refusal is not None:
@@ -188,7 +191,7 @@ class Session(asyncio.Protocol):
             self._figures.bytes_out += len(data)
             if dispatches and self.first_dispatch_at is None:
                 self.first_dispatch_at = self._loop.time()
-            self.transport.write(data)
+            write(self.transport, self._descriptor, data)
             if receipts and self.choked_at is not None:
                 self.hold("receipts")  # it does not read the answers to what it sends
             if self.has_eof and dispatches:
