@@ -17,8 +17,9 @@ from typing import Final
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Queue
 
-LEAST: Final = 64  # messages a batch, of all publishers together; less is not worth a turn
+LEAST: Final = 64  # messages a batch, of all publishers together
 AT_ONCE: Final = 500  # of one publisher, then it is the turn of others, and of consumers
+_TURNS: Final = 12  # in a window: where it has less room, a turn costs more than it brings
 UNLIMITED: Final = 1 << 30
 _AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
@@ -51,7 +52,7 @@ class Share:
             return UNLIMITED
         # A fourth is kept for the least of some batches: what once overflows it comes from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
-        if room >= LEAST:
+        if room >= max(LEAST, window.limit // _TURNS):
             return room
         return max(0, self._published + self._least - totals.published)
 
