@@ -22,7 +22,7 @@ from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.places import Places
-from phpmq_lite.storage.statements import load, many
+from phpmq_lite.storage.statements import many
 
 COMMIT: Final = 1_000
 ROUNDS: Final = 3
@@ -89,7 +89,6 @@ def settle(connection: sqlite3.Connection, number: int) -> float:
         ):
             many("live", "settle").run(connection.execute, share, (outcome, reason, 0))
             many("live", "remove").run(connection.execute, share)
-        connection.execute(load("live")["add_counter"], ("history_rows", len(seqs)))
         connection.execute("COMMIT")
         if first // COMMIT % (CHECKPOINT // COMMIT) == 0:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

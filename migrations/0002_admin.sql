@@ -85,6 +85,53 @@ CREATE TABLE start (                      -- one row a start of the broker
   dismissed_by TEXT
 );
 
+-- AUTOINCREMENT wrote a page of its own in every commit.  No number of these two comes again
+-- without it: the newest row of the history stays, and so does the newest key.  What the history
+-- sums up to is counted with its places from now on.
+CREATE TABLE settled (                    -- as history was
+  "offset" INTEGER PRIMARY KEY,           -- gapless, ever increasing
+  seq INTEGER NOT NULL,
+  token INTEGER NOT NULL,
+  queue_id INTEGER NOT NULL,
+  position INTEGER NOT NULL,
+  outcome INTEGER NOT NULL CHECK (outcome BETWEEN 2 AND 5),  -- acked, expired, dead, deleted
+  reason TEXT,
+  settled_at INTEGER NOT NULL,            -- Unix ms
+  ttl_s INTEGER, deadline_ms INTEGER,     -- as in message, up to source_reason
+  published_at INTEGER NOT NULL,
+  first_dispatched_at INTEGER, last_dispatched_at INTEGER,
+  deliveries INTEGER NOT NULL, charged INTEGER NOT NULL,
+  size INTEGER NOT NULL, crc INTEGER NOT NULL,
+  publisher INTEGER, consumer INTEGER,
+  urn TEXT, trace_id TEXT, meta_id TEXT, attempts INTEGER,
+  source_seq INTEGER, source_queue_id INTEGER, source_reason TEXT
+);
+INSERT INTO settled SELECT * FROM history;
+DROP TABLE history;
+ALTER TABLE settled RENAME TO history;
+CREATE INDEX history_seq ON history (seq);
+CREATE TABLE known (                      -- as receipt was
+  n INTEGER PRIMARY KEY,
+  queue_id INTEGER NOT NULL,
+  key BLOB NOT NULL,                      -- 1 to 64 bytes
+  seq INTEGER NOT NULL,                   -- the message stored under it
+  at_ms INTEGER NOT NULL                  -- steady ms
+);
+INSERT INTO known SELECT * FROM receipt;
+DROP TABLE receipt;
+ALTER TABLE known RENAME TO receipt;
+DELETE FROM counter
+WHERE name IN ('history_rows', 'history_bytes', 'deleted_rows', 'deleted_bytes')
+  -- Where nothing is left offsets begin anew; nobody has followed them yet.
+  OR name IN ('history_lo', 'deleted_lo') AND NOT EXISTS (SELECT 1 FROM history);
+
+-- The number that comes next.  Most batches use numbers for new messages only, and each of these
+-- has a body; all others, and whoever takes bodies away, write the counter.
+CREATE VIEW line (next_number) AS SELECT max(
+  coalesce((SELECT value FROM counter WHERE name = 'next_number'), 1),
+  coalesce((SELECT max(seq) FROM body), 0) + 1
+);
+
 -- Where the settled messages of each queue are.  An index of history would cost each message that
 -- settles a page of its own to write; this is filled behind, many rows at once, up to the offset
 -- in the counter `placed_upto`.  What lies behind it is a short tail, read by offset.
@@ -135,9 +182,15 @@ CREATE TRIGGER history_leaves_traces AFTER DELETE ON history WHEN OLD.trace_id I
   WHERE block = OLD.seq >> 14 AND trace_id = OLD.trace_id AND seq = OLD.seq;
 END;
 
--- Alive messages that message_place does not have in the order of their numbers: those requeued,
+-- Each message alive stands in one of two indexes.  Most that go through are dispatched in the
+-- batch of their publish: they cost one entry, and its page, instead of two.
+DROP INDEX message_place;
+DROP INDEX message_held;
+CREATE INDEX message_place ON message (queue_id, position) WHERE state = 0;
+CREATE INDEX message_held ON message (queue_id, position) WHERE state = 1;
+
+-- Alive messages that these do not have in the order of their numbers: those requeued,
 -- moved, forwarded or restored.
 CREATE INDEX message_moved ON message (queue_id) WHERE position <> seq;
 
-DROP INDEX history_deleted;
 CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;

@@ -165,6 +165,7 @@ class QueueRow:
     own: dict[str, Any] = field(default_factory=dict)
     live_count: int = 0
     live_bytes: int = 0
+    stored: tuple[int, int] = (0, 0)  # both as the writer was given them last
 
 
 @dataclass(slots=True, frozen=True)
@@ -355,7 +356,6 @@ class Batch:
         "configured",
         "copied",
         "counters",
-        "deleted_bytes",
         "dispatched",
         "due_at",
         "events",
@@ -373,7 +373,6 @@ class Batch:
         "rows",
         "sends",
         "settled",
-        "settled_bytes",
         "several",
         "wakes",
         "wall_ms",
@@ -394,8 +393,6 @@ class Batch:
         self.dispatched: list[Message] = []  # on disk before, now dispatched
         self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
         self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs
-        self.settled_bytes = 0  # of bodies; those of outcome DELETED are counted apart
-        self.deleted_bytes = 0
         self.events: list[Any] = []  # flat: seq, at_ms, kind, detail
         self.keys: list[Any] = []  # flat: queue_id, key, seq, at_ms (steady)
         self.opened_clients: list[Any] = []  # flat: client, kind, address, opened_at
@@ -441,6 +438,15 @@ class Batch:
             or self.several
             or self.rare
         )
+
+    def shows(self, next_number: int) -> bool:
+        """Tell whether the line of numbers can be seen on disk without a counter.
+
+        The number before is that of a body then.  A rare row may take bodies away.
+        """
+        born = self.born
+        last = born[-1].seq if born else self.first_number - 1
+        return last == next_number - 1 and not self.rare
 
     @property
     def loads(self) -> bool:

@@ -31,7 +31,7 @@ from phpmq_lite.model import (
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.writer import Store
+from phpmq_lite.storage.store import Store
 
 START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows

@@ -26,7 +26,8 @@ from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.pressure import Pressure
 from phpmq_lite.server.tcp import Session, SessionLimits, Shared
 from phpmq_lite.storage.layout import lay_out
-from phpmq_lite.storage.writer import Store, Writer
+from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.writer import Writer
 from tests.driving import FakeClock, make_database, open_store
 
 _TURNS = 200  # of the loop without coming to rest: more, and it spins

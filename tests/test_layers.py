@@ -86,7 +86,7 @@ OURS: Final[dict[str, set[str]]] = {
         "errors",
     },
     "client": {"protocol", "errors"},
-    "bench": {"protocol", "storage.mounts", "storage.writer", "errors", "build", "__init__"},
+    "bench": {"protocol", "storage.mounts", "storage.store", "errors", "build", "__init__"},
     "envelopes": {"client", "errors"},
     "envelopes.intake": {"model", "envelopes", "errors"},
     "envelopes.index": {"model"},

@@ -56,7 +56,7 @@ class Plan:
     def planned_seconds(self) -> float:
         """About how long all takes."""
         own = {
-            LARGE: 2 * len(LARGE_SIZES) * self.large_seconds,
+            LARGE: 2 * len(LARGE_SIZES) * (self.large_seconds + self.limit_seconds),
             BACKLOG: 2 * self.backlog / SLOW + 3 * self.settle_seconds,
             CONNECTIONS: 2 * self.seconds + 2 * self.settle_seconds,
         }

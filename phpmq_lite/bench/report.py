@@ -60,6 +60,7 @@ class Rate:
     messages: int
     seconds: float
     load: Load
+    disk_bytes: float | None = None  # ``Limits.written_bytes`` right before it; of large bodies
 
     @property
     def per_second(self) -> float:
@@ -185,8 +186,8 @@ class Report:
         return rate.per_second / self.limits.rows_1000
 
     def share_of_disk(self, rate: Rate) -> float:
-        """Compare with what SQLite alone writes in sequence; 1.0 is as much."""
-        return rate.bytes_per_second / self.limits.written_bytes
+        """Compare with what SQLite alone wrote in sequence right before; 1.0 is as much."""
+        return rate.bytes_per_second / (rate.disk_bytes or self.limits.written_bytes)
 
     def latency_ratio(self, quantiles: Quantiles) -> float:
         """Compare p50 with one durable commit of one row and one round trip, its least cost."""

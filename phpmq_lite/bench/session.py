@@ -10,9 +10,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import Any
+from typing import Any, Final
 
 from phpmq_lite.bench import clients, limits
 from phpmq_lite.bench.backlog import measure_backlog
@@ -36,6 +37,8 @@ from phpmq_lite.bench.processes import Job, without
 from phpmq_lite.bench.report import Latency, Limits, Rate, Report
 from phpmq_lite.bench.steps import Steps, Target, queue_for
 
+_WRITES: Final = "SQLite, sequential write"
+
 
 def measure(plan: Plan, watcher: Watcher) -> Report:
     """Measure everything; neither a process nor a file is left, whatever happens.
@@ -57,7 +60,7 @@ def measure(plan: Plan, watcher: Watcher) -> Report:
         )
         if set(plan.workloads) - set(OWN_BROKER):
             with _target(plan, data) as target:
-                _measure_workloads(plan, steps, target, report)
+                _measure_workloads(plan, steps, target, report, folder)
         if BACKLOG in plan.workloads:
             report.backlog = measure_backlog(plan, steps, data)
             shutil.rmtree(data)
@@ -87,8 +90,10 @@ def _target(plan: Plan, data: Path) -> Iterator[Target]:
     shutil.rmtree(data)  # room for the next one
 
 
-def _measure_workloads(plan: Plan, steps: Steps, target: Target, report: Report) -> None:
-    """Fill in what one broker is measured for."""
+def _measure_workloads(
+    plan: Plan, steps: Steps, target: Target, report: Report, folder: Path
+) -> None:
+    """Fill in what one broker is measured for; ``folder`` is for the limits beside it."""
     report.rates = [
         steps.rate(name, plan, target, name) for name in RATES if name in plan.workloads
     ]
@@ -96,7 +101,7 @@ def _measure_workloads(plan: Plan, steps: Steps, target: Target, report: Report)
         report.latency = _latency(plan, steps, target)
     if LARGE in plan.workloads:
         report.large = [
-            _large(plan, steps, target, size, name)
+            _large(plan, steps, target, size, name, folder)
             for size in LARGE_SIZES
             for name in (PUBLISH, FLOW)
         ]
@@ -110,9 +115,14 @@ def _latency(plan: Plan, steps: Steps, target: Target) -> Latency:
     return Latency.of(*outcome.value)
 
 
-def _large(plan: Plan, steps: Steps, target: Target, size: int, workload: str) -> Rate:
+def _large(
+    plan: Plan, steps: Steps, target: Target, size: int, workload: str, folder: Path
+) -> Rate:
+    """Measure the disk, and at once what the broker makes of it."""
+    disk_bytes = _limit(plan, steps, folder, _WRITES, limits.writes)
     smaller = replace(plan, size=size, seconds=plan.large_seconds)
-    return steps.rate(f"{workload}, {size:,} bytes", smaller, target, workload)
+    rate = steps.rate(f"{workload}, {size:,} bytes", smaller, target, workload)
+    return replace(rate, disk_bytes=disk_bytes)
 
 
 # -- the machine
@@ -120,19 +130,22 @@ def _large(plan: Plan, steps: Steps, target: Target, size: int, workload: str) -
 
 def _limits(plan: Plan, steps: Steps, folder: Path) -> Limits:
     """Measure what disk, SQLite and loopback give."""
-
-    def limit(step: str, piece: Callable[..., Any], *more: int) -> float:
-        job = Job(piece, (folder, plan.limit_seconds, *more))
-        rate: float = steps.run(step, plan.limit_seconds, {step: job})[step].value
-        return rate
-
+    limit = partial(_limit, plan, steps, folder)
     return Limits(
         syncs=limit("syncs of the disk", limits.syncs),
         rows_1=limit("SQLite, 1 row a commit", limits.rows, 1),
         rows_1000=limit("SQLite, 1,000 rows a commit", limits.rows, 1_000),
-        written_bytes=limit("SQLite, sequential write", limits.writes),
+        written_bytes=limit(_WRITES, limits.writes),
         round_trips=_round_trips(plan.limit_seconds, steps),
     )
+
+
+def _limit(
+    plan: Plan, steps: Steps, folder: Path, step: str, piece: Callable[..., Any], *more: int
+) -> float:
+    job = Job(piece, (folder, plan.limit_seconds, *more))
+    rate: float = steps.run(step, plan.limit_seconds, {step: job})[step].value
+    return rate
 
 
 def _round_trips(seconds: float, steps: Steps) -> float:

@@ -104,7 +104,7 @@ class PublishStream:
 class DispatchStream:
     """Dispatches of what a ``PublishStream`` published, and their acknowledgements."""
 
-    __slots__ = ("_ack_head", "_head", "_last_head", "_rest", "consume", "frame_bytes",
+    __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
@@ -115,7 +115,8 @@ class DispatchStream:
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
         self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # of a dispatch
-        self._rest = b""
+        self._parts: list[bytes] = []  # of a frame that has begun
+        self._size = 0  # of them
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the broker; return the acknowledgements of the dispatches in them.
@@ -123,7 +124,11 @@ class DispatchStream:
         Raises:
             ClientError: there is something else, or a message behind the last one.
         """
-        data = self._rest + data
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size < self.frame_bytes:
+            return b""  # a large one comes in many pieces: joining them each time cost a core
+        data = b"".join(self._parts)
         head, size, ids = self._head, self.frame_bytes, []
         end = len(data) // size * size
         for at in range(0, end, size):
@@ -131,7 +136,8 @@ class DispatchStream:
                 self._take_last(data, at, end)
             id_at = at + len(head)
             ids.append(data[id_at : id_at + ID_BYTES])
-        self._rest = data[end:]
+        self._parts = [data[end:]]
+        self._size = len(data) - end
         self.received += len(ids)
         return self._ack_head + self._ack_head.join(ids) if ids else b""
 

@@ -139,7 +139,7 @@ class Broker:
             batch.answers.append((self._drained, None))
         if batch.dispatched:
             self._timeouts.note(lives, batch.dispatched)
-        if lives.next_number != batch.first_number:
+        if not batch.shows(lives.next_number):
             batch.counters["next_number"] = lives.next_number
         return batch
 

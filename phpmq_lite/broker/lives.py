@@ -309,10 +309,6 @@ class Lives(Runs):
         self.let_go(message, queue)
         self.known.pop(message.seq, None)
         self.batch.settled.setdefault((int(outcome), reason), []).append(message.seq)
-        if outcome is State.DELETED:
-            self.batch.deleted_bytes += message.size
-        else:
-            self.batch.settled_bytes += message.size
         self.count_out(message, queue)
 
     def count_out(self, message: Message, queue: Queue) -> None:

@@ -222,7 +222,6 @@ class Runs(Queues):
             batch.settled[ACKED_KEY] = seqs
         else:
             settled += seqs
-        batch.settled_bytes += size
         row.live_count -= len(seqs)
         row.live_bytes -= size
         batch.queue_rows[queue.queue_id] = row

@@ -125,7 +125,7 @@ def _sections(report: Report) -> Iterator[_Section]:
         ]
         yield _Section((least,), _LATENCY_COLUMNS, rows)
     if report.large:
-        disk = "OF DISK: of what SQLite alone writes in sequence, as above"
+        disk = "OF DISK: of what SQLite alone wrote in sequence right before"
         rows = [_large_row(report, rate) for rate in report.large]
         yield _Section((disk,), _LARGE_COLUMNS, rows)
     if report.backlog is not None:

@@ -26,7 +26,8 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
-from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
+from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.writer import Writer
 
 _log = get_logger(__name__)
 Command = Callable[[Broker], None]

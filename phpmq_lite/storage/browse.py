@@ -204,13 +204,10 @@ class Browser:
         """Give a page of a queue in order, behind or ahead of a position (exclusive)."""
         is_backwards = before is not None
         position = before if before is not None else after if after is not None else -1
-        kind = "held" if state is State.DISPATCHED else "messages"
-        parameters: dict[str, Any] = {"queue_id": queue_id, "position": position}
-        if kind == "messages":
-            parameters["state"] = state
         rows = await self._read(
-            f"{kind}_{'before' if is_backwards else 'after'}", **parameters, limit=_page(limit)
-        )
+            "messages_before" if is_backwards else "messages_after",
+            queue_id=queue_id, position=position, state=state, limit=_page(limit),
+        )  # fmt: skip
         return [MessageRow(*row) for row in (reversed(rows) if is_backwards else rows)]
 
     # -- one message
@@ -229,7 +226,7 @@ class Browser:
     async def was_given(self, message_id: str) -> bool:
         """Tell whether this broker has given out the number in this id: then its row is gone."""
         rows = await self._read("next_number")
-        return bool(rows) and 0 < int(message_id[:16], 16) < int(rows[0][0])
+        return 0 < int(message_id[:16], 16) < int(rows[0][0])
 
     async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
         """Give messages by their numbers, alive or settled, in that order; at most a page."""

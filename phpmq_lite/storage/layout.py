@@ -46,8 +46,7 @@ def lay_out(batch: Batch) -> list[Step]:
         if flat:
             steps.append((many("live", name), flat, ()))
     steps += [(sql["close_client"], closed, ()) for closed in batch.closed_clients]
-    if batch.queue_rows:
-        counts = rows.flat_counts(batch.queue_rows.values())
+    if counts := rows.flat_counts(batch.queue_rows.values()):
         steps.append((many("live", "update_queue"), counts, ()))
     steps += [
         (sql["configure_queue"], (*_own_values(row), row.queue_id), ()) for row in batch.configured
@@ -119,7 +118,6 @@ def _dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
 
 def _settled(batch: Batch, gone: dict[int, Message]) -> list[Step]:
     steps: list[Step] = []
-    counts = [0, 0]
     for (outcome, reason), seqs in batch.settled.items():
         before = (outcome, reason, batch.wall_ms)
         now = gone if (outcome, reason) == _ACKED else {}
@@ -130,16 +128,6 @@ def _settled(batch: Batch, gone: dict[int, Message]) -> list[Step]:
             flat = rows.flat_dispatched(now.values())
             steps.append((many("live", "settle_dispatched"), flat, before))
         steps.append((many("live", "remove"), seqs, ()))
-        counts[outcome == State.DELETED] += len(seqs)
-    add_counter = load("live")["add_counter"]
-    for name, number in (
-        ("history_rows", counts[0]),
-        ("history_bytes", batch.settled_bytes),
-        ("deleted_rows", counts[1]),
-        ("deleted_bytes", batch.deleted_bytes),
-    ):
-        if number:
-            steps.append((add_counter, (name, number), ()))
     return steps
 
 

@@ -45,7 +45,7 @@ class Measures:
 
 
 async def measure(readers: Readers) -> Measures:
-    """Read the figures: counters and ends of tables, so the cost does not grow with the data.
+    """Read the figures: counters, ends of tables and what is not counted yet, a short tail.
 
     Raises:
         StorageError: the database cannot be read.
@@ -55,14 +55,14 @@ async def measure(readers: Readers) -> Measures:
     oldest_at, offset = (await readers.read("measures", "history"))[0]
     audit_at, first, last = (await readers.read("measures", "audit"))[0]
     (schema,) = (await readers.read("measures", "schema"))[0]
-    deleted_rows, deleted_bytes = counters.get("deleted_rows", 0), counters.get("deleted_bytes", 0)
+    rows, size, deleted_rows, deleted_bytes = (await readers.read("measures", "totals"))[0]
     return Measures(
         pages=pages[0],
         pages_free=pages[1],
         page_bytes=pages[2],
         schema=schema,
-        history_rows=counters.get("history_rows", 0) + deleted_rows,
-        history_bytes=counters.get("history_bytes", 0) + deleted_bytes,
+        history_rows=rows + deleted_rows,
+        history_bytes=size + deleted_bytes,
         deleted_rows=deleted_rows,
         deleted_bytes=deleted_bytes,
         history_oldest_at=oldest_at,

@@ -5,7 +5,8 @@ Settled and alive ones by trace.
 
 An index of the history would have each commit write a page for every queue in it.  Here a page is
 written once for many rows.  What has no place yet, behind the offset in ``placed_upto``, is a short
-tail: whoever reads the places reads that by offset, in the same statement.
+tail: whoever reads the places reads that by offset, in the same statement.  With its place a row is
+counted, too.
 
 Messages get their trace's place when they settle, as most do soon.  Alive ones get theirs up to the
 number in ``traced_upto`` when many numbers lie behind it, a slice at a time while the broker is
@@ -24,6 +25,8 @@ ROWS: Final = 10_000  # placed at once where it is fast
 FEWEST: Final = 1_000
 SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # then fewer rows are placed too
+# Counters of what the history has, of the rows with a place; those of deleted messages are apart.
+TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
 # What a row adds to the WAL where the rows are of a hundred queues, each with a trace of its own.
 _WAL_BYTES: Final = {"place": 200, "number": 200, "trace": 500, "trace_alive": 100}
 
@@ -101,6 +104,8 @@ class Places:
             for name in names:
                 rows = connection.execute(self._sql[name], ends).rowcount
                 self.wal_bytes += rows * _WAL_BYTES[name]
+            if line == "placed":
+                self._count(connection, ends)
             connection.execute(load("live")["set_counter"], (f"{line}_upto", ends["upto"]))
             connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -113,6 +118,13 @@ class Places:
             return False
         self._adapt(line, self._timer() - began_s)
         return True
+
+    def _count(self, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
+        """Add to the totals of the history.  In each commit they cost a page of their own."""
+        sums = connection.execute(self._sql["sums"], ends).fetchone()
+        for name, number in zip(TOTALS, sums, strict=True):
+            if number:
+                connection.execute(load("live")["add_counter"], (name, number))
 
     def _adapt(self, line: str, took_s: float) -> None:
         """Take fewer rows where they are of so many queues, or the disk so slow, that it lasts."""

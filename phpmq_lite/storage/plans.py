@@ -22,7 +22,15 @@ _COLUMNS: Final = (  # what alive and settled messages have in different columns
     {"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
 )
 _OF_QUEUES: Final = frozenset(  # sources that read along an index of queues
-    ("alive_queues", "alive_numbers", "alive_moved", "settled_queues", "settled_numbers")
+    (
+        "ready_queues",
+        "held_queues",
+        "ready_numbers",
+        "held_numbers",
+        "alive_moved",
+        "settled_queues",
+        "settled_numbers",
+    )
 )
 _INTEGER: Final = re.compile(r"-?[1-9][0-9]{18,}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -149,13 +157,14 @@ def _sources(
         of_alive = ["alive_traces", "alive_untraced"]
         of_settled = ["settled_traces", "settled_untraced"]
     elif not has_ids and not settled and has_queues and of_alive == ["alive"]:
-        return ["alive_queues"], [], "position"
+        return ["ready_queues", "held_queues"], [], "position"
     elif not has_ids and not alive:
         if has_queues:
             return [], ["settled_queues", "settled_tail"], "offset"
         return [], ["settled" if State.ACKED in settled else "settled_unusual"], "offset"
     elif has_queues and has_numbers:
-        of_alive = ["alive_numbers", "alive_moved"] if of_alive == ["alive"] else of_alive
+        if of_alive == ["alive"]:
+            of_alive = ["ready_numbers", "held_numbers", "alive_moved"]
         of_settled = ["settled_numbers", "settled_unnumbered"]
     return of_alive if alive else [], of_settled if settled else [], "seq"
 

@@ -111,8 +111,14 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
-    """Lay out queues for ``update_queue``."""
+    """Lay out queues for ``update_queue``: those whose counts differ from what was laid out last.
+
+    One message in flight leaves them as they were, batch for batch.
+    """
     flat: list[int] = []
     for row in queues:
-        flat += (row.queue_id, row.live_count, row.live_bytes)
+        counts = row.live_count, row.live_bytes
+        if counts != row.stored:
+            row.stored = counts
+            flat += (row.queue_id, *counts)
     return flat

@@ -384,7 +384,7 @@ def _window(run: _Run, width: int, *, is_newest_first: bool) -> tuple[int, int]:
 def _bounds(plan: Plan, line: Row, upto: int | None, *, has_queues: bool) -> _Run | None:
     """Find the ends of the line that a plan walks along; None: there is nothing on it."""
     next_number, alive, settled, first, last, position, live, live_there, *_ = line
-    top = (next_number or 1) - 1
+    top = next_number - 1
     if plan.line == "offset":
         ends = (first, last)
     elif plan.line == "position":

@@ -55,7 +55,7 @@ class Tails:
     async def ends(self) -> tuple[int, int]:
         """Give the last seq that was given out and the last offset, as stored together."""
         next_number, offset = (await self._readers.read("tails", "ends"))[0]
-        return (next_number or 1) - 1, offset or 0
+        return next_number - 1, offset or 0
 
     async def published_after(self, seq: int) -> list[int]:
         """Give the seqs of the next messages that were published, at most ``SLICE``."""

@@ -8,7 +8,7 @@ from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Now
 from phpmq_lite.storage import places, recall, retention
 from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
 
 _RETENTION_EACH_MS: Final = 1_000
 _SEEN_EACH_MS: Final = 60_000  # a write of its own where nothing else is written
@@ -52,7 +52,7 @@ class Upkeep:
                 return False
             if recall.sweep(store.connection):
                 return True
-            if retention.step(store.connection, self.bounds, now.wall_ms):
+            if retention.step(store.connection, self.bounds, now.wall_ms).has_more:
                 return True
             self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
         except sqlite3.Error as error:

@@ -39,9 +39,9 @@ class Work:
 
     async def trash(self) -> Trash:
         """Say how much the trash has."""
-        return Trash(*(await self._readers.read("work", "trash"))[0])
+        return Trash(*(await self._readers.read("measures", "totals"))[0][2:])
 
     async def next_number(self) -> int:
         """Give the number that the next message gets: what arrives later has it or a higher one."""
         rows = await self._readers.read("browse", "next_number")
-        return int(rows[0][0]) if rows else 1
+        return int(rows[0][0])

@@ -44,7 +44,7 @@ class Rows:
 
     def trim(self, bounds: RetentionBounds) -> int:
         total = 0
-        while removed := step(self.database.connection, bounds, NOW_MS):
+        while removed := step(self.database.connection, bounds, NOW_MS).rows:
             total += removed
         return total
 
@@ -148,7 +148,7 @@ async def test_many_rows_leave_in_bounded_slices(rows: Rows) -> None:
     rows.database.connection.execute("BEGIN")
     rows.add(2_500, at_ms=0)
     rows.database.connection.execute("COMMIT")
-    assert step(rows.database.connection, FOREVER, NOW_MS) == 1_000
+    assert step(rows.database.connection, FOREVER, NOW_MS) == (1_000, True)
     assert rows.trim(FOREVER) == 1_500
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.model import Limits, QueueSettings
-from phpmq_lite.storage import writer
+from phpmq_lite.storage import store as stores
 from tests.driving import Driver
 
 MakeDriver = Callable[..., Driver]
@@ -112,7 +112,7 @@ def test_key_is_known_after_a_restart_for_the_rest_of_its_time(make: MakeDriver)
 def test_youngest_keys_are_known_after_a_restart(
     make: MakeDriver, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(writer, "_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(stores, "_KEYS_AT_ONCE", at_once)
     driver = make(Limits(receipts=3))
     client = driver.connect()
     for key in (b"a", b"b", b"c", b"d"):
@@ -196,7 +196,7 @@ def test_body_larger_than_every_bound_is_delivered(make: MakeDriver) -> None:
 @pytest.mark.parametrize("on_expire", ["history", "dead_letter", "forward:late"])
 def test_all_expire_however_many_are_due_at_once(make: MakeDriver, on_expire: str) -> None:
     driver = make(defaults=QueueSettings(on_expire=on_expire))
-    count = 2 * writer.DUE_AT_ONCE + 3
+    count = 2 * stores.DUE_AT_ONCE + 3
     driver.publish(*[b"x"] * count, ttl_s=1)
     driver.clock.advance(1)
     driver.step()

@@ -290,7 +290,7 @@ async def test_history_filters_in_both_directions(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(browse, "_HISTORY_SLICE", 3)
     last = (1 << 16) - 20  # offset before: half of them are in the next block of places
-    database.connection.execute("INSERT INTO sqlite_sequence VALUES ('history', ?)", (last,))
+    database.first_offset = last + 1
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
     database.connection.execute(load("places")["place"], {"after": 0, "upto": last + placed})
@@ -426,12 +426,12 @@ async def test_reader_cannot_write(database: Database, reader: Browser) -> None:
 async def test_read_is_stopped_when_it_takes_too_long(database: Database) -> None:
     database.connection.execute(
         "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc) "
-        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 50000) "
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 200) "
         "SELECT x, x, 1, x, 0, 0, 0, 0 FROM n"
     )
     readers = Readers(database.path, limit_s=-1.0)
     with pytest.raises(ReadTooLongError, match="messages_after"):
-        await Browser(readers).messages(1, state=State.DEAD)
+        await Browser(readers).messages(1, limit=200)
     await readers.close()
 
 
@@ -483,7 +483,8 @@ def test_statement_does_not_scan_a_table_of_messages(database: Database, name: s
 ROWS = [
     "by_seq",
     "by_seqs",
-    *(f"{kind}_{way}" for kind in ("messages", "held") for way in ("after", "before")),
+    "messages_after",
+    "messages_before",
     *(
         f"{kind}_{way}"
         for kind in ("history", "outcome", "acked", "queue", "queue_outcome")

@@ -10,7 +10,7 @@ import pytest
 from phpmq_lite.broker.operations import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
-from phpmq_lite.storage import writer
+from phpmq_lite.storage import store as stores
 from tests.driving import Driver
 
 MakeDriver = Callable[..., Driver]
@@ -102,7 +102,7 @@ def test_large_bodies_come_in_pages_and_all_are_restored(make: MakeDriver) -> No
     driver = make()
     driver.publish(b"a" * 9, b"b" * 9, b"c" * 30, b"d")
     act(driver, Action.DELETE, 1, 2, 3, 4)
-    with patch.object(writer, "_PAGE_BYTES", 20):
+    with patch.object(stores, "_PAGE_BYTES", 20):
         outcome = act(driver, Action.RESTORE, 4, 3, 2, 1, 99)
     assert (outcome.done, outcome.skipped) == ([4, 3, 2, 1], {"gone": 1})
     assert audit(driver)[-1] == (2, "message.restore", 4, "done")

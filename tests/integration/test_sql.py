@@ -18,7 +18,9 @@ PACKAGE = Path(statements.__file__).parent.parent
 FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
 # The last one says which page of claims.
-WRITER = ("storage/writer.py", "storage/layout.py", "model.py", "broker/claims.py")
+WRITER = (
+    "storage/store.py", "storage/layout.py", "storage/places.py", "model.py", "broker/claims.py",
+)  # fmt: skip
 CODE = "".join((PACKAGE / path).read_text(encoding="utf-8") for path in WRITER)
 
 
@@ -48,7 +50,7 @@ def connection() -> Iterator[sqlite3.Connection]:
     made = sqlite3.connect(":memory:", isolation_level=None)
     made.deserialize(empty_database())
     made.create_function("body_part", 3, lambda *_: b"")  # readers.py has it
-    made.create_function("checksum", 2, lambda *_: 0)  # writer.py
+    made.create_function("checksum", 2, lambda *_: 0)  # store.py
     yield made
     made.close()
 
@@ -116,9 +118,11 @@ def test_statement_of_the_hot_path_looks_rows_up_by_their_number(
 
 
 def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
-    for name in ("next_ready", "page", "due"):
+    for name in ("next_ready", "ready_page", "due"):
         plan = explain(connection, load("live")[name], "EXPLAIN QUERY PLAN")
         assert len(plan) == 1, plan
+    plan = explain(connection, load("live")["page"], "EXPLAIN QUERY PLAN")
+    assert not any("TEMP B-TREE" in step for step in plan), plan
 
 
 def states_allowed(connection: sqlite3.Connection, table: str, column: str) -> set[State]:
@@ -155,7 +159,7 @@ def test_rows_of_a_message_are_read_in_the_order_of_its_columns(
     """``Message(*row)``: the order is the contract between SQL and ``model.py``."""
     expected = list(inspect.signature(Message).parameters)
     assert expected == [row[1] for row in connection.execute("PRAGMA table_info(message)")]
-    for name in ("next_ready", "page", "by_seq", "due"):
+    for name in ("next_ready", "ready_page", "by_seq", "due"):
         text = texts("live", name)[-1]
         columns = re.split(r",\s*", re.sub(r"\s+", " ", text[7 : text.index("FROM")]).strip())
         assert columns == expected

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.store import LONG_WAL_BYTES
 from phpmq_lite.storage.upkeep import Upkeep
-from phpmq_lite.storage.writer import LONG_WAL_BYTES
 from tests.driving import Driver
 
 LIMIT = 100_000  # bytes

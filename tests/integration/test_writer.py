@@ -20,8 +20,9 @@ from phpmq_lite.model import (
     State,
     checksum,
 )
-from phpmq_lite.storage import writer
-from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store, Writer
+from phpmq_lite.storage import store as stores
+from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.writer import FEW_COMMANDS, MANY_COMMANDS, Writer
 from tests.driving import Driver, make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]
@@ -77,7 +78,7 @@ def test_store_refuses_a_start_where_sqlite_keeps_another_value() -> None:
 def test_store_refuses_a_start_where_a_setting_does_not_stick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(writer._PRAGMAS, "synchronous", 7)
+    monkeypatch.setitem(stores._PRAGMAS, "synchronous", 7)
     with pytest.raises(StartRefusedError, match="synchronous"):
         open_store(make_database(tmp_path))
 
@@ -305,7 +306,9 @@ def watch(one: Writer) -> list[tuple[str, bool]]:
 
 async def test_short_batch_leaves_only_its_commit_to_the_thread(opened: Writer) -> None:
     seen = watch(opened)
-    await opened.commit(newborn(1, 2))
+    batch = newborn(1, 2)
+    batch.commands = MANY_COMMANDS  # it is waited for until the thread has begun
+    await opened.commit(batch)
     assert seen[0] == ("BEGIN", True)
     assert seen[-1] == ("COMMIT", False)
     assert len(seen) > 4
@@ -313,10 +316,87 @@ async def test_short_batch_leaves_only_its_commit_to_the_thread(opened: Writer) 
     assert rows(opened, "SELECT seq FROM message") == [(1,), (2,)]
 
 
+def told_fast(one: Writer) -> None:
+    """Have the writer take its disk for a fast one."""
+    assert one._store is not None
+    one._store.commit_s = 0.0
+
+
+async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
+    opened: Writer,
+) -> None:
+    told_fast(opened)
+    seen = watch(opened)
+    batch = newborn(1, 2)
+    batch.commands = FEW_COMMANDS
+    done = opened.commit(batch)
+    assert done.done()
+    assert (seen[0], seen[-1]) == (("BEGIN", True), ("COMMIT", True))
+    assert rows(opened, "SELECT seq FROM message") == [(1,), (2,)]
+
+
 @pytest.mark.parametrize(
     "lengthen",
     [
-        pytest.param(lambda b: setattr(b, "commands", 1_001), id="commands"),
+        pytest.param(lambda b: setattr(b, "commands", FEW_COMMANDS + 1), id="commands"),
+        pytest.param(lambda b: b.body_seqs.add(1), id="loads"),
+    ],
+)
+async def test_more_than_few_commands_leave_the_commit_to_the_thread(
+    opened: Writer, lengthen: Callable[[Batch], None]
+) -> None:
+    told_fast(opened)
+    seen = watch(opened)
+    batch = newborn(1)
+    lengthen(batch)
+    done = opened.commit(batch)
+    assert not done.done()
+    await done
+    assert ("COMMIT", False) in seen
+
+
+async def test_slow_disk_is_waited_for_in_the_thread(opened: Writer) -> None:
+    assert opened._store is not None
+    opened._store.commit_s = 0.01
+    seen = watch(opened)
+    await opened.commit(newborn(1))
+    assert seen[-1] == ("COMMIT", False)
+
+
+async def test_failure_of_a_commit_in_the_loop_is_an_unknown_outcome(opened: Writer) -> None:
+    told_fast(opened)
+    assert opened._store is not None
+    connection = opened._store.connection
+
+    def refuse_commit(action: int, what: str | None, *_: object) -> int:
+        refused = action == sqlite3.SQLITE_TRANSACTION and what == "COMMIT"
+        return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+
+    connection.set_authorizer(refuse_commit)
+    with pytest.raises(OutcomeUnknownError):
+        await opened.commit(newborn(1))
+    connection.set_authorizer(None)
+    assert connection.in_transaction
+    connection.rollback()
+
+
+async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
+    """While the thread has something, the statements of a batch wait there for their turn."""
+    told_fast(opened)
+    seen = watch(opened)
+    first = opened.start(lambda store: store.execute("SELECT 1").fetchall())
+    await opened.commit(newborn(1))
+    assert first.done()
+    assert seen[0] == ("SELECT", False)
+    assert not any(is_here for _, is_here in seen)
+    await opened.commit(newborn(2))
+    assert seen[-1] == ("COMMIT", True)
+
+
+@pytest.mark.parametrize(
+    "lengthen",
+    [
+        pytest.param(lambda b: setattr(b, "commands", 5_001), id="commands"),
         pytest.param(lambda b: setattr(b, "born_bytes", (1 << 20) + 1), id="bytes"),
         pytest.param(lambda b: b.rare.append(("live", "set_counter", ("x", 1))), id="rare"),
         pytest.param(lambda b: b.several.update({("claims", "remove"): [1]}), id="several"),

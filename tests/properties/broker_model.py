@@ -136,8 +136,7 @@ class Model:
         self._dispatch(turn)
         names = self.rows("SELECT name FROM queue WHERE settings <> '{\"removed\": true}'")
         self.present = {name for (name,) in names}
-        self.number = max(self.number, *(r[0] for r in self.rows(
-            "SELECT value FROM counter WHERE name = 'next_number' UNION SELECT 1")))  # fmt: skip
+        self.number = max(self.number, *(n for (n,) in self.rows("SELECT next_number FROM line")))
 
     def restart(self) -> None:
         """Forget what only lived in memory: nobody holds anything, nothing is dying."""

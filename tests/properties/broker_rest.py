@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.model import State
+from phpmq_lite.storage.statements import load
 from tests.driving import Command, Driver
 from tests.properties.broker_model import Model
 
@@ -34,7 +35,7 @@ def assert_rows_agree(model: Model, driver: Driver) -> None:
     _assert_history_agrees(model, driver)
     kinds = Counter(dict(driver.rows("SELECT kind, count(*) FROM event GROUP BY kind")))
     assert kinds == +model.events
-    [(number,)] = driver.rows("SELECT value FROM counter WHERE name = 'next_number'") or [(1,)]
+    [(number,)] = driver.rows("SELECT next_number FROM line")
     assert all(max(m.seq, m.position) < number for m in model.alive.values())
 
 
@@ -44,11 +45,14 @@ def _assert_history_agrees(model: Model, driver: Driver) -> None:
     settled = {row[1]: (*row[2:4], State(row[4]), *row[5:]) for row in rows}
     assert len(settled) == len(rows)
     assert settled == model.history
-    sizes = driver.rows("SELECT outcome = 5, count(*), sum(size) FROM history GROUP BY 1")
-    counters = dict(driver.rows("SELECT name, value FROM counter"))
-    for is_deleted, count, size in sizes:
-        name = "deleted" if is_deleted else "history"
-        assert (count, size) == (counters[f"{name}_rows"], counters.get(f"{name}_bytes", 0))
+    sizes = {
+        is_deleted: (count, size)
+        for is_deleted, count, size in driver.rows(
+            "SELECT outcome = 5, count(*), sum(size) FROM history GROUP BY 1"
+        )
+    }
+    [totals] = driver.rows(load("measures")["totals"])
+    assert totals == (*sizes.get(0, (0, 0)), *sizes.get(1, (0, 0)))
 
 
 def assert_memory_agrees(model: Model, driver: Driver) -> None:

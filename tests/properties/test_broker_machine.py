@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from phpmq_lite.broker import sweeps, turns
 from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.model import Limits, QueueSettings, State
-from phpmq_lite.storage import writer
+from phpmq_lite.storage import store as stores
 from tests.driving import Client, Driver, Turn
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model
@@ -71,8 +71,8 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.patches = [
             patch.object(sweeps, "SLICE", 3),
             patch.object(turns, "_BODIES_AHEAD", 2),
-            patch.object(writer, "DUE_AT_ONCE", 2),
-            patch.object(writer, "_PAGE_BYTES", 30),
+            patch.object(stores, "DUE_AT_ONCE", 2),
+            patch.object(stores, "_PAGE_BYTES", 30),
         ]
         for each in self.patches:
             each.start()

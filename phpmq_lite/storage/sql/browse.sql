@@ -74,24 +74,17 @@ GROUP BY queue_id;
 -- parameters: queue_id; position (exclusive); state (NULL: both); limit
 -- columns: those of browse.MessageRow
 -- index: message_place
+-- index: message_held
 SELECT {alive}
 FROM message AS m
 {names}
-WHERE m.queue_id = :queue_id AND m.position > :position
-  AND (:state IS NULL OR m.state = :state)
-ORDER BY m.position
-LIMIT :limit;
-
--- name: held_after
--- The same for dispatched messages only: they are few, the queue may be long.
--- parameters: queue_id; position (exclusive); limit
--- columns: those of browse.MessageRow
--- index: message_held
+WHERE m.state = 0 AND coalesce(:state, 0) = 0 AND m.queue_id = :queue_id AND m.position > :position
+UNION ALL
 SELECT {alive}
-FROM message AS m INDEXED BY message_held
+FROM message AS m
 {names}
-WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position > :position
-ORDER BY m.position
+WHERE m.state = 1 AND coalesce(:state, 1) = 1 AND m.queue_id = :queue_id AND m.position > :position
+ORDER BY 6  -- the position
 LIMIT :limit;
 
 -- name: messages_before
@@ -99,24 +92,17 @@ LIMIT :limit;
 -- parameters: queue_id; position (exclusive); state (NULL: both); limit
 -- columns: those of browse.MessageRow
 -- index: message_place
+-- index: message_held
 SELECT {alive}
 FROM message AS m
 {names}
-WHERE m.queue_id = :queue_id AND m.position < :position
-  AND (:state IS NULL OR m.state = :state)
-ORDER BY m.position DESC
-LIMIT :limit;
-
--- name: held_before
--- The same for dispatched messages only: they are few, the queue may be long.
--- parameters: queue_id; position (exclusive); limit
--- columns: those of browse.MessageRow
--- index: message_held
+WHERE m.state = 0 AND coalesce(:state, 0) = 0 AND m.queue_id = :queue_id AND m.position < :position
+UNION ALL
 SELECT {alive}
-FROM message AS m INDEXED BY message_held
+FROM message AS m
 {names}
-WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position < :position
-ORDER BY m.position DESC
+WHERE m.state = 1 AND coalesce(:state, 1) = 1 AND m.queue_id = :queue_id AND m.position < :position
+ORDER BY 6 DESC  -- the position
 LIMIT :limit;
 
 -- name: by_seq
@@ -383,12 +369,8 @@ SELECT queue_id, name, live_count FROM queue
 WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND live_count > 0
 ORDER BY name;
 
--- name: dead_slice
--- The newest records of one such queue, with the beginning of the block that says why.
--- parameters: queue_id; before (position, exclusive); limit
--- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 where it died
---   again after a redrive, block
--- index: message_place
+-- part: dead
+-- A record, and why the message that it is about died.
 SELECT
   m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
   EXISTS (
@@ -400,9 +382,22 @@ SELECT
     SELECT substr(content, nullif(instr(content, CAST('"dead_letter"' AS BLOB)), 0), 400)
     FROM body WHERE body.seq = m.seq
   ) END
-FROM message AS m INDEXED BY message_place
-WHERE m.queue_id = :queue_id AND m.position < :before
-ORDER BY m.position DESC
+
+-- name: dead_slice
+-- The newest records of one such queue, with the beginning of the block that says why.
+-- parameters: queue_id; before (position, exclusive); limit
+-- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 where it died
+--   again after a redrive, block
+-- index: message_place
+-- index: message_held
+{dead}
+FROM message AS m
+WHERE m.state = 0 AND m.queue_id = :queue_id AND m.position < :before
+UNION ALL
+{dead}
+FROM message AS m
+WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position < :before
+ORDER BY 1 DESC
 LIMIT :limit;
 
 -- name: tokens
@@ -449,5 +444,5 @@ SELECT at_ms, kind, detail FROM event WHERE seq = :seq ORDER BY event_id LIMIT :
 
 -- name: next_number
 -- The number that the next message would get.
--- columns: value
-SELECT value FROM counter WHERE name = 'next_number';
+-- columns: number
+SELECT next_number FROM line;

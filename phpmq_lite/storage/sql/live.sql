@@ -89,7 +89,7 @@ UPDATE message SET queue_id = given.column2, position = given.column3, state = g
 FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: settle
--- Rows of settled messages, in order of seq; AUTOINCREMENT numbers the offset without a gap.
+-- Rows of settled messages, in order of seq; SQLite numbers the offset, behind the newest row.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq
 INSERT INTO history (outcome, reason, settled_at, {settled})
 SELECT ?, ?, ?, {settled} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
@@ -162,28 +162,32 @@ ORDER BY position LIMIT ?;
 
 -- name: page
 -- Messages of a queue that are alive, in order.
--- parameters: queue_id; after (position, exclusive); upto (position, inclusive); limit
+-- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
+-- index: message_held
 SELECT {message}
-FROM message WHERE queue_id = ? AND position > ? AND position <= ?
-ORDER BY position LIMIT ?;
+FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 0
+UNION ALL
+SELECT {message}
+FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 1
+ORDER BY position LIMIT :limit;
 
 -- name: ready_page
 -- The same, of those that are ready.
--- parameters: queue_id; after (position, exclusive); upto (position, inclusive); limit
+-- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 SELECT {message}
-FROM message WHERE queue_id = ? AND position > ? AND position <= ? AND state = 0
-ORDER BY position LIMIT ?;
+FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 0
+ORDER BY position LIMIT :limit;
 
 -- name: claimed_page
 -- The same, of those that a subscription holds, by claim.
--- parameters: subscription_id; after (claim, exclusive); upto (claim, inclusive); limit
+-- parameters: of (subscription_id); after (claim, exclusive); upto (claim, inclusive); limit
 -- index: PRIMARY KEY
 SELECT {message}
 FROM claim CROSS JOIN message USING (seq)
-WHERE subscription_id = ? AND claim > ? AND claim <= ?
-ORDER BY claim LIMIT ?;
+WHERE subscription_id = :of AND claim > :after AND claim <= :upto
+ORDER BY claim LIMIT :limit;
 
 -- name: by_seq
 -- rows: seq
@@ -286,7 +290,8 @@ SELECT n FROM receipt ORDER BY n DESC LIMIT 1 OFFSET ?;
 SELECT n, queue_id, key, seq, at_ms FROM receipt WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
 
 -- name: counters
-SELECT name, value FROM counter;
+SELECT name, value FROM counter WHERE name <> 'next_number'
+UNION ALL SELECT 'next_number', next_number FROM line;
 
 -- name: close_clients
 -- At start: connections that the last stop left open.

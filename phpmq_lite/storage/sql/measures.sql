@@ -1,5 +1,27 @@
 -- How large things are: for the system page and the metrics.
 
+-- part: tail
+-- What is not counted yet, because it has no place: seldom more than some seconds' rows.
+(
+  SELECT outcome, size FROM history NOT INDEXED
+  WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+  ORDER BY "offset" LIMIT 50000
+)
+
+-- name: totals
+-- What the history has: of all but deleted messages, and of these.
+-- columns: rows, bytes, deleted rows, deleted bytes
+SELECT
+  coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0)
+    + count(*) FILTER (WHERE outcome <> 5),
+  coalesce((SELECT value FROM counter WHERE name = 'history_bytes'), 0)
+    + coalesce(sum(size) FILTER (WHERE outcome <> 5), 0),
+  coalesce((SELECT value FROM counter WHERE name = 'deleted_rows'), 0)
+    + count(*) FILTER (WHERE outcome = 5),
+  coalesce((SELECT value FROM counter WHERE name = 'deleted_bytes'), 0)
+    + coalesce(sum(size) FILTER (WHERE outcome = 5), 0)
+FROM {tail};
+
 -- name: counters
 -- columns: name, value
 SELECT name, value FROM counter;
@@ -14,7 +36,7 @@ SELECT (SELECT page_count FROM pragma_page_count()),
 -- The ends of the history; NULL where it is empty.
 -- columns: settled_at of the oldest row, offset of the newest
 SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT seq FROM sqlite_sequence WHERE name = 'history');
+  (SELECT max("offset") FROM history);
 
 -- name: audit
 -- The ends of the audit; NULL where it is empty.

@@ -28,6 +28,15 @@ SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
+-- name: sums
+-- What they add to the totals.
+-- parameters: after (offset, exclusive); upto (inclusive)
+-- columns: rows and bytes of all but deleted messages, and of these
+-- index: INTEGER PRIMARY KEY
+SELECT count(*) FILTER (WHERE outcome <> 5), coalesce(sum(size) FILTER (WHERE outcome <> 5), 0),
+  count(*) FILTER (WHERE outcome = 5), coalesce(sum(size) FILTER (WHERE outcome = 5), 0)
+FROM history NOT INDEXED WHERE "offset" > :after AND "offset" <= :upto;
+
 -- name: number
 -- The same by number.
 -- parameters: after (offset, exclusive); upto (inclusive)

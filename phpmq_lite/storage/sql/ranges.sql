@@ -54,7 +54,7 @@ coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
 SELECT
   (SELECT value FROM meta WHERE name = 'history_id') AS history_id,
   max(coalesce((SELECT value FROM counter WHERE name = 'history_lo'), 0) - 1, 0) AS lo,
-  coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'history'), 0) AS hi,
+  coalesce((SELECT max("offset") FROM history), 0) AS hi,
   max(coalesce((SELECT value FROM counter WHERE name = 'deleted_lo'), 0) - 1, 0) AS lo_deleted;
 
 -- name: offset_at

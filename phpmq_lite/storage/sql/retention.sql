@@ -8,13 +8,18 @@
 SELECT name, value FROM counter WHERE name IN ('history_rows', 'history_bytes', 'history_lo',
   'deleted_rows', 'deleted_bytes', 'deleted_lo');
 
+-- part: leaving
+-- Only what has a place is counted, and the newest row stays: the next offset follows on it.
+"offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+  AND "offset" < (SELECT max("offset") FROM history)
+
 -- name: next_settled
 -- The next rows in order; deleted ones, which have a front of their own, are to be passed over.
 -- parameters: lo (offset, inclusive); limit
 -- columns: offset, seq, size, settled_at, is_passed
 -- index: INTEGER PRIMARY KEY
 SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
-WHERE "offset" >= :lo ORDER BY "offset" LIMIT :limit;
+WHERE "offset" >= :lo AND {leaving} ORDER BY "offset" LIMIT :limit;
 
 -- name: next_deleted
 -- The next deleted rows in order.
@@ -22,7 +27,8 @@ WHERE "offset" >= :lo ORDER BY "offset" LIMIT :limit;
 -- columns: offset, seq, size, settled_at, is_passed (never)
 -- index: history_unusual
 SELECT "offset", seq, size, settled_at, 0 FROM history
-WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo ORDER BY "offset" LIMIT :limit;
+WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {leaving}
+ORDER BY "offset" LIMIT :limit;
 
 -- name: remove_events
 -- At most so many events of what leaves: a message may have any number of them.
@@ -39,6 +45,20 @@ DELETE FROM event WHERE event_id IN (
 -- index: INTEGER PRIMARY KEY
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
+
+-- name: remove_newest_body
+-- The newest row stays, but not its body.
+-- parameters: cutoff (settled_at, exclusive)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM body WHERE seq = (
+  SELECT seq FROM history
+  WHERE "offset" = (SELECT max("offset") FROM history) AND settled_at < :cutoff
+) AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
+
+-- name: keep_number
+-- Ahead of bodies that leave: the next number is seen from the newest of them.
+INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: remove_settled
 -- Their places go with them: triggers history_leaves and history_leaves_traces.

@@ -23,26 +23,43 @@ FROM message AS m NOT INDEXED {join}
 WHERE m.seq > :low AND m.seq < :high
 
 -- part: alive_held
--- Dispatched ones by number.
+-- Dispatched ones by number; they are few.
 -- index: message_held
 SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
 WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
 
--- part: alive_queues
--- Alive messages of some queues by position.
+-- part: ready_queues
+-- Ready messages of some queues by position.
 -- index: message_place
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_place {join}
-WHERE m.queue_id IN (SELECT value FROM json_each(:queues))
+WHERE m.state = 0 AND m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
--- part: alive_numbers
--- Alive messages of some queues by number, as far as they are in the place of their arrival.
+-- part: held_queues
+-- Dispatched ones.
+-- index: message_held
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_held {join}
+WHERE m.state = 1 AND m.queue_id IN (SELECT value FROM json_each(:queues))
+  AND m.position > :low AND m.position < :high
+
+-- part: ready_numbers
+-- Ready messages of some queues by number, as far as they are in the place of their arrival.
 -- index: message_place
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_place {join}
-WHERE m.queue_id {these} AND m.position > :low AND m.position < :high AND m.position = m.seq
+WHERE m.state = 0 AND m.queue_id {these} AND m.position > :low AND m.position < :high
+  AND m.position = m.seq
+
+-- part: held_numbers
+-- Dispatched ones.
+-- index: message_held
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_held {join}
+WHERE m.state = 1 AND m.queue_id {these} AND m.position > :low AND m.position < :high
+  AND m.position = m.seq
 
 -- part: alive_moved
 -- Those that are elsewhere: requeued, moved, forwarded, restored.
@@ -286,14 +303,21 @@ json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
 --   first position of these queues, messages alive in all queues, in these, placed up to (offset),
 --   numbers alive whose traces are not entered
 SELECT
-  (SELECT value FROM counter WHERE name = 'next_number'),
+  (SELECT next_number FROM line),
   (SELECT seq FROM message ORDER BY seq LIMIT 1),
   (SELECT seq FROM history INDEXED BY history_seq ORDER BY seq LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1),
   (
-    SELECT min((
-      SELECT position FROM message WHERE queue_id = wanted.value ORDER BY position LIMIT 1
+    SELECT min(min(
+      coalesce((
+        SELECT position FROM message WHERE queue_id = wanted.value AND state = 0
+        ORDER BY position LIMIT 1
+      ), 1 << 62),
+      coalesce((
+        SELECT position FROM message WHERE queue_id = wanted.value AND state = 1
+        ORDER BY position LIMIT 1
+      ), 1 << 62)
     ))
     FROM json_each(:queues) AS wanted
   ),
@@ -309,7 +333,8 @@ SELECT
 -- parameters: queues (a JSON array); low, high (seqs, exclusive)
 -- columns: seq
 -- index: history_number USING PRIMARY KEY
--- index: COVERING INDEX message_place
+-- index: message_place
+-- index: message_held
 -- index: message_moved
 SELECT max(seq) FROM (
   SELECT (
@@ -325,7 +350,16 @@ SELECT max(seq) FROM (
   UNION ALL
   SELECT (
     SELECT position FROM message INDEXED BY message_place
-    WHERE queue_id = wanted.value AND position > :low AND position < :high AND position = seq
+    WHERE state = 0 AND queue_id = wanted.value
+      AND position > :low AND position < :high AND position = seq
+    ORDER BY position DESC LIMIT 1
+  )
+  FROM json_each(:queues) AS wanted
+  UNION ALL
+  SELECT (
+    SELECT position FROM message INDEXED BY message_held
+    WHERE state = 1 AND queue_id = wanted.value
+      AND position > :low AND position < :high AND position = seq
     ORDER BY position DESC LIMIT 1
   )
   FROM json_each(:queues) AS wanted

@@ -48,7 +48,7 @@ SELECT "offset", seq FROM history WHERE "offset" > :after ORDER BY "offset" LIMI
 
 -- name: ends
 -- How far publishing and settling have come.
--- columns: the number that the next message gets, the last offset; NULL: there was none yet
+-- columns: the number that the next message gets, the last offset (NULL: there was none yet)
 SELECT
-  (SELECT value FROM counter WHERE name = 'next_number'),
-  (SELECT seq FROM sqlite_sequence WHERE name = 'history');
+  (SELECT next_number FROM line),
+  (SELECT max("offset") FROM history);

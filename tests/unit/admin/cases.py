@@ -128,6 +128,7 @@ class Database:
         for script in sorted(migrations_folder().glob("*.sql")):
             self.connection.executescript(script.read_text(encoding="utf-8"))
         self._next = 1
+        self.first_offset = 1
         self.set_counter("next_number", 1)
 
     def set_counter(self, name: str, value: int) -> None:
@@ -157,6 +158,8 @@ class Database:
     def settled(self, queue_id: int, content: bytes | None = b"{}", **columns: Any) -> str:
         """Store a settled message; returns its id."""
         given = {"outcome": 2, "settled_at": NOW_MS - 1_000, "deliveries": 1, "charged": 0}
+        if self.connection.execute("SELECT 1 FROM history LIMIT 1").fetchone() is None:
+            columns['"offset"'] = self.first_offset
         return self._insert("history", queue_id, content, given | columns)
 
     def _insert(
