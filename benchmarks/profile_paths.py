@@ -4,6 +4,9 @@ The real parser, core, rows, SQLite file and encoder, called one after the other
 ``server/tcp.py`` and ``server/engine.py`` do, in batches of a fixed size::
 
     python benchmarks/profile_paths.py --path confirmed --batch 100 --rounds 300 --data .
+    python benchmarks/profile_paths.py --path confirmed --queues 10000 --data /dev/shm
+
+With several queues each gets one message in turn, and one consumer has them all.
 
 The paths: ``confirmed`` and ``plain`` are dispatched in the batch of their publish and acknowledged
 in the next one; ``early`` ones were stored before, and are acknowledged in the batch that
@@ -22,23 +25,26 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.shares import Shares
 from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, Dispatch
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
-from phpmq_lite.server.commands import apply, apply_run
+from phpmq_lite.server.commands import Rooms, apply, apply_run
+from phpmq_lite.server.outgoing import encode
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.ranges import Ranges, Selection
-from phpmq_lite.storage.writer import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
 from phpmq_lite.testing import FakeClock
 
-QUEUE: Final = "orders"
+QUEUE: Final = "orders"  # where there are several, the beginning of their names
 KEY: Final = b"%016x"
 WARM: Final = 20  # rounds that are not counted
 
@@ -115,19 +121,14 @@ class Peer:
 
     def __init__(self) -> None:
         self.side = ServerSide(WireLimits(), http_guard=False)
+        self.connection: Connection | None = None
         self.written = b""
 
     def send(
         self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
     ) -> list[Message]:
-        """Encode as ``server/tcp.py`` does; nothing is late here."""
-        parts: list[bytes] = []
-        append = self.side.append_dispatch
-        for message in dispatches:
-            append(parts, QUEUE, message.body or b"", message.message_id, 0)
-            message.body = None
-        for receipt in receipts:
-            self.side.append_receipts(parts, receipt.queue, receipt.keys, receipt.reason)
+        """Encode; nothing is late here."""
+        parts, _ = encode(self.side, self.connection, dispatches, receipts, now_ms)
         self.written = b"".join(parts)
         return []
 
@@ -139,9 +140,11 @@ class Peer:
 
 
 class Walk:
-    """One producer, one consumer, one queue; a batch at a time."""
+    """One producer, one consumer, a message to each queue in turn; a batch at a time."""
 
-    def __init__(self, database: Path, meter: Meter, size: int, is_confirmed: bool) -> None:
+    def __init__(
+        self, database: Path, meter: Meter, size: int, queues: int, *, is_confirmed: bool
+    ) -> None:
         self.database = database
         self.meter = meter
         self.client = ClientSide()
@@ -152,7 +155,10 @@ class Walk:
         self.store.configure(16 << 20)
         migrate(connection, migrations_folder())
         stored = self.store.recover(0, 0, 100_000)
-        self.core = Broker(stored, Limits(), QueueSettings())
+        self.core = Broker(stored, Limits(queues=queues), QueueSettings())
+        self.queues = [QUEUE] if queues == 1 else [f"{QUEUE}{at:05}" for at in range(queues)]
+        self.turns = cycle(self.queues)
+        self.shares = Shares(self.core)
         self.clock = FakeClock()
         self.ttl_s = 0
         self.producer, self.consumer = Peer(), Peer()
@@ -166,10 +172,11 @@ class Walk:
     def _connect(self) -> None:
         self.publishing = self.core.connect(self.producer, "tcp", "127.0.0.1:1")
         self.consuming = self.core.connect(self.consumer, "tcp", "127.0.0.1:2")
+        self.consumer.connection = self.consuming
 
     def consume(self, count: int) -> None:
-        """Let the consumer come, with this credit."""
-        self._batch(lambda: self.core.consume(self.consuming, QUEUE, count))
+        """Let the consumer come, with this credit on each queue."""
+        self._batch(lambda: [self.core.consume(self.consuming, q, count) for q in self.queues])
 
     def _timed(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         add = self.meter.add
@@ -228,7 +235,7 @@ class Walk:
             self.consumer.send(dispatches, [], 0)
         taken = ClientSide().receive(self.consumer.written)
         acks = b"".join(
-            self.client.acknowledge(QUEUE, frame.message_id)
+            self.client.acknowledge(frame.queue, frame.message_id)
             for frame in taken
             if isinstance(frame, Dispatch)
         )
@@ -250,7 +257,7 @@ class Walk:
         """Acknowledge what the last batch dispatched; more is dispatched where there is more."""
         dispatched = ClientSide().receive(self.consumer.written)
         acks = b"".join(
-            self.client.acknowledge(QUEUE, frame.message_id)
+            self.client.acknowledge(frame.queue, frame.message_id)
             for frame in dispatched
             if isinstance(frame, Dispatch)
         )
@@ -267,21 +274,22 @@ class Walk:
 
     def _publish(self) -> bytes:
         key = KEY % next(self.keys) if self.is_confirmed else None
-        return self.client.publish(QUEUE, self.body, self.ttl_s, key)
+        return self.client.publish(next(self.turns), self.body, self.ttl_s, key)
 
     def _walk(self, connection: Connection, frames: list[ClientFrame]) -> None:
         """Give the core the frames of a read, as ``server/tcp.py`` does."""
-        waiting = deque(frames)
+        waiting, rooms = deque(frames), Rooms(self.shares.left)
         while waiting:
-            if not apply_run(self.core, connection, waiting, len(waiting))[0]:
+            if not apply_run(self.core, connection, waiting, len(waiting), rooms)[0]:
                 apply(self.core, connection, waiting.popleft())
 
 
 def born_and_gone(walk: Walk, rounds: int, count: int) -> None:
     """Dispatch in the batch of the publish, as with a consumer that keeps pace."""
     walk.consume(count)
-    for number in range(rounds + WARM):
-        if number == WARM:
+    warm = max(WARM, len(walk.queues) // count + 1)  # each queue has had a message
+    for number in range(rounds + warm):
+        if number == warm:
             walk.meter.forget()
         walk.publish(count)
         walk.acknowledge(count)
@@ -359,17 +367,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100, help="messages a batch")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--size", type=int, default=256, help="bytes of a body")
+    parser.add_argument("--queues", type=int, default=1, help="on the first two paths")
     parser.add_argument("--path", choices=PATHS, default="confirmed")
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
     meter = Meter()
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
-        is_confirmed = options.path == "confirmed"
-        walk = Walk(Path(folder) / "phpmq.db", meter, options.size, is_confirmed)
+        file, queues = Path(folder) / "phpmq.db", options.queues
+        walk = Walk(file, meter, options.size, queues, is_confirmed=options.path == "confirmed")
         PATHS[options.path](walk, options.rounds, options.batch)
     means = {name: sum(times) / options.rounds for name, times in meter.rounds.items()}
     total = sum(means.values())
-    print(f"{options.path}: {options.batch} a batch, {options.size} bytes, {options.rounds} rounds")
+    print(
+        f"{options.path}: {options.batch} a batch, {options.size} bytes, {options.rounds} rounds,"
+        f" {options.queues} queues"
+    )
     for name, seconds in means.items():
         print(f"{name:36}{seconds / options.batch * 1e6:8.2f} µs {seconds / total * 100:5.1f} %")
     each = total / options.batch

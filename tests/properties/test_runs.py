@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Batch, Limits, Loaded
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
-from phpmq_lite.server.commands import apply, apply_run
+from phpmq_lite.server.commands import Rooms, apply, apply_run
 from tests.unit.broker.rig import Rig
 
-QUEUES = ("plain", "bounded")
+QUEUES = ("plain", "other", "bounded")
+UNLIMITED = 1 << 30
 publishes = st.builds(
     Publish,
     st.sampled_from(QUEUES),
@@ -22,7 +23,8 @@ publishes = st.builds(
     st.sampled_from([None, 0, 5]),
     st.none() | st.sampled_from([b"1", b"2", b"3", b"4"]),
 )
-acknowledged = st.tuples(st.integers(0, 1), st.integers(0, 5))  # consumer, the how oldest it holds
+# Consumer, which of its queues, the how oldest it holds.
+acknowledged = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5))
 batches = st.lists(st.lists(publishes | acknowledged, max_size=12), min_size=1, max_size=5)
 
 
@@ -42,7 +44,8 @@ class Twin:
         core.lives.queues["bounded"].settings.max_messages = 3
         self.rig.turn(lambda: core.consume(self.one, "plain", 4))
         self.rig.turn(lambda: core.consume(self.two, "plain", 2))
-        self.rig.turn(loaded=Loaded(windows=[(1, [], True)]))
+        self.rig.turn(lambda: core.consume(self.two, "other", 3))
+        self.rig.turn(loaded=Loaded(windows=[(1, [], True), (2, [], True)]))
 
     def frames_of(self, commands: list[Any]) -> list[tuple[Connection, ClientFrame]]:
         """Give the frames; an acknowledgement names what is held now, or nothing."""
@@ -52,24 +55,27 @@ class Twin:
                 found.append((self.publisher, command))
                 continue
             connection = (self.one, self.two)[command[0]]
-            [consumer] = connection.consumers.values()
-            ids = [*consumer.held][command[1] :]
-            found.append((connection, Acknowledge("plain", ids[0] if ids else b"0" * 32)))
+            consumers = [*connection.consumers.values()]
+            consumer = consumers[command[1] % len(consumers)]
+            ids = [*consumer.held][command[2] :]
+            end = Acknowledge(consumer.queue.name, ids[0] if ids else b"0" * 32)
+            found.append((connection, end))
         return found
 
     def run(self, commands: list[Any]) -> Batch:
         """Give a batch its commands; those of one connection that follow each other, together."""
         given = self.frames_of(commands)
-        batch = self.rig.begin()
+        core, batch = self.rig.core, self.rig.begin()
         while given:
             connection = given[0][0]
             frames: deque[ClientFrame] = deque()
             while given and given[0][0] is connection:
                 frames.append(given.pop(0)[1])
             while frames:
-                if self.in_runs and apply_run(self.rig.core, connection, frames, len(frames))[0]:
+                rooms = Rooms(lambda _: UNLIMITED)
+                if self.in_runs and apply_run(core, connection, frames, len(frames), rooms)[0]:
                     continue
-                apply(self.rig.core, connection, frames.popleft())
+                apply(core, connection, frames.popleft())
         self.rig.finish()
         return batch
 
@@ -86,7 +92,7 @@ class Twin:
             "keys": batch.keys,
             "settled": batch.settled,
             "dispatched": [(m.seq, m.consumer) for m in batch.dispatched],
-            "sums": (batch.born_bytes, batch.settled_bytes, batch.counters, lives.held_bytes),
+            "sums": (batch.born_bytes, batch.counters, lives.held_bytes),
             "rows": [(key, r.live_count, r.live_bytes) for key, r in batch.queue_rows.items()],
             "sent": {
                 c.number: (

@@ -135,7 +135,7 @@ def test_room_comes_back_within_the_batch(rig: Rig, shares: Shares) -> None:
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
     assert shares.left("orders") == LEAST
-    rig.core.acknowledge_run(worker, "orders", held)
+    rig.core.acknowledge_run(worker, [("orders", message_id) for message_id in held])
     rig.core.dispatch()
     assert shares.left("orders") == len(held) == 100
     rig.finish()

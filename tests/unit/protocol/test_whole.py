@@ -1,9 +1,11 @@
 """The common case takes only what it compared, and gives what the steps give."""
 
+from itertools import product
+
 import pytest
 
 from phpmq_lite.protocol import wire
-from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, Frame, Publish, ReceiptFrame
 from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient, read_length
 from phpmq_lite.protocol.wire import WireLimits
@@ -38,6 +40,20 @@ def test_common_frames_are_taken_in_order() -> None:
         Publish("Foo", b"three", 61, None),
         Publish("Foo", b"", 0, b"longer key"),
     ]
+
+
+def test_many_queues_give_the_same_frames_however_they_are_cut() -> None:
+    stream = b"".join(
+        CLIENT.publish(queue, b"x" * (number % 3), ttl_s, key) + CLIENT.acknowledge(queue, ID)
+        for number, (queue, ttl_s, key) in enumerate(
+            product(("a", "bb", "a queue", "bb"), (0, 60), (None, b"key", b"longer key"))
+        )
+    )
+    frames = ServerSide(WireLimits(), http_guard=False).receive(stream)
+    assert len(frames) == 48
+    for cut in range(len(stream)):
+        side = ServerSide(WireLimits(), http_guard=False)
+        assert side.receive(stream[:cut]) + side.receive(stream[cut:]) == frames, cut
 
 
 @pytest.mark.parametrize(
