@@ -361,6 +361,7 @@ class Batch:
         "events",
         "filled",
         "first_number",
+        "has_left",
         "keys",
         "looked_bytes",
         "named",
@@ -414,6 +415,7 @@ class Batch:
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
+        self.has_left = False  # some of it was sent before: who got it works meanwhile
         self.wakes: set[Any] = set()  # connections whose publishers need not wait any more
         self.answers: list[tuple[Callable[[Any], None], Any]] = []
         self.aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []

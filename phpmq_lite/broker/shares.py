@@ -17,9 +17,8 @@ from typing import Final
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Queue
 
-LEAST: Final = 64  # messages a batch, of all publishers together
+LEAST: Final = 64  # messages a batch, of all publishers together; less room is not worth a turn
 AT_ONCE: Final = 500  # of one publisher, then it is the turn of others, and of consumers
-_TURNS: Final = 12  # in a window: where it has less room, a turn costs more than it brings
 UNLIMITED: Final = 1 << 30
 _AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
@@ -52,7 +51,7 @@ class Share:
             return UNLIMITED
         # A fourth is kept for the least of some batches: what once overflows it comes from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
-        if room >= max(LEAST, window.limit // _TURNS):
+        if room >= LEAST:
             return room
         return max(0, self._published + self._least - totals.published)
 
@@ -81,6 +80,8 @@ class Shares:
     def call_up(self) -> list[Callable[[Broker], None]]:
         """Take out of the lines whose turn it is: as many as there is room for in all."""
         called: list[Callable[[Broker], None]] = []
+        if not self._lines:
+            return called
         for queue_id, line in tuple(self._lines.items()):
             queue = self._core.lives.by_id.get(queue_id)
             left = UNLIMITED if queue is None else self._left(queue)

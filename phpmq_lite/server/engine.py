@@ -354,8 +354,7 @@ class Engine:
                 break
             inbox.popleft()(core)
         core.dispatch()
-        if self.shares.waiting:
-            inbox += self.shares.call_up()
+        inbox += self.shares.call_up()
         if batch.sends:
             self._send_stored(batch)
 
@@ -377,6 +376,7 @@ class Engine:
                 stored = dispatches[:count]
                 del dispatches[:count]
                 self._send(connection, stored, [], now_ms)
+                batch.has_left = True
 
     def _record(self) -> Batch | None:
         """Close the open batch and give it to the writer; give it back if it has nothing to do."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 _SHORT_COMMANDS: Final = 5_000
 _SHORT_ROWS: Final = 15_000  # what so many commands come to, and whoever leaves with much in hand
 _SHORT_BYTES: Final = 1 << 20
-FEW_COMMANDS: Final = 50  # the loop has hardly anything to do beside them
+FEW_COMMANDS: Final = 50  # who gave them waits for the answers
 MANY_COMMANDS: Final = 100  # worth waiting until the thread has begun
 _FAST_S: Final = 0.001  # a disk that takes longer is waited for in the thread
 _BEGIN_S: Final = 0.001  # until the thread has begun; it takes some 0.05 ms
@@ -72,7 +72,7 @@ class Writer:
             and _is_short(batch)
             and store.begin(steps, at_once=True)
         ):
-            if batch.commands <= FEW_COMMANDS and not batch.loads and store.commit_s < _FAST_S:
+            if _is_awaited(batch) and store.commit_s < _FAST_S:
                 return self._end_here(store, batch)
             return self._end_at_once(batch)
 
@@ -159,6 +159,11 @@ class _OneHop(aiosqlite.Connection):
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tx.put_nowait((done, lambda: work(store)))
         return done
+
+
+def _is_awaited(batch: Batch) -> bool:
+    """Tell whether hardly anything will come until a batch is stored: all wait for its answers."""
+    return batch.commands <= FEW_COMMANDS and not (batch.has_left or batch.loads)
 
 
 def _is_short(batch: Batch) -> bool:

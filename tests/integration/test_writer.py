@@ -340,9 +340,10 @@ async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
     [
         pytest.param(lambda b: setattr(b, "commands", FEW_COMMANDS + 1), id="commands"),
         pytest.param(lambda b: b.body_seqs.add(1), id="loads"),
+        pytest.param(lambda b: setattr(b, "has_left", True), id="consumers at work"),
     ],
 )
-async def test_more_than_few_commands_leave_the_commit_to_the_thread(
+async def test_where_more_is_coming_the_commit_is_left_to_the_thread(
     opened: Writer, lengthen: Callable[[Batch], None]
 ) -> None:
     told_fast(opened)
