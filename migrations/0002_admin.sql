@@ -124,6 +124,10 @@ DELETE FROM counter
 WHERE name IN ('history_rows', 'history_bytes', 'deleted_rows', 'deleted_bytes')
   -- Where nothing is left offsets begin anew; nobody has followed them yet.
   OR name IN ('history_lo', 'deleted_lo') AND NOT EXISTS (SELECT 1 FROM history);
+-- The same where the newest have left and older ones stay, of the other kind: no row comes behind
+-- a front that has passed it.
+UPDATE counter SET value = 1 + (SELECT max("offset") FROM history)
+WHERE name IN ('history_lo', 'deleted_lo') AND value > 1 + (SELECT max("offset") FROM history);
 
 -- The number that comes next.  Most batches use numbers for new messages only, and each of these
 -- has a body; all others, and whoever takes bodies away, write the counter.

@@ -138,10 +138,11 @@ class _Step:
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> Removed:
         cutoff_ms = now_ms - bounds.age_ms
-        self._execute(self._sql["keep_number"])
-        self._trim("history", "next_settled", bounds.share_of_others(), cutoff_ms)
-        self._trim("deleted", "next_deleted", bounds.share_of_deleted(), cutoff_ms)
-        self._execute(self._sql["remove_newest_body"], {"cutoff": cutoff_ms})
+        # With what has no place yet: where the disk is full nothing gets one until rows leave.
+        totals = self._execute(load("measures")["totals"]).fetchone()
+        others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
+        deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
+        self._remove_newest_body(cutoff_ms, others, deleted)
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
         self._trim_clients(cutoff_ms)
         self._trim_audit(bounds.audit_rows, now_ms - bounds.audit_age_ms)
@@ -153,22 +154,41 @@ class _Step:
         is_late = self._has_moved and self._timer() >= self._ends_at
         return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
 
-    def _trim(self, name: str, pick: str, most: tuple[int, int], cutoff_ms: int) -> None:
-        """Move one front: pick the next rows and remove those that are past a bound."""
-        counters: dict[str, int] = dict(self._execute(self._sql["fronts"]).fetchall())
-        rows, size = counters.get(f"{name}_rows", 0), counters.get(f"{name}_bytes", 0)
-        lo = counters.get(f"{name}_lo", 0)
+    def _trim(
+        self, name: str, total: tuple[int, int], most: tuple[int, int], cutoff_ms: int
+    ) -> bool:
+        """Move one front: pick the next rows and remove those that are past a bound.
+
+        ``total`` and ``most`` are rows and bytes.  Tells whether they are more even without all
+        that may leave.
+        """
+        pick = "next_deleted" if name == "deleted" else "next_settled"
+        rows, size = total
+        fronts: dict[str, int] = dict(self._execute(self._sql["fronts"]).fetchall())
+        lo = fronts.get(f"{name}_lo", 0)
         while room := self._room:
             part = Slice(lo, rows - most[0], size - most[1], cutoff_ms)
             limit = min(room, _ROWS_AT_ONCE)
             part.take(self._execute(self._sql[pick], {"lo": lo, "limit": limit}).fetchall())
             if part.lo == lo:
-                return
+                return rows > most[0] or size > most[1]
             self._has_moved = True
             if not self._remove_events(part.seqs):
                 continue  # the same rows once more, if there is time
             self._remove(name, part)
             lo, rows, size = part.lo, rows - len(part.offsets), size - part.bytes
+        return False
+
+    def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
+        """See that the row which stays keeps its content no longer than the others."""
+        given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
+        found = self._execute(self._sql["newest_body"], given).fetchone()
+        if found is not None:
+            self._remove_bodies([found[0]])
+
+    def _remove_bodies(self, seqs: list[int]) -> None:
+        self._execute(self._sql["keep_number"])
+        self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
 
     def _remove_events(self, seqs: list[int]) -> bool:
         """Remove events of what leaves; tell whether all are gone."""
@@ -177,7 +197,7 @@ class _Step:
 
     def _remove(self, name: str, part: Slice) -> None:
         if part.offsets:
-            self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(part.seqs)})
+            self._remove_bodies(part.seqs)
             self._execute(self._sql["remove_settled"], {"offsets": json.dumps(part.offsets)})
             self._count(f"{name}_rows", -len(part.offsets))
             self._count(f"{name}_bytes", -part.bytes)

@@ -172,7 +172,7 @@ class Store:
             OutcomeUnknownError: as ``commit``.
         """
         with _outcome_unknown():
-            if batch.stores:
+            if self.connection.in_transaction:
                 began_at = perf_counter()
                 self.execute("COMMIT")
                 self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS

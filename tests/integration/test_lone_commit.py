@@ -156,3 +156,12 @@ def test_offsets_begin_anew_where_nothing_of_the_first_schema_is_left(
     old.execute("DELETE FROM history")
     migrate(old, migrations_folder())
     assert totals(old) == {"next_number": 9}
+
+
+def test_front_of_the_first_schema_stands_behind_no_row_to_come(old: sqlite3.Connection) -> None:
+    """Of one kind the newest have left: their offsets come again, and must not be passed over."""
+    old.execute('DELETE FROM history WHERE "offset" = 3')
+    old.execute("UPDATE counter SET value = 4 WHERE name = 'history_lo'")
+    migrate(old, migrations_folder())
+    assert old.execute('SELECT max("offset") FROM history').fetchone() == (2,)
+    assert totals(old) == {"history_lo": 3, "next_number": 9}

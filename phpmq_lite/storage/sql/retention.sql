@@ -3,10 +3,9 @@
 -- "What leaves" is a JSON list, so that one text serves every number of rows.
 
 -- name: fronts
--- Totals and fronts; a counter that is not there is 0.
+-- Where the fronts are; a counter that is not there is 0.
 -- columns: name, value
-SELECT name, value FROM counter WHERE name IN ('history_rows', 'history_bytes', 'history_lo',
-  'deleted_rows', 'deleted_bytes', 'deleted_lo');
+SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 
 -- part: leaving
 -- Only what has a place is counted, and the newest row stays: the next offset follows on it.
@@ -46,14 +45,16 @@ DELETE FROM event WHERE event_id IN (
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
 
--- name: remove_newest_body
--- The newest row stays, but not its body.
--- parameters: cutoff (settled_at, exclusive)
+-- name: newest_body
+-- The newest row stays, but not its body where it is too old, or past a bound with all others gone.
+-- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is passed)
+-- columns: seq; no row where it stays, or has left
 -- index: INTEGER PRIMARY KEY
-DELETE FROM body WHERE seq = (
-  SELECT seq FROM history
-  WHERE "offset" = (SELECT max("offset") FROM history) AND settled_at < :cutoff
-) AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
+SELECT seq FROM history
+WHERE "offset" = (SELECT max("offset") FROM history)
+  AND (settled_at < :cutoff OR CASE outcome WHEN 5 THEN :deleted ELSE :others END)
+  AND EXISTS (SELECT 1 FROM body WHERE body.seq = history.seq)
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
 -- name: keep_number
 -- Ahead of bodies that leave: the next number is seen from the newest of them.
