@@ -7,7 +7,7 @@ that its window has, as it comes and by turns: the broker takes in new messages 
 it would wait for the disk and for consumers.  From end to end that is the shorter way for both.
 
 Who consumes slowly holds up nobody: its batches are short, and at least ``LEAST`` are taken each
-time, 60,000 a second.
+time: 60,000 a second where a batch takes a millisecond.
 """
 
 from collections import deque
@@ -21,6 +21,9 @@ LEAST: Final = 64  # messages a batch, of all publishers together; less room is 
 AT_ONCE: Final = 500  # of one publisher, then it is the turn of others, and of consumers
 UNLIMITED: Final = 1 << 30
 _AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
+
+
+_Place = tuple[Callable[[Broker], None], int]  # what to call, and how many messages it has
 
 
 class Share:
@@ -62,20 +65,35 @@ class Shares:
     def __init__(self, core: Broker) -> None:
         self.waiting = 0  # publishers
         self._core = core
-        self._lines: dict[int, deque[Callable[[Broker], None]]] = {}  # by queue_id
+        self._lines: dict[int, deque[_Place]] = {}  # by queue_id
 
-    def left(self, name: str) -> int:
-        """Tell how many messages one publisher may publish to a queue now, 0: it waits in line."""
+    def left(self, name: str, *, is_called: bool = False) -> int:
+        """Tell how many messages one publisher may publish to a queue now, 0: it waits in line.
+
+        Nobody comes ahead of a line but who was called out of it.
+        """
         queue = self._core.lives.queues.get(name)
         if queue is None:
             return UNLIMITED
+        if queue.queue_id in self._lines and not is_called:
+            return 0
         left = self._left(queue)
         return left if left == UNLIMITED else min(left, AT_ONCE)
 
-    def line_up(self, name: str, command: Callable[[Broker], None]) -> None:
-        """Have a publisher wait for its turn, after all that wait for this queue already."""
+    def line_up(
+        self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
+    ) -> None:
+        """Have a publisher of about ``count`` messages wait for its turn, behind all others.
+
+        ``at_front``: it was called, and others had taken the room.
+        """
         self.waiting += 1
-        self._lines.setdefault(self._core.lives.queues[name].queue_id, deque()).append(command)
+        line = self._lines.setdefault(self._core.lives.queues[name].queue_id, deque())
+        place = (command, min(count, AT_ONCE))
+        if at_front:
+            line.appendleft(place)
+        else:
+            line.append(place)
 
     def call_up(self) -> list[Callable[[Broker], None]]:
         """Take out of the lines whose turn it is: as many as there is room for in all."""
@@ -86,8 +104,9 @@ class Shares:
             queue = self._core.lives.by_id.get(queue_id)
             left = UNLIMITED if queue is None else self._left(queue)
             while line and left > 0:
-                called.append(line.popleft())
-                left -= AT_ONCE
+                command, count = line.popleft()
+                called.append(command)
+                left -= count
             if not line:
                 del self._lines[queue_id]
         self.waiting -= len(called)

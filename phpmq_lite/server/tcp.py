@@ -100,7 +100,8 @@ class Session(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames: deque[ClientFrame] = deque()
         self._frame_bytes = 0  # of the contents in _frames
-        self._is_queued = False  # the walk is in the inbox
+        self._is_queued = False  # the walk is in the inbox, or in a line
+        self._waits_for: str | None = None  # the queue of that line
         self._end_reason: str | None = None
         self._is_ended = False
         self._guard_timer: asyncio.TimerHandle | None = None
@@ -324,7 +325,8 @@ class Session(asyncio.Protocol):
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
         shares = self._engine.shares
-        rooms = Rooms(shares.left)
+        called_for, self._waits_for = self._waits_for, None
+        rooms = Rooms(lambda name: shares.left(name, is_called=name == called_for))
         done = 0
         while frames:
             if done >= room or batch.born_bytes >= limit_bytes:
@@ -336,8 +338,9 @@ class Session(asyncio.Protocol):
                 count, size = apply_run(core, connection, frames, room - done, rooms)
             if not count:
                 if type(frame) is Publish and not rooms.left(frame.queue):
-                    self._is_queued = True
-                    shares.line_up(frame.queue, self._walk)
+                    self._is_queued, self._waits_for = True, frame.queue
+                    is_again = frame.queue == called_for and not done
+                    shares.line_up(frame.queue, self._walk, len(frames), at_front=is_again)
                     break
                 result = apply(core, connection, frame, self._judged)
                 if result is not Result.DONE:

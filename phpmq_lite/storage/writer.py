@@ -20,6 +20,8 @@ _SHORT_COMMANDS: Final = 5_000
 _SHORT_ROWS: Final = 15_000  # what so many commands come to, and whoever leaves with much in hand
 _SHORT_BYTES: Final = 1 << 20
 FEW_COMMANDS: Final = 50  # who gave them waits for the answers
+_FEW_ROWS: Final = 4 * FEW_COMMANDS
+_FEW_BYTES: Final = 64 << 10
 MANY_COMMANDS: Final = 100  # worth waiting until the thread has begun
 _FAST_S: Final = 0.001  # a disk that takes longer is waited for in the thread
 _BEGIN_S: Final = 0.001  # until the thread has begun; it takes some 0.05 ms
@@ -112,6 +114,8 @@ class Writer:
     def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         """Have a function run on the store in the writer's thread, after what was started before.
 
+        Who gives up leaves the function to end: the thread has it in any case.
+
         Raises:
             StorageError: the writer is not open.
         """
@@ -120,7 +124,7 @@ class Writer:
             store.wait_for_others(True)
             return work(store)
 
-        return self._hop(patient)
+        return asyncio.shield(self._hop(patient))
 
     def _hop(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         if self._connection is None or self._store is None:
@@ -129,11 +133,8 @@ class Writer:
         return done
 
     async def run(self, work: Callable[[Store], T]) -> T:
-        """Do the same, and wait for what the function returns.
-
-        Who gives up leaves the function to end: the thread has it in any case.
-        """
-        return await asyncio.shield(self.start(work))
+        """Do the same, and wait for what the function returns."""
+        return await self.start(work)
 
     async def close(self) -> None:
         """Checkpoint, close the file, and end the thread."""
@@ -163,16 +164,24 @@ class _OneHop(aiosqlite.Connection):
 
 def _is_awaited(batch: Batch) -> bool:
     """Tell whether hardly anything will come until a batch is stored: all wait for its answers."""
-    return batch.commands <= FEW_COMMANDS and not (batch.has_left or batch.loads)
+    return (
+        batch.commands <= FEW_COMMANDS
+        and batch.born_bytes <= _FEW_BYTES
+        and _rows(batch) <= _FEW_ROWS
+        and not (batch.has_left or batch.loads)
+    )
 
 
 def _is_short(batch: Batch) -> bool:
     """Tell whether the statements of a batch are a matter of a few milliseconds."""
-    rows = (
+    return not (
+        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS
+        or batch.born_bytes > _SHORT_BYTES or _rows(batch) > _SHORT_ROWS
+    )  # fmt: skip
+
+
+def _rows(batch: Batch) -> int:
+    return (
         len(batch.born) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
         + sum(map(len, batch.settled.values()))
-    )  # fmt: skip
-    return not (
-        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS or rows > _SHORT_ROWS
-        or batch.born_bytes > _SHORT_BYTES
     )  # fmt: skip

@@ -341,6 +341,8 @@ async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
         pytest.param(lambda b: setattr(b, "commands", FEW_COMMANDS + 1), id="commands"),
         pytest.param(lambda b: b.body_seqs.add(1), id="loads"),
         pytest.param(lambda b: setattr(b, "has_left", True), id="consumers at work"),
+        pytest.param(lambda b: setattr(b, "born_bytes", (64 << 10) + 1), id="bytes"),
+        pytest.param(lambda b: b.events.extend([1, 0, "x", None] * 201), id="rows"),
     ],
 )
 async def test_where_more_is_coming_the_commit_is_left_to_the_thread(
@@ -379,6 +381,23 @@ async def test_failure_of_a_commit_in_the_loop_is_an_unknown_outcome(opened: Wri
     connection.set_authorizer(None)
     assert connection.in_transaction
     connection.rollback()
+
+
+async def test_work_that_somebody_gave_up_is_not_overtaken(opened: Writer) -> None:
+    told_fast(opened)
+    may_end, ended = threading.Event(), threading.Event()
+
+    def work(_: Store) -> None:
+        may_end.wait(10)
+        ended.set()
+
+    given_up = opened.start(work)
+    given_up.cancel()
+    done = opened.commit(newborn(1))
+    assert not done.done()
+    may_end.set()
+    await done
+    assert ended.is_set()
 
 
 async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:

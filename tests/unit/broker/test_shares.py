@@ -201,7 +201,9 @@ def test_each_queue_has_a_share_of_its_own(rig: Rig, shares: Shares) -> None:
 # -- the line
 
 
-def line_up(shares: Shares, *who: str, queue: str = "orders") -> list[str]:
+def line_up(
+    shares: Shares, *who: str, queue: str = "orders", count: int = AT_ONCE, at_front: bool = False
+) -> list[str]:
     """Have publishers wait; each puts its name into the list when it is called up."""
     called: list[str] = []
     for name in who:
@@ -209,7 +211,7 @@ def line_up(shares: Shares, *who: str, queue: str = "orders") -> list[str]:
         def say(_: Broker, name: str = name) -> None:
             called.append(name)
 
-        shares.line_up(queue, say)
+        shares.line_up(queue, say, count, at_front=at_front)
     return called
 
 
@@ -278,4 +280,36 @@ def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: Shares) ->
     bert = line_up(shares, "bert", queue="mails")
     call_up(rig, shares)
     assert (anna, bert) == ([], ["bert"])
+    rig.finish()
+
+
+def test_nobody_comes_ahead_of_a_line(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ROOM)
+    line_up(shares, "anna")
+    rig.begin()
+    assert shares.left("orders") == 0
+    assert shares.left("orders", is_called=True) == LEAST
+    assert shares.left("mails") == UNLIMITED
+    call_up(rig, shares)
+    assert shares.left("orders") == LEAST
+    rig.finish()
+
+
+def test_who_was_called_in_vain_is_the_first_again(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ROOM)
+    heard = line_up(shares, "bert")
+    heard_too = line_up(shares, "anna", at_front=True)
+    rig.begin()
+    call_up(rig, shares)
+    assert (heard_too, heard) == (["anna"], [])
+    rig.finish()
+
+
+def test_many_with_few_messages_are_called_together(rig: Rig, shares: Shares) -> None:
+    at_work(rig, shares, ROOM)
+    called = line_up(shares, *map(str, range(LEAST + 6)), count=1)
+    rig.begin()
+    call_up(rig, shares)
+    assert len(called) == LEAST
+    assert shares.waiting == 6
     rig.finish()

@@ -366,7 +366,7 @@ async def test_publisher_without_room_waits_and_keeps_up_nobody(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = {"orders": 1, "mails": 9}
-    monkeypatch.setattr(house.engine.shares, "left", lambda name: room[name])
+    monkeypatch.setattr(house.engine.shares, "left", lambda name, is_called: room[name])
     monkeypatch.setattr(house.engine.shares, "_left", lambda queue: room[queue.name])
     publisher, other = Program(house), Program(house)
     await put(house, publisher, b"a")

@@ -1,4 +1,4 @@
-"""A publisher that sends to several queues by turns keeps its part of each of them."""
+"""Publishers beside consumers at work: each has its part of each queue, and its turn."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,3 +42,22 @@ async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: House)
     assert house.writer.batch is not None
     assert len(house.writer.batch.born) == LEAST // 2 * len(QUEUES)
     await house.settle()
+
+
+async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: House) -> None:
+    """One brings as much as a batch takes, in each batch: the other one comes all the same."""
+    worker, patient, quick = Program(house), Program(house), Program(house)
+    worker.consume("orders", 10)
+    patient.publish("orders", *[b"backlog"] * 6_000)
+    await house.settle()
+    patient.publish("orders", *[b"patient"] * 300)
+    stored: list[bytes] = []
+    for _ in range(60):
+        quick.publish("orders", *[b"quick"] * LEAST)
+        worker.acknowledge(*worker.got[-10:])
+        await house.rest()
+        if house.writer.batch is not None:
+            stored += house.writer.batch.bodies[1::2]
+            await house.end_commit()
+    assert stored.count(b"patient") == 300
+    assert stored.count(b"quick") >= 300
