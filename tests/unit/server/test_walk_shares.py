@@ -48,16 +48,21 @@ async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: House)
     """One brings as much as a batch takes, in each batch: the other one comes all the same."""
     worker, patient, quick = Program(house), Program(house), Program(house)
     worker.consume("orders", 10)
-    patient.publish("orders", *[b"backlog"] * 6_000)
     await house.settle()
+    patient.publish("orders", *[b"backlog"] * 6_000)
+    quick.publish("mails", b"to be known")
+    await house.settle()
+    worker.acknowledge(worker.got[0])  # it is at work
     patient.publish("orders", *[b"patient"] * 300)
     stored: list[bytes] = []
-    for _ in range(60):
-        quick.publish("orders", *[b"quick"] * LEAST)
-        worker.acknowledge(*worker.got[-10:])
+    for number in range(20):
+        if not quick.session._frames:
+            quick.publish("orders", *[b"quick"] * LEAST)
+        worker.acknowledge(worker.got[number + 1])
         await house.rest()
         if house.writer.batch is not None:
             stored += house.writer.batch.bodies[1::2]
-            await house.end_commit()
+            house.writer.end()
     assert stored.count(b"patient") == 300
     assert stored.count(b"quick") >= 300
+    await house.settle()
