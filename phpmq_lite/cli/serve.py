@@ -55,7 +55,7 @@ def serve(
     Exit codes: 0 stopped, 65 damaged data, 74 unknown outcome of a commit, 78 settings refused.
     """
     gc.disable()  # the service enables it: what is imported stays, and was looked at for 60 ms
-    from phpmq_lite import logs, service
+    from phpmq_lite import logs, process
 
     def load() -> Effective:
         return load_settings(
@@ -74,4 +74,4 @@ def serve(
     effective = load()
     settings = effective.settings
     logs.configure(settings.log.level, settings.log.format)
-    ctx.exit(service.run(settings, effective.sources, load))
+    ctx.exit(process.run(settings, effective.sources, load))

@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from phpmq_lite import service, testing
+from phpmq_lite import process, service, testing
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.storage.data_folder import DATABASE
@@ -465,7 +465,7 @@ async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
     class Starting:
         wait_ready = staticmethod(is_started.wait)
 
-    tending = asyncio.create_task(service._tend_garbage(cast("service.Service", Starting())))
+    tending = asyncio.create_task(process._tend_garbage(cast("service.Service", Starting())))
     try:
         await asyncio.sleep(0)
         assert not gc.isenabled()

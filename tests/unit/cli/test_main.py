@@ -119,7 +119,7 @@ def test_serve_imports_what_clients_need_and_no_more() -> None:
     """The admin comes behind, in a thread, and the rest not at all: it would be half of a start."""
     program = (
         "import sys\n"
-        "import phpmq_lite.cli.serve, phpmq_lite.logs, phpmq_lite.service\n"
+        "import phpmq_lite.cli.serve, phpmq_lite.logs, phpmq_lite.process\n"
         "heavy = {'aiohttp', 'argon2', 'babelqueue', 'jinja2', 'phpmq_lite.admin.app',\n"
         "    'phpmq_lite.bench', 'phpmq_lite.client', 'phpmq_lite.spark', 'prometheus_client',\n"
         "    'pyarrow', 'rich'}\n"
