@@ -41,6 +41,7 @@ MOST_BYTES: Final = 256 << 20  # of one measurement with large bodies
 PUBLISH: Final = "publish"
 WINDOWS: Final = {"window 100": 100, "window 1,000": 1_000}
 NAME: Final = b"spread."
+IN_USE: Final = 10  # queues, of those that are there
 
 Start = Callable[[str, tuple[str, ...]], AbstractContextManager[BrokerProcess]]
 Turn = dict[str, "Sample"]  # by line: PUBLISH and WINDOWS
@@ -245,6 +246,11 @@ def turn_of_queues(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
     return turn
 
 
+def turn_of_kept(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
+    """The same with ten queues, whatever else is there."""
+    return turn_of_queues(broker, IN_USE, effort)
+
+
 def make_queues(broker: BrokerProcess, value: int) -> None:
     """Have so many queues, so that no turn makes them."""
     turn_of_queues(broker, value, Effort(0.0, value))
@@ -263,6 +269,10 @@ AXES: Final = {
     "queues": Axis(
         "queues, a message to each in turn", (1, 10, 100, 1_000, 10_000), (3,),
         turn_of_queues, make_queues, room_for_queues,
+    ),
+    "kept": Axis(
+        f"queues that are there, {IN_USE} of them in use", (IN_USE, 100, 1_000, 10_000), (20,),
+        turn_of_kept, make_queues, room_for_queues,
     ),
     "connections": Axis(
         "idle consumers beside the flow, each with a queue", (1, 10, 100, 1_000), (3,),

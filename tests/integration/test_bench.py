@@ -180,7 +180,7 @@ def test_curves_are_measured_drawn_and_kept(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    axes = ["backlog", "queues", "connections", "size", "history"]
+    axes = ["backlog", "queues", "kept", "connections", "size", "history"]
     told = curves()
     assert [line.partition(":")[0] for line in told.splitlines()[::4]] == axes
     found = json.loads((out / "curves.json").read_text())
