@@ -354,20 +354,20 @@ class Transport:
         self.sent: list[tuple[str, str]] = []
 
     def publish(self, queue: str, body: str) -> None:
-        if "bad" in body:
-            raise ValueError("bad")
+        if "ugly" in body:  # no hexadecimal digits: ids are random
+            raise ValueError("ugly")
         self.sent.append((queue, body))
 
 
 def test_sdk_outbox_and_relay_work_over_the_store(house: House) -> None:
     outbox = SdkOutbox(house.store)
-    for word in ("one", "bad", "two"):
+    for word in ("one", "ugly", "two"):
         outbox.write(producer.make(URN, {"word": word}, queue="orders"))
     transport: Any = Transport()
     done = OutboxRelay(transport, house.store, sleeper=lambda _: None).drain()
     assert (done.published, done.failed) == (2, 1)
     assert [json.loads(body)["data"]["word"] for _, body in transport.sent] == ["one", "two"]
-    assert house.column("error") == [None, "ValueError: bad", None]
+    assert house.column("error") == [None, "ValueError: ugly", None]
     assert isinstance(house.store, OutboxStore)
 
 
