@@ -32,7 +32,7 @@ from typing import Any, Final
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.shares import Shares
-from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, Receipt
+from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, Dispatch
 from phpmq_lite.protocol.wire import WireLimits
@@ -154,7 +154,7 @@ class Walk:
         self.store = Store(connection)
         self.store.configure(16 << 20)
         migrate(connection, migrations_folder())
-        stored = self.store.recover(0, 0, 100_000)
+        stored = self.store.recover(Now(0, 0), 0, 100_000)
         self.core = Broker(stored, Limits(queues=queues), QueueSettings())
         self.queues = [QUEUE] if queues == 1 else [f"{QUEUE}{at:05}" for at in range(queues)]
         self.turns = cycle(self.queues)

@@ -71,3 +71,10 @@ CREATE TABLE reader (                     -- how far those are that follow the h
   "offset" INTEGER NOT NULL,              -- done up to it
   at_ms INTEGER NOT NULL                  -- Unix ms: when it said so
 ) WITHOUT ROWID;
+
+CREATE TABLE clock_step (                 -- the wall clock was set; the first row: as it was found
+  number INTEGER PRIMARY KEY,
+  from_offset INTEGER NOT NULL,           -- what is settled from here on
+  at_ms INTEGER NOT NULL,                 -- steady ms
+  step_ms INTEGER NOT NULL                -- the wall clock less the steady scale, from then on
+);

@@ -8,6 +8,7 @@ PhpmqError
 ├── RefusedError              a publish or action that is not taken now: 007 with the reason
 ├── StorageError
 │   ├── StorageFullError      known outcome: rolled back
+│   ├── NotWritableError      known outcome: rolled back; fail-stop where it lasts, exit 74
 │   ├── OutcomeUnknownError   fail-stop, exit 74
 │   └── DataDamagedError      start refused, exit 65
 ├── SettingsError             start refused, exit 78
@@ -65,6 +66,10 @@ class StorageError(PhpmqError):
 
 class StorageFullError(StorageError):
     """No space for the batch; it was rolled back and nothing of it is stored."""
+
+
+class NotWritableError(StorageError):
+    """Nobody can write now; nothing is stored.  Try again, and stop where it lasts."""
 
 
 class ReadTooLongError(StorageError):

@@ -8,9 +8,11 @@ import os
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,18 +22,21 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
-from phpmq_lite.errors import OutcomeUnknownError, SettingsError
+from phpmq_lite.errors import PhpmqError, SettingsError
 from phpmq_lite.model import Stored
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.bounds import limits_of, queue_defaults_of, retention_of
+from phpmq_lite.server.bounds import limits_of, queue_defaults_of, retention_of, space_of
+from phpmq_lite.server.care import Care
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.listeners import Listeners, check_wide_binds
+from phpmq_lite.server.memory import MemoryBrake, memory_bound
 from phpmq_lite.server.pressure import Pressure
 from phpmq_lite.server.rollups import Rollups
+from phpmq_lite.server.room import Room
 from phpmq_lite.server.sampler import Sampler
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session, SessionLimits, Shared
@@ -41,11 +46,15 @@ from phpmq_lite.settings import Effective, Settings
 from phpmq_lite.settings.reload import reloaded
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.accounts import has_admin
+from phpmq_lite.storage.checkup import check_files
+from phpmq_lite.storage.clock_steps import note_clock
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.seal import seal
+from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.starts import Starting
-from phpmq_lite.storage.upkeep import Upkeep, note_seen
-from phpmq_lite.storage.wal_guard import check_wal
+from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.upkeep import Upkeep
 from phpmq_lite.storage.writer import Writer
 
 if TYPE_CHECKING:
@@ -53,6 +62,9 @@ if TYPE_CHECKING:
 
 DRAIN_S: Final = 5.0  # for acknowledgements of what consumers hold
 CLOSE_S: Final = 2.0  # for sockets to take what was written
+LAST_WORDS_S: Final = 0.5  # for the reason of a fail-stop to be written
+EX_IOERR: Final = 74
+_LAST_WORDS: Final = b"stopped at once, there is no memory left for the reason\n"
 _log = logs.get_logger(__name__)
 
 
@@ -78,6 +90,7 @@ class Service:
         self._context: Context | None = None  # of the admin
         self._first_password: str | None = None  # where there is no user yet
         self._upkeep: Upkeep | None = None
+        self._is_look_owed = False  # the structure of the database was not checked
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -95,6 +108,8 @@ class Service:
             self._context.sources = {**self._context.sources, **fresh}
         if self._upkeep is not None:
             self._upkeep.bounds = retention_of(told.settings)
+        if self.front.space is not None:
+            self.front.space.bounds = space_of(told.settings)
         logs.set_level(told.settings.log.level)
         _log.info("reloaded", changed=told.changed, needs_restart=told.waiting)
 
@@ -108,7 +123,7 @@ class Service:
         Raises:
             PhpmqError: the start is refused; the exit code follows from its class.
 
-        Where a commit fails with an unknown outcome the process ends here, with exit code 74.
+        Where the outcome of a commit is unknown the process ends, with exit code 74.
         """
         settings = self.settings
         database = settings.data / DATABASE
@@ -130,14 +145,18 @@ class Service:
                 self._announce(f"listening admin {address}")
             # Side by side: the pages are imported, and the disk is at work.  Clients wait for both:
             # with messages passing an import takes seconds, and a fifth of the throughput.
-            writer = Writer(folder.database)
+            space = self.front.space = Space(folder.path, space_of(settings))
+            space.begin()
+            room = Room(space)
+            writer = Writer(folder.database, space, partial(fail_stop, folder))
             starting = Starting(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
             stack.push_async_callback(_leave, recovering, writer)
             pages = asyncio.create_task(self._open_pages(ways, folder, bound, tls))
             stack.push_async_callback(_end, pages)
-            stored = await recovering
-            engine = await self._open_engine(stack, folder, writer, starting, stored)
+            stored, clock = await recovering
+            engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
+            room.tell(engine)
             await self._serve(stack, engine, folder, pages)
 
     # -- start, in order
@@ -172,13 +191,18 @@ class Service:
         app[CONTEXT].schemas = self.schemas
         await open_admin(stack, app, bound, tls)
 
-    async def _recover(self, folder: DataFolder, writer: Writer, starting: Starting) -> Stored:
+    async def _recover(
+        self, folder: DataFolder, writer: Writer, starting: Starting
+    ) -> tuple[Stored, Clock]:
         """Check the files, migrate, recover: what the core needs to begin."""
         settings, front = self.settings, self.front
         starting.note_error(folder.read_last_error())
-        front.set(step="checking the write-ahead log")
-        found = await asyncio.to_thread(check_wal, folder, accept_loss=settings.storage.accept_loss)
-        starting.note_wal(found)
+        found = await asyncio.to_thread(
+            check_files, folder, accept_loss=settings.storage.accept_loss,
+            tell=lambda step: front.set(step=step),
+        )  # fmt: skip
+        starting.note_files(found)
+        self._is_look_owed = found.is_owed
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
         applied = await writer.run(lambda store: migrate.migrate(
@@ -187,9 +211,11 @@ class Service:
         if applied:
             _log.info("migrated", applied=applied)
         front.set(step="recovering")
+        clock = Clock(await writer.run(lambda store: store.counters()))
         receipts = settings.receipts
-        return await writer.run(lambda store: store.recover(
-            _now_ms(), receipts.window_s * 1_000, receipts.limit))  # fmt: skip
+        stored = await writer.run(lambda store: store.recover(
+            clock.now(), receipts.window_s * 1_000, receipts.limit))  # fmt: skip
+        return stored, clock
 
     async def _open_engine(
         self,
@@ -198,24 +224,35 @@ class Service:
         writer: Writer,
         starting: Starting,
         stored: Stored,
+        clock: Clock,
     ) -> Engine:
         """Make the core of what was stored; from here on the folder counts as in use."""
         settings = self.settings
+        stack.callback(_seal, folder)  # behind writer.close
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._end_reading)
-        clock = Clock(stored.counters.get("clock_step_ms", 0))
+        starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
-        stack.callback(folder.record, is_running=False)  # ahead of writer.close
+        stack.callback(_record_stop, folder, writer.space)  # ahead of writer.close
         core = Broker(
             stored, limits_of(settings), queue_defaults_of(settings), Intake(self.schemas)
         )
-        self._upkeep = Upkeep(folder.database, retention_of(settings), settings.storage.wal_bytes)
+        self._upkeep = Upkeep(
+            folder.database, retention_of(settings), settings.storage.wal_bytes, clock.counters,
+            writer.space,
+        )  # fmt: skip
+        await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         engine = Engine(core, writer, clock, self._upkeep)
         self.front.engine = engine
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
-        stack.push_async_callback(writer.run, lambda store: note_seen(store, clock.now()))
+        clock.take_disturbance()  # a start may take long; what it found is stored here
+        doubt = clock.doubt_counters(core.lives.next_number)
+        await writer.run(lambda store: _note_clock(store, clock, doubt))
+        if doubt:
+            _log.warning("clock_in_doubt", away_or_ahead_ms=clock.doubt_ms)
+        stack.push_async_callback(writer.run, lambda store: _note_clock(store, clock))
         _log.info("recovered", queues=len(stored.queues), returned=stored.returned,
                   keys=len(core.receipts))  # fmt: skip
         return engine
@@ -239,7 +276,8 @@ class Service:
             self.front.figures,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
-        self.front.pressure = shared.pressure
+        brake = MemoryBrake(memory_bound(limits.memory))
+        self.front.pressure, self.front.gate, self.front.brake = shared.pressure, gate, brake
         listeners = Listeners(
             settings.tcp,
             lambda kind, dispatch: _session(shared, settings, kind, dispatch),
@@ -254,19 +292,18 @@ class Service:
                 limits.write_timeout_s,
                 places=gate.places,
             ),
+            brake,
         )
         readers = Readers(folder.database, count=1)  # apart: pages do not wait for it
         stack.push_async_callback(readers.close)
         self.sampler = sampler = Sampler(engine, readers, self.rollups)
-        try:
-            await self._work(stack, engine, listeners, shared, watch, sampler, pages)
-        except* OutcomeUnknownError as group:  # before anything is closed
-            fail_stop(folder, group.exceptions[0])
+        await self._work(stack, engine, folder, listeners, shared, watch, sampler, pages)
 
     async def _work(
         self,
         stack: AsyncExitStack,
         engine: Engine,
+        folder: DataFolder,
         listeners: Listeners,
         shared: Shared,
         watch: Watch,
@@ -274,11 +311,12 @@ class Service:
         pages: asyncio.Task[None],
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(engine.run())
+            work = tasks.create_task(_run(engine, folder))
             looking = tasks.create_task(watch.run())
             sampling = tasks.create_task(sampler.run())
             reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
             await pages
+            caring = tasks.create_task(self._care(engine).run(is_owed=self._is_look_owed))
             await self._let_people_in()
             await listeners.open()
             stack.push_async_callback(listeners.close)
@@ -290,7 +328,8 @@ class Service:
             await self._stop.wait()
             await self._drain(engine, listeners, shared)
             sampling.cancel()
-            await asyncio.wait({sampling})
+            caring.cancel()
+            await asyncio.wait({sampling, caring})
             with suppress(TimeoutError):
                 await asyncio.wait_for(sampler.finish(), CLOSE_S)
             engine.stop()
@@ -298,6 +337,13 @@ class Service:
             looking.cancel()
             reading.cancel()
         await engine.end()
+
+    def _care(self, engine: Engine) -> Care:
+        database = self.settings.data / DATABASE
+        care = Care(engine, self.front.figures, database, lambda: self.settings, __version__)
+        if self._context is not None:
+            self._context.care = care
+        return care
 
     async def _let_people_in(self) -> None:
         """Load the accounts; where there are none, show the way to the first one."""
@@ -323,6 +369,10 @@ class Service:
             await asyncio.wait_for(shared.wait_empty(), CLOSE_S)
         for session in list(shared.sessions):
             session.abort("the broker stops")
+
+
+def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:
+    note_clock(store.connection, clock.counters(clock.now()) | dict(doubt or {}))
 
 
 def _now_ms() -> int:
@@ -358,7 +408,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _leave(recovering: asyncio.Task[Stored], writer: Writer) -> None:
+async def _leave(recovering: asyncio.Task[Any], writer: Writer) -> None:
     """Close the file behind what is under way, however it ends; a no-op after a whole start."""
     await _end(recovering)
     await writer.close()
@@ -389,12 +439,56 @@ def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Se
     return Session(shared, side, kind)
 
 
-def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """End the process without another word to anybody: what is on disk is not known.
+async def _run(engine: Engine, folder: DataFolder) -> None:
+    """Run the engine; after a failure in the middle of its work its memory is worth nothing.
 
-    Closing the database would checkpoint; the next start reads the truth instead.
+    A defect, or no memory left: nothing of the open batch was told to anybody, and the next start
+    reads what is true.
     """
-    _log.error("stopped at once, the outcome of a commit is unknown", reason=str(error))
-    folder.write_last_error(error, time.time_ns() // 1_000_000)
-    sys.stderr.flush()
-    os._exit(74)
+    try:
+        await engine.run()
+    except Exception as error:
+        fail_stop(folder, error)
+
+
+def _record_stop(folder: DataFolder, space: Space) -> None:
+    """Say that no WAL will lie there any more; where that cannot be said, let it lie."""
+    space.make_way()
+    try:
+        folder.record(is_running=False)
+    except OSError as error:
+        _log.warning("stopped as by a kill, the stop cannot be recorded", reason=str(error))
+        sys.stderr.flush()
+        os._exit(0)  # all is stored; closing the database would remove the WAL
+
+
+def _seal(folder: DataFolder) -> None:
+    """Seal the closed database; without a seal the next start checks its structure."""
+    try:
+        seal(folder)
+    except OSError as error:
+        _log.warning("not_sealed", reason=str(error))
+
+
+def fail_stop(folder: DataFolder, error: BaseException) -> None:
+    """End the process without another word to anybody: nothing may be written any more.
+
+    In whatever thread.  Closing the database would checkpoint; the next start reads the truth
+    instead.  Where the disk does not even take the reason, nobody waits for it.
+    """
+    try:
+        threading.Thread(target=_exit_late, daemon=True).start()
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: where
+        reason = str(error) or type(error).__name__
+        _log.error("stopped at once, nothing can be stored for sure", reason=reason, **trace)
+        folder.write_last_error(error, time.time_ns() // 1_000_000)
+        sys.stderr.flush()
+    except MemoryError:
+        os.write(sys.stderr.fileno(), _LAST_WORDS)
+    finally:
+        os._exit(EX_IOERR)
+
+
+def _exit_late() -> None:
+    time.sleep(LAST_WORDS_S)
+    os._exit(EX_IOERR)

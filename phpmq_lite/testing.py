@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +52,8 @@ def settings_for(data: Path, **sections: Any) -> Settings:
     """Return settings for a broker on free loopback ports; ``sections`` override, by section."""
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
-    return Settings(data=data, tcp=tcp, admin=admin, **sections)
+    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # many brokers, one disk
+    return Settings(data=data, tcp=tcp, admin=admin, storage=storage, **sections)
 
 
 @asynccontextmanager
@@ -84,6 +85,14 @@ async def running_service(data: Path, **sections: Any) -> AsyncIterator[Running]
         await task
 
 
+class StartFailedError(RuntimeError):
+    """A broker ended in place of opening its listeners; ``code`` is its exit code."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(f"exit code {code}: {words}")
+        self.code = code
+
+
 @dataclass
 class BrokerProcess:
     """A broker in a process of its own, for what kills it.  Free ports are kept over restarts."""
@@ -95,12 +104,13 @@ class BrokerProcess:
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     program: tuple[str, ...] = ("-m", "phpmq_lite")  # what Python runs
+    env: Mapping[str, str] | None = None  # None: that of this process
 
     def start(self) -> None:
         """Start it and return when all its listeners are open.
 
         Raises:
-            RuntimeError: it ended instead; the message has its exit code and its last words.
+            StartFailedError: it ended instead; the message has its last words.
         """
         with self.log.open("a", encoding="utf-8") as log:
             self.process = self._open(log)
@@ -112,11 +122,11 @@ class BrokerProcess:
             if len(self.phpmq) == self.listeners:
                 return
         code = self._end(signal.SIGKILL)
-        raise RuntimeError(f"exit code {code}: {self.log.read_text(encoding='utf-8')[-2_000:]}")
+        raise StartFailedError(code, self.log.read_text(encoding="utf-8")[-2_000:])
 
     def _open(self, log: TextIO) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ
+            self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.env or os.environ
         )
 
     @property
@@ -126,7 +136,8 @@ class BrokerProcess:
         listen = self.phpmq[0] if self.phpmq else f"127.0.0.1:{_lasting_port()}"
         return [
             sys.executable, *self.program, "serve", "--data", str(self.data),
-            "--listen", listen, "--legacy-listen", "none", *admin, *self.flags,
+            "--listen", listen, "--legacy-listen", "none", *admin,
+            "--set", "storage.ballast_bytes=0", *self.flags,
         ]  # fmt: skip
 
     @property

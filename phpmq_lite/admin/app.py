@@ -21,6 +21,7 @@ from phpmq_lite.admin.access.proxies import as_browser_sent
 from phpmq_lite.admin.access.refusals import MINUTE_MS
 from phpmq_lite.admin.access_log import note_answer
 from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of, status_of
+from phpmq_lite.admin.doors import door_of
 from phpmq_lite.admin.health import is_started
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
@@ -128,9 +129,16 @@ async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Behind a trusted proxy: go on with the request as the browser sent it."""
+    """Behind a trusted proxy: go on with the request as the browser sent it; tell its door."""
     trusted = context_of(request).settings.admin.trusted_proxies
-    return await handler(as_browser_sent(request, trusted))
+    door = door_of(request)
+    if door is None:
+        return await handler(as_browser_sent(request, trusted))
+    door.take(request)
+    try:
+        return await handler(as_browser_sent(request, trusted))
+    finally:
+        door.finish()
 
 
 @web.middleware

@@ -46,6 +46,10 @@ class Seen:
     disk_share: float = 0.0  # of the disk that is used
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
+    damage: Sequence[str] = ()  # what the scrub found
+    backup_error: str | None = None  # of the last one, where it failed
+    backup_age_ms: int | None = None  # of the newest, where they are made by the clock
+    backup_each_ms: int = 0
 
 
 def notices(status: Status, seen: Seen) -> list[Notice]:
@@ -74,7 +78,13 @@ def notices(status: Status, seen: Seen) -> list[Notice]:
 def _of_broker(status: Status, seen: Seen) -> Iterator[Notice]:
     if status.last_error:
         yield Notice("bad", "Broker", f"Last error: {status.last_error}", "system", {}, "System")
-    if seen.disk_share >= _DISK_WARN:
+    if status.trouble:
+        text = f"Nothing can be stored: {status.trouble}"
+        yield Notice("bad", "Storage", text, "system", {}, "Storage")
+    if status.shortage:
+        text = f"No message is taken: {status.shortage.detail}"
+        yield Notice("bad", "Publishing", text, "system", {}, "Storage")
+    elif seen.disk_share >= _DISK_WARN:
         level = "bad" if seen.disk_share >= _DISK_BAD else "warn"
         text = f"{seen.disk_share:.0%} full; once it is full, publishing stops"
         yield Notice(level, "Disk", text, "system", {}, "Storage")
@@ -84,14 +94,40 @@ def _of_broker(status: Status, seen: Seen) -> Iterator[Notice]:
             f"{formats.size(seen.wal_limit_bytes)}: a reader may hold it up"
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
-    if status.clock_jumps:
+    yield from _of_care(seen)
+    if status.clock_doubt_ms:
+        text = (
+            f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until somebody decides "
+            "whether it is right, nothing expires by this time"
+        )
+        yield Notice("bad", "Clock", text, "system", {}, "Decide")
+    elif status.clock_jumps:
         times = "once" if status.clock_jumps == 1 else f"{status.clock_jumps:,} times"
-        text = f"Was set {times} since the start; deadlines went on unmoved"
+        way = "ahead" if status.clock_jump_ms > 0 else "back"
+        text = (
+            f"Was set {times} since the start, the last time {way} by "
+            f"{formats.duration(abs(status.clock_jump_ms))}; deadlines went on unmoved"
+        )
         yield Notice("warn", "Clock", text, "system", {}, "System")
     if total := sum(seen.refused.values()):
         text = f"{_count(total, 'publish', 'publishes')} refused in the last hour: "
         text += _by_reason(seen.refused)
         yield Notice("warn", "Publishers", text, "queues", {"has": "paused"}, "Paused queues")
+
+
+def _of_care(seen: Seen) -> Iterator[Notice]:
+    """Tell of damage, and of backups that fail or are late."""
+    for text in seen.damage:
+        yield Notice("bad", "Damage", text, "backups", {}, "Scrub")
+    if seen.backup_error is not None:
+        text = f"The last one failed: {seen.backup_error}"
+        yield Notice("bad", "Backup", text, "backups", {}, "Backups")
+    elif seen.backup_age_ms is not None and seen.backup_age_ms > 2 * seen.backup_each_ms:
+        text = (
+            f"The newest is {_duration(seen.backup_age_ms)} old; one is to be made every "
+            f"{_duration(seen.backup_each_ms)}"
+        )
+        yield Notice("warn", "Backup", text, "backups", {}, "Backups")
 
 
 # -- queues

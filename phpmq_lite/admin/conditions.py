@@ -11,12 +11,11 @@ from phpmq_lite.admin.context import Context
 from phpmq_lite.server.status import Status
 from phpmq_lite.settings import Settings
 
-LEAST_FREE: Final = 64 << 20  # bytes on the disk, and twice the limit of the write-ahead log
-
 # How far a start has come, by its steps; the rest of the time is the next step's.
 _STEPS: Final = {
     "starting": 0,
     "checking the write-ahead log": 10,
+    "checking the database": 20,
     "migrating": 40,
     "recovering": 60,
     "ready": 100,
@@ -25,11 +24,12 @@ _STEPS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class Check:
-    """One thing that must be in order."""
+    """One thing that should be in order."""
 
     name: str
     is_good: bool
     text: str
+    is_needed: bool = True  # to be ready; else the broker is degraded without it
 
 
 def percent(step: str) -> int:
@@ -38,9 +38,9 @@ def percent(step: str) -> int:
 
 
 async def checks(context: Context, status: Status) -> list[Check]:
-    """Look at all that being ready needs: nothing of it asks the database."""
+    """Look at all that being ready needs, and at the room: nothing of it asks the database."""
     settings = context.settings
-    disk = await asyncio.to_thread(_disk, context.readers.path.parent, least_free(settings))
+    disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
     is_started = context.is_ready() or status.is_draining
     return [
         Check("migrated", is_started, "the schema is up to date" if is_started else status.step),
@@ -51,24 +51,23 @@ async def checks(context: Context, status: Status) -> list[Check]:
     ]  # fmt: skip
 
 
-def least_free(settings: Settings) -> int:
-    """Give the bytes that must be free on the disk."""
-    return max(LEAST_FREE, 2 * settings.storage.wal_bytes)
+def _disk(folder: Path, status: Status) -> list[Check]:
+    """Look at the data folder, in a thread.
 
-
-def _disk(folder: Path, least: int) -> list[Check]:
-    """Look at the data folder, in a thread."""
+    Short of room the broker is ready all the same: consumers must reach it, to make some.
+    """
     try:
         found = os.statvfs(folder)
     except OSError as error:
         return [Check("writable", is_good=False, text=f"the data folder: {error.strerror}")]
     is_writable = not found.f_flag & os.ST_RDONLY and os.access(folder, os.W_OK)
-    free = found.f_bavail * found.f_frsize
+    says = "the data folder can be written" if is_writable else "the data folder cannot be written"
+    free = formats.size(found.f_bavail * found.f_frsize)
+    short = status.shortage
     return [
-        Check("writable", is_writable, "the data folder can be written" if is_writable
-              else "the data folder cannot be written"),
-        Check("disk", free >= least,
-              f"{formats.size(free)} free, {formats.size(least)} are needed"),
+        Check("writable", is_writable and not status.trouble, status.trouble or says),
+        Check("disk", short is None, f"{free} free" if short is None else short.detail,
+              is_needed=False),
     ]  # fmt: skip
 
 

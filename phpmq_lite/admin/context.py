@@ -13,6 +13,7 @@ from phpmq_lite.admin.access.entrance import Entrance
 from phpmq_lite.admin.access.globs import is_match
 from phpmq_lite.admin.access.sessions import Sessions
 from phpmq_lite.admin.acting.store import Acting
+from phpmq_lite.admin.doors import Doors
 from phpmq_lite.admin.http_figures import HttpFigures
 from phpmq_lite.admin.insights.file import SummaryFile
 from phpmq_lite.admin.labels import Labels
@@ -22,7 +23,8 @@ from phpmq_lite.admin.urls import Urls
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.envelopes.schema import Schemas
 from phpmq_lite.export.process import Exports
-from phpmq_lite.model import Batch
+from phpmq_lite.model import AuditEntry, Batch
+from phpmq_lite.server.care import Care
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.status import QueueStatus, Status
@@ -50,6 +52,9 @@ class Engine(Protocol):
 
     def call(self, command: Callable[[Broker, Answer], None]) -> Awaitable[Any]:
         """Run a command in the next batch; its answer comes after the commit."""
+
+    async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
+        """Settle whether a clock that was far ahead at a start is right."""
 
     async def pause(self) -> None:
         """Leave the loop to others; comes back between two batches."""
@@ -88,7 +93,9 @@ class Context:
     entrance: Entrance  # accounts, passwords, tries, the set-up token
     sessions: Sessions = field(default_factory=Sessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
+    care: Care | None = None  # backups and scrub, once it serves
     schemas: Schemas = field(default_factory=lambda: Schemas(None))  # of payloads, by URN
+    doors: Doors = field(init=False)  # connections to the admin
     live: Hub = field(default_factory=Hub)  # streams, and who waits
     http: HttpFigures = field(default_factory=HttpFigures)
     labels: Labels = field(default_factory=Labels)  # of the metrics
@@ -102,6 +109,7 @@ class Context:
 
     def __post_init__(self) -> None:
         """Make what needs the clock or the data folder."""
+        self.doors = Doors.of(self.settings)
         self.acting = Acting(self.now_ms)
         self.summaries = SummaryFile(self.settings.data)
         self.exports = Exports(self.readers.path, passed=lambda: self.engine.figures.bytes_in)

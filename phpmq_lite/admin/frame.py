@@ -193,6 +193,10 @@ def troubles(request: web.Request, context: Context) -> list[str]:
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
         found.append("Draining: publishes are refused, the broker stops when all is handed over.")
+    if status.trouble:
+        found.append(f"Nothing can be stored: {status.trouble}.")
+    if status.shortage:
+        return [*found, f"Publishing is stopped: {status.shortage.detail}."]
     with suppress(OSError):  # a call of some microseconds: the data folder is on a local disk
         disk = shutil.disk_usage(context.readers.path.parent)
         found += disk_trouble(disk.used, disk.used + disk.free)

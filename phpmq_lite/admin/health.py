@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
+from phpmq_lite.admin import limits
 from phpmq_lite.admin import metrics as figures
 from phpmq_lite.admin.access.identity import identity_of, may_use
 from phpmq_lite.admin.conditions import Check, checks, percent
@@ -30,13 +31,13 @@ async def live(request: web.Request) -> web.StreamResponse:
 
 
 async def ready(request: web.Request) -> web.StreamResponse:
-    """Answer 200 when the broker takes messages: migrated, writable, disk, listeners, no drain."""
+    """Answer 200 when the broker serves clients: migrated, writable, listeners, no drain."""
     context = context_of(request)
     status = context.engine.summary()
     found = await checks(context, status)
-    is_good = context.is_ready() and all(check.is_good for check in found)
+    is_good = context.is_ready() and all(check.is_good or not check.is_needed for check in found)
     if is_good:
-        word = "ready"
+        word = "ready" if all(check.is_good for check in found) else "degraded"
     elif status.is_draining:
         word = "draining"
     else:
@@ -105,10 +106,25 @@ async def _read_queues(context: Context) -> Sequence[Group]:
     return labels.groups()
 
 
+def _care(context: Context) -> dict[str, Any]:
+    """Tell of backups and scrub what a scrape shows."""
+    care = context.care
+    if care is None:
+        return {}
+    newest, state = care.backups.newest, care.scrub.state
+    return {
+        "backup_at": 0 if newest is None else newest.made_at,
+        "backup_failed": care.backups.error is not None,
+        "scrub_at": 0 if state.last is None else state.last.ended_at,
+        "damage": state.faults,
+    }
+
+
 async def _readings(context: Context) -> figures.Readings:
     """Read what is shown beside the queues; a database that cannot be read hides nothing else."""
+    status = context.engine.summary()
     readings = figures.Readings(
-        status=context.engine.summary(),
+        status=status,
         http=context.http,
         version=context.version,
         now_ms=context.now_ms(),
@@ -116,6 +132,8 @@ async def _readings(context: Context) -> figures.Readings:
         exports=context.exports.running,
         export_ends=context.exports.ends,
         login_failures=context.entrance.refusals.total,
+        limits=limits.limits(context.settings, status, limits.http_of(context)),
+        **_care(context),
     )
     try:
         disk = await measure_disk(context.readers.path)

@@ -1,5 +1,6 @@
 """Serves the admin on sockets that listen already."""
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -9,6 +10,8 @@ from contextlib import AsyncExitStack
 from aiohttp import web
 
 from phpmq_lite.admin.access.headers import head_all
+from phpmq_lite.admin.context import CONTEXT
+from phpmq_lite.admin.doors import Door
 from phpmq_lite.logs import is_quiet
 
 
@@ -22,11 +25,18 @@ async def open_admin(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    head_all(runner)
+    make = head_all(runner)
     _limit_log()
+    doors = app[CONTEXT].doors
+    watch = asyncio.create_task(doors.run())
+    stack.callback(watch.cancel)
+    loop = asyncio.get_running_loop()
     for one in sockets:
         context = None if one.family == socket.AF_UNIX else tls
-        await web.SockSite(runner, one, ssl_context=context).start()
+        server = await loop.create_server(
+            lambda: Door(doors, make()), sock=one, ssl=context, backlog=128
+        )
+        stack.callback(server.close)
 
 
 def _limit_log() -> None:

@@ -28,10 +28,12 @@ from prometheus_client.registry import Collector
 from phpmq_lite import build
 from phpmq_lite.admin.http_figures import BOUNDS_S, HttpFigures
 from phpmq_lite.admin.labels import Group
+from phpmq_lite.admin.limits import Limit
 from phpmq_lite.broker import histogram
 from phpmq_lite.envelopes.verdict import REASONS
-from phpmq_lite.server.engine import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.commits import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import Status
+from phpmq_lite.storage.space import DATABASE_FULL, DISK_FULL, DISK_LOW
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
@@ -62,9 +64,11 @@ _REFUSALS: Final = {  # reason in the core -> label
     "queue full: bytes": "queue_full",
     "too many queues": "too_many_queues",
     "connection ended": "connection_ended",
-    "disk full": "disk_full",
+    DISK_FULL[1]: DISK_FULL[0],
+    DISK_LOW[1]: DISK_LOW[0],
+    DATABASE_FULL[1]: DATABASE_FULL[0],
 }
-_KNOWN_REFUSALS: Final = ("disk_full", "draining", "paused", "too_large")
+_KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,6 +88,11 @@ class Readings:
     exports: int = 0  # that run
     export_ends: Mapping[str, int] = field(default_factory=dict)  # those that ran, by their end
     login_failures: int = 0
+    limits: Sequence[Limit] = ()
+    backup_at: int = 0  # Unix ms; 0: no backup yet
+    backup_failed: bool = False  # the last one
+    scrub_at: int = 0  # Unix ms: end of the last look at all bodies; 0: none yet
+    damage: int = 0  # bodies and places in the structure that are known to be damaged
 
 
 async def render(readings: Readings, groups: Sequence[Group]) -> bytes:
@@ -108,12 +117,16 @@ class _One(Collector):
 def families(readings: Readings, groups: Sequence[Group]) -> Iterator[Metric]:
     """Yield all families."""
     yield from _process(readings)
+    yield CounterMetricFamily(
+        "phpmq_clock_jumps", "Times the clock was set", value=readings.status.clock_jumps
+    )
     yield from _messages(groups)
     yield from _queues(groups, readings.now_ms)
     yield from _histograms(groups)
     yield from _peers(readings.status)
     yield from _storage(readings)
     yield from _http(readings)
+    yield from _limits(readings.limits)
 
 
 # -- the process and its storage
@@ -132,6 +145,11 @@ def _process(readings: Readings) -> Iterator[Metric]:
     for name, text, value in (
         ("phpmq_start_time_seconds", "Unix time of the start", status.started_at / 1_000),
         ("phpmq_event_loop_lag_seconds", "How late the loop is", status.loop_lag_ms / 1_000),
+        (
+            "phpmq_clock_doubt_seconds",
+            "Time away that somebody has to decide about; 0: none",
+            status.clock_doubt_ms / 1_000,
+        ),
         ("phpmq_inbox_commands", "Commands that wait for a batch", status.inbox),
         ("phpmq_held_messages", "Messages that consumers hold", status.held),
         ("phpmq_held_bytes", "Bytes of their bodies", status.held_bytes),
@@ -155,9 +173,23 @@ def _storage(readings: Readings) -> Iterator[Metric]:
         yield files
     for name, text, value in (
         ("phpmq_disk_free_bytes", "Free room beside the database", readings.disk_free),
+        ("phpmq_publishing_stopped", "1: no room, publishes are refused", bool(status.shortage)),
+        ("phpmq_storing_stopped", "1: nothing can be stored now", bool(status.trouble)),
+        ("phpmq_ballast", "1: there is a reserve for a full disk", status.has_ballast),
         ("phpmq_history_rows", "Settled messages that are kept", readings.history_rows),
         ("phpmq_history_offset", "Number of the newest of them", readings.history_offset),
-        ("phpmq_backup_last_success_timestamp_seconds", "Unix time; 0: no backup yet", 0),
+        (
+            "phpmq_backup_last_success_timestamp_seconds",
+            "Unix time; 0: no backup yet",
+            readings.backup_at / 1_000,
+        ),
+        ("phpmq_backup_failed", "1: the last backup failed", readings.backup_failed),
+        (
+            "phpmq_scrub_last_success_timestamp_seconds",
+            "Unix time; 0: not yet",
+            readings.scrub_at / 1_000,
+        ),
+        ("phpmq_damage_found", "Damaged bodies, and faults of the structure", readings.damage),
     ):
         if value is not None:
             yield GaugeMetricFamily(name, text, value=value)
@@ -307,6 +339,20 @@ def _http(readings: Readings) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "phpmq_login_failures", "Logins refused", value=readings.login_failures
     )
+
+
+def _limits(limits: Sequence[Limit]) -> Iterator[Metric]:
+    """What is used of each limit, beside the limit, and how often it was reached."""
+    bound = _gauge("limit", "What may be", "limit")
+    used = _gauge("limit_used", "What is used of it", "limit")
+    reached = _counter("limit_reached", "Times that something was past it", "limit")
+    for limit in limits:
+        bound.add_metric([limit.key], limit.bound)
+        if limit.used is not None:
+            used.add_metric([limit.key], limit.used)
+        if limit.reached is not None:
+            reached.add_metric([limit.key], limit.reached)
+    yield from (bound, used, reached)
 
 
 # -- families

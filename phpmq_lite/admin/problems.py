@@ -30,6 +30,8 @@ _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "stage_full": 507,
     "too_large": 413,
     "disk_full": 507,
+    "database_full": 507,
+    "not_writable": 503,
     "draining": 503,
     "not_ready": 503,
 }

@@ -6,7 +6,7 @@ cannot be used refuses the start at once, and whoever connects early has his ans
 
 import socket
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,9 +53,14 @@ async def listen(
 
 def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
     bound = bind_private(path)
-    stack.callback(path.unlink, missing_ok=True)
+    stack.callback(_remove, path)
     stack.callback(bound.close)
     return bound
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # one that stays is stale, as a killed broker's
+        path.unlink()
 
 
 def url_of(bound: socket.socket, *, is_secure: bool) -> str:

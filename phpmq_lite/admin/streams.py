@@ -200,6 +200,8 @@ class Hub:
         self.kept: dict[Hashable, Kept] = {}  # by feed
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
         self._number = 0
+        self.streams_refused = 0
+        self.waits_refused = 0
 
     @property
     def streams(self) -> int:
@@ -247,6 +249,7 @@ class Hub:
         most = STREAMS_OF_CONTROL if session == CONTROL else STREAMS_PER_SESSION
         counts = self._by_session()
         if self.is_closed or counts.total() >= STREAMS or counts[session] >= most:
+            self.streams_refused += 1
             return None
         running = self._feed(key, evaluate)
         stream = Stream(session, seen, is_alive)

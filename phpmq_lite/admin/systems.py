@@ -4,7 +4,7 @@ import platform
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Final
 
 from phpmq_lite import build
 from phpmq_lite.admin import formats
+from phpmq_lite.admin.limits import Limit
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.admin.views import plural
 from phpmq_lite.server.status import Status
@@ -25,6 +26,8 @@ _PAUSES: Final = {  # reason not to read a connection -> what it waits for
     "unstored": "what it sent waits to be stored: limits.unstored_frames, limits.unstored_bytes",
     "receipts": "it does not read the answers to what it publishes",
     "queue": "the queue it publishes to is paused or full",
+    "disk": "there is no room for messages: storage.free_bytes, storage.max_bytes",
+    "resident": "the broker has more memory than limits.memory: publishers wait",
     "ending": "it is being closed",
 }
 
@@ -38,24 +41,6 @@ class Fact:
     note: str = ""
     level: str = ""  # warn or bad where somebody should look
     at_ms: int | None = None  # a moment, instead of the text
-
-
-@dataclass(slots=True, frozen=True)
-class Gauge:
-    """How much of a limit is used."""
-
-    name: str
-    setting: str
-    shown: str
-    shown_limit: str
-    share: float  # 0 to 1
-
-    @property
-    def level(self) -> str:
-        """Give the class: bad where something waits for it, warn where it soon will."""
-        if self.share >= 1:
-            return "bad"
-        return "warn" if self.share >= 0.8 else ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,6 +93,13 @@ def _found(start: Start) -> list[Fact]:
     if report.expired:
         text = f"{number(report.expired)} {plural(report.expired, 'message', 'messages')}"
         found.append(Fact("Expired meanwhile", text, "their queues decide what becomes of them"))
+    if report.clock_doubt_ms:
+        text = f"{formats.duration(report.clock_doubt_ms)} ahead"
+        found.append(Fact("Clock", text, "or away for so long: somebody decides", "bad"))
+    elif report.clock_jump_ms:
+        way = "ahead" if report.clock_jump_ms > 0 else "back"
+        text = f"set {way} by {formats.duration(abs(report.clock_jump_ms))}"
+        found.append(Fact("Clock", text, "meanwhile; deadlines are unmoved", "warn"))
     if report.migrations:
         found.append(Fact("Schema", ", ".join(report.migrations), "brought up to date"))
     if report.version_before:
@@ -221,50 +213,27 @@ def retention(settings: Settings, stored: Measures | None, now_ms: int) -> list[
     ]  # fmt: skip
 
 
-def limits(settings: Settings, status: Status) -> list[Gauge]:
-    """Set what is used beside what may be."""
-    most = settings.limits
-    busiest = max(Counter(client.address.rpartition(":")[0] for client in status.clients)
-                  .values(), default=0)  # fmt: skip
-    return [
-        _count("Connections", "limits.connections", len(status.clients), most.connections),
-        _count(
-            "Of one address",
-            "limits.connections_per_address",
-            busiest,
-            max(most.connections_per_address, most.connections_per_loopback_address),
-        ),
-        _count("Queues", "limits.max_queues", len(status.queues), most.max_queues),
-        _count("Held by consumers", "limits.held", status.held, most.held),
-        _size("The same in bytes", "limits.held_bytes", status.held_bytes, most.held_bytes),
-        _size("Bodies in memory", "limits.body_cache", status.body_cache_bytes, most.body_cache),
-        _size(
-            "Read, not stored", "limits.unstored_total", status.unstored_bytes, most.unstored_total
-        ),
-    ]
-
-
-def _count(name: str, setting: str, used: int, most: int) -> Gauge:
-    return Gauge(name, setting, formats.number(used), formats.number(most), used / most)
-
-
-def _size(name: str, setting: str, used: int, most: int) -> Gauge:
-    return Gauge(name, setting, formats.size(used), formats.size(most), used / most)
-
-
-def waiting(status: Status) -> list[Fact]:
-    """Say who waits and for what; empty where nobody does."""
+def waiting(status: Status, reached: Iterable[Limit] = ()) -> list[Fact]:
+    """Say who waits and for what, and which of the limits are full; empty where nobody does."""
     paused = Counter(
         reason
         for client in status.clients
         for reason in (client.paused_reason or "").split(", ")
         if reason
     )
-    return [
+    found = [
         Fact(f"{formats.number(count)} {plural(count, 'connection', 'connections')} not read",
              _PAUSES.get(reason, reason), level="warn")
         for reason, count in paused.most_common()
     ]  # fmt: skip
+    return [*found, *_full(reached)]
+
+
+def _full(reached: Iterable[Limit]) -> Iterator[Fact]:
+    for limit in reached:
+        if limit.level == "bad":
+            text = f"{limit.shown} of {limit.shown_bound}: {limit.then}"
+            yield Fact(limit.name, text + (f" ({limit.setting})" if limit.setting else ""), "warn")
 
 
 def refused(status: Status) -> list[Fact]:

@@ -140,6 +140,7 @@ async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
         Problem: 429 where too many wait.
     """
     if len(hub.waits) >= WAITS:
+        hub.waits_refused += 1
         raise Problem(
             429, "too_many_waits", f"{WAITS} requests wait already. Try again in a moment.",
             headers={"Retry-After": "5"},

@@ -86,7 +86,7 @@ class Broker:
         self.batch_number = 0
         self._drained: Answer | None = None  # whom to tell when nothing is held any more
         self._named: dict[int, Message | None] = {}  # loaded by seq, for this batch only
-        self._timeouts = Timeouts()
+        self.timeouts = Timeouts()
         self.subscriptions = Subscriptions(lives, stored.pipeline)
         self.staging = Staging(stored.pipeline)
 
@@ -96,7 +96,7 @@ class Broker:
     def next_wake_ms(self) -> int | None:
         """When the next deadline or timeout is due (steady ms); None: only commands matter."""
         deadline_ms = None if self.lives.dying.is_full else self.lives.next_deadline_ms
-        times = (deadline_ms, self._timeouts.next_ms, self.staging.due_ms)
+        times = (deadline_ms, self.timeouts.next_ms, self.staging.due_ms)
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -115,8 +115,8 @@ class Broker:
             self.wake(lives.limited.pop())
         if (due_ms := lives.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if lives.dying.is_full else now.steady_ms
-        if (timeout_ms := self._timeouts.next_ms) is not None and timeout_ms <= now.steady_ms:
-            self._timeouts.give_back(lives, self.connections.values())
+        if (timeout_ms := self.timeouts.next_ms) is not None and timeout_ms <= now.steady_ms:
+            self.timeouts.give_back(lives, self.connections.values())
         if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
             self.staging.drop_old(lives)
         return batch
@@ -139,7 +139,7 @@ class Broker:
         if self._drained is not None and not lives.held:
             batch.answers.append((self._drained, None))
         if batch.dispatched:
-            self._timeouts.note(lives, batch.dispatched)
+            self.timeouts.note(lives, batch.dispatched)
         if not batch.shows(lives.next_number):
             batch.counters["next_number"] = lives.next_number
         return batch
@@ -227,16 +227,13 @@ class Broker:
         queue = lives.queues.get(name) or lives.queue(name)
         if queue is None:
             return self._refuse(connection, name, key, "too many queues", None)
-        settings = queue.settings
         if key is not None and (
             self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
         ):
             queue.totals.deduplicated += 1
             self._answers(connection).append(Receipt(name, (key,)))
             return Result.DONE
-        if (settings.publishing_paused or settings.max_messages or settings.max_bytes) and (
-            reason := queue.refusal()
-        ) is not None:
+        if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
         looked: Looked | None = None
         if queue.judges:
@@ -257,11 +254,7 @@ class Broker:
     def plain_queue(self, name: str) -> Queue | None:
         """Return a queue that takes any number of messages unseen; None: it is not such a one."""
         queue = self.lives.queues.get(name)
-        if queue is None or queue.judges:
-            return None
-        settings = queue.settings
-        is_bounded = settings.publishing_paused or settings.max_messages or settings.max_bytes
-        return None if is_bounded else queue
+        return None if queue is None or queue.judges or queue.is_bounded else queue
 
     def publish_run(
         self,
@@ -330,7 +323,12 @@ class Broker:
         ttl_s: int | None,
         judged: Judged | None = None,
     ) -> Result:
-        """Store although the queue refuses: a consumer's acknowledgements wait behind it."""
+        """Store although the queue refuses: a consumer's acknowledgements wait behind it.
+
+        Not where there is no room at all: acknowledgements of others need what little comes free.
+        """
+        if self.lives.shut is not None and self.lives.shut.is_bare:
+            return Result.PARK
         queue = self.lives.queue(name)
         if queue is not None:
             looked: Looked | None = None
@@ -474,7 +472,7 @@ class Broker:
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
         """Have new settings count for what is held, for who waits, and for who is hungry."""
         if "ack_timeout_s" in changes:
-            self._timeouts.next_ms = self.lives.now.steady_ms  # look at all that is held anew
+            self.timeouts.next_ms = self.lives.now.steady_ms  # look at all that is held anew
         self.lives.settings_changed(queue, changes)
 
     def client_of(self, entry: AuditEntry) -> int:

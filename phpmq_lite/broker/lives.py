@@ -42,6 +42,7 @@ class Lives(Runs):
     ) -> None:
         super().__init__(limits, defaults, envelopes)
         self.dying = Dying()
+        self.held_times = 0  # dispatching waited, because consumers held as much as they may
         self.gone: set[int] = set()  # seqs of loaded rows that had a turn in this batch already
 
     # -- numbers and places

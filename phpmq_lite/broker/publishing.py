@@ -53,18 +53,15 @@ def publish(
 
     Raises:
         RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
-            ``too_many``, ``bad_key``, ``paused`` or ``queue_full``.
+            ``too_many``, ``bad_key``, ``paused``, ``queue_full``, ``disk_full`` or
+            ``database_full``.
     """
     _check(core, messages, key)
     known = core.goal(name, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
         _repeat(core, entry, name, key, first, answer)
         return
-    if known is not None and (refusal := _refusal(known, messages)) is not None:
-        reason, detail = refusal
-        known.totals.refused += 1
-        core.refused[reason] += 1
-        raise RefusedError("paused" if reason == "paused" else "queue_full", detail)
+    _check_room(core, known, messages)
     lives = core.lives
     queue = lives.queue(name)
     if queue is None:  # goal() has looked
@@ -157,19 +154,37 @@ def _check(core: Broker, messages: Sequence[Piece], key: bytes | None) -> None:
         raise RefusedError("bad_key", f"the key has {len(key)} bytes, it may have 1 to {KEY_BYTES}")
 
 
-def _refusal(queue: Queue, messages: Sequence[Piece]) -> tuple[str, str] | None:
-    """Return why the queue does not take all of them, for the counter and for people."""
+def _check_room(core: Broker, queue: Queue | None, messages: Sequence[Piece]) -> None:
+    """Refuse all of them, and count it, where one would be too many."""
+    if (refusal := _refusal(core, queue, messages)) is not None:
+        code, reason, detail = refusal
+        if queue is not None:
+            queue.totals.refused += 1
+        core.refused[reason] += 1
+        raise RefusedError(code, detail)
+
+
+def _refusal(
+    core: Broker, queue: Queue | None, messages: Sequence[Piece]
+) -> tuple[str, str, str] | None:
+    """Return why all of them are not taken: a code, the reason for the counter, and for people."""
+    if (shut := core.lives.shut) is not None:
+        return shut.code, shut.reason, shut.detail
+    if queue is None:
+        return None
     settings, row = queue.settings, queue.row
     if settings.publishing_paused:
-        return "paused", f"publishing to {queue.name!r} is paused"
+        return "paused", "paused", f"publishing to {queue.name!r} is paused"
     if settings.max_messages and row.live_count + len(messages) > settings.max_messages:
         return (
+            "queue_full",
             "queue full: messages",
             f"the queue has {row.live_count} messages, its limit is {settings.max_messages}",
         )
     size = sum(len(body) for body, _ in messages)
     if settings.max_bytes and row.live_bytes + size > settings.max_bytes:
         return (
+            "queue_full",
             "queue full: bytes",
             f"the queue has {row.live_bytes} bytes, its limit is {settings.max_bytes}",
         )

@@ -128,6 +128,7 @@ class Queue:
         "held",
         "held_bytes",
         "hold",
+        "is_bounded",
         "is_dead_letter_queue",
         "judges",
         "looks",
@@ -137,6 +138,7 @@ class Queue:
         "row",
         "settings",
         "share",
+        "shut",
         "totals",
         "turns",
         "wait",
@@ -151,6 +153,8 @@ class Queue:
         self.settings = settings_of(row, defaults)
         self.looks = False  # at contents; this and the next are set by Queues.configure
         self.judges = False  # what is no proper envelope is dead at once
+        self.is_bounded = False  # it may refuse a message; set by Queues, too
+        self.shut: str | None = None  # why the whole broker takes no messages
         self.consumers: dict[Connection, Consumer] = {}
         self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
         self.window: Window | None = None
@@ -178,6 +182,8 @@ class Queue:
         One message may be longer than what is left: its size is not asked.
         """
         settings, row = self.settings, self.row
+        if self.shut is not None:
+            return self.shut
         if settings.publishing_paused:
             return "paused"
         if settings.max_messages and row.live_count + number > settings.max_messages:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from phpmq_lite.broker.queue import (
     DEAD_LETTER_SUFFIX,
@@ -22,6 +22,15 @@ _JUDGING: Final = frozenset(  # whoever waits for a dead-letter queue may have n
 REMOVED: Final = "removed"  # beside the settings in the row of a queue that is no more
 
 
+class Shut(NamedTuple):
+    """Why the broker takes no messages at all, whatever their queue."""
+
+    code: str  # of a RefusedError
+    reason: str  # always the same, for receipts and counters
+    detail: str  # with the bounds, for people
+    is_bare: bool  # nor what stands in front of a consumer's acknowledgements
+
+
 class Queues:
     """The queues in memory, and the batch in which they change.  ``Lives`` adds their messages."""
 
@@ -37,6 +46,7 @@ class Queues:
         self.by_id: dict[int, Queue] = {}
         self.hungry: dict[int, Queue] = {}  # may have both a ready message and free credit
         self.limited: set[Connection] = set()  # got all that one batch may send to them
+        self.shut: Shut | None = None
         self.removed: dict[str, QueueRow] = {}  # their names are in the history
         self.next_queue_id = 1
         self._named: Counter[str] = Counter()  # by how many queues as their dead-letter queue
@@ -63,6 +73,7 @@ class Queues:
             self.removed[row.name] = row
             return None
         queue = Queue(row, self.defaults)
+        queue.shut = None if self.shut is None else self.shut.reason
         self.queues[row.name] = self.by_id[row.queue_id] = queue
         self.configure(queue)
         return queue
@@ -122,6 +133,7 @@ class Queues:
         policy = queue.settings.payload_policy
         queue.looks = self.envelopes is not None and policy != "opaque"
         queue.judges = queue.looks and policy == "envelope" and not queue.is_dead_letter_queue
+        _bound(queue)
 
     def _rename(self, former: str, name: str) -> None:
         """One queue more names this one, and one less the former; empty: none."""
@@ -160,6 +172,14 @@ class Queues:
 
     # -- waiting publishers
 
+    def shut_for(self, shut: Shut | None) -> None:
+        """Have no queue take messages, for want of room; None: they do again."""
+        self.shut = shut
+        for queue in self.queues.values():
+            queue.shut = None if shut is None else shut.reason
+            _bound(queue)
+            self.unpark(queue)
+
     def unpark(self, queue: Queue) -> None:
         """Wake the publishers that wait for this queue, if it takes messages again."""
         if queue.refusal() is None:
@@ -175,3 +195,11 @@ class Queues:
         for other in self.queues.values():  # they wait again, if need be
             self.batch.wakes |= other.parked
             other.parked.clear()
+
+
+def _bound(queue: Queue) -> None:
+    """Note whether a message must be asked for (``Queue.refusal``): most queues take any."""
+    settings = queue.settings
+    queue.is_bounded = queue.shut is not None or bool(
+        settings.publishing_paused or settings.max_messages or settings.max_bytes
+    )

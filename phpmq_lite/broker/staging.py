@@ -84,7 +84,8 @@ def stage(
 
     Raises:
         RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
-            ``too_many``, ``too_large``, ``stage_full``, ``bad_name`` or ``too_many_queues``.
+            ``too_many``, ``too_large``, ``stage_full``, ``disk_full``, ``database_full``,
+            ``bad_name`` or ``too_many_queues``.
     """
     _check_stage(core, token, rows, after)
     queues = _queues(core, [row[0] for row in rows])
@@ -113,6 +114,8 @@ def stage(
 def _check_stage(core: Broker, token: str, rows: Sequence[StagedRow], after: int) -> None:
     if core.is_draining:
         raise RefusedError("draining", "the broker stops: it takes no messages")
+    if (shut := core.lives.shut) is not None:
+        raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
         raise RefusedError(
             "bad_token", f"{token[:50]!r}: a token is 1 to 128 printable characters of ASCII"
@@ -352,6 +355,7 @@ class _Publish:
                 queue.totals.refused += 1
                 core.refused[reason] += 1
                 code = "paused" if reason.endswith("paused") else "queue_full"
+                code = code if lives.shut is None else lives.shut.code
                 raise RefusedError(code, f"{queue.name!r} takes no {part.rows} messages: {reason}")
             queues[queue_id] = queue
         return queues

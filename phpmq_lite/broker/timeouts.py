@@ -25,6 +25,15 @@ class Timeouts:
                 if self.next_ms is None or at < self.next_ms:
                     self.next_ms = at
 
+    def excuse(self, connections: Iterable[Connection], gap_ms: int) -> None:
+        """Let a time not count in which nobody could have been heard: the process stood still."""
+        for connection in connections:
+            for consumer in connection.consumers.values():
+                for message in consumer.held.values():
+                    message.held_since_ms += gap_ms
+        if self.next_ms is not None:
+            self.next_ms += gap_ms
+
     def give_back(self, lives: Lives, connections: Iterable[Connection]) -> None:
         """Return what is due to its place, charged."""
         now_ms = lives.now.steady_ms

@@ -68,6 +68,7 @@ def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) 
         if lives.held >= lives.limits.held or (
             lives.held and lives.held_bytes + message.size > lives.limits.held_bytes
         ):
+            lives.held_times += 1
             return True
         consumer = turns.popleft()
         if _has_room(lives, consumer, message.size, batch_number):

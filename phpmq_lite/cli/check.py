@@ -1,5 +1,6 @@
 """``check``: one figure against two bounds, with the words and exit codes of monitoring plugins."""
 
+import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -67,9 +68,10 @@ def level_of(value: float, warning: float, critical: float) -> int:
 def ready(node: Node) -> None:
     """Does the broker take messages?"""
     stats = node.get("/stats")
-    if stats["is_ready"] and not stats["is_draining"]:
+    reason = stats["storing_stopped"] or stats["publishing_stopped"]
+    if stats["is_ready"] and not stats["is_draining"] and reason is None:
         end(OK, "the broker takes messages")
-    end(CRITICAL, f"the broker does not take messages: {stats['step']}")
+    end(CRITICAL, f"the broker does not take messages: {reason or stats['step']}")
 
 
 @check.command()
@@ -129,6 +131,21 @@ def disk(node: Node, warning: float, critical: float) -> None:
     share = 100 * stats["disk_free_bytes"] / max(1, stats["disk_bytes"])
     level = CRITICAL if share <= critical else WARNING if share <= warning else OK
     end(level, f"{share:.1f} % of the disk are free")
+
+
+@check.command()
+@bounds(_ages, "26h", "50h")
+@node_options
+def backup(node: Node, warning: int, critical: int) -> None:
+    """How old is the newest backup?"""
+    found = node.get("/backups")
+    if not found["items"]:
+        end(CRITICAL, "there is no backup")
+    newest = found["items"][0]
+    age_s = max(0.0, time.time() - newest["made_at"] / 1_000)
+    failed = f"; the last one failed: {escape(found['error'])}" if found["error"] else ""
+    level = level_of(age_s, warning, critical)
+    end(max(level, WARNING) if failed else level, f"{newest['id']} is {age_s:,.0f} s old{failed}")
 
 
 def _queues(node: Node, queue: str | None) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import click
 from phpmq_lite import __version__, build
 from phpmq_lite.errors import (
     DataDamagedError,
+    NotWritableError,
     OutcomeUnknownError,
     PhpmqError,
     PublishRefusedError,
@@ -30,6 +31,7 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first that fits
     (RefusedError, REFUSED),
     (DataDamagedError, os.EX_DATAERR),  # 65
     (OutcomeUnknownError, os.EX_IOERR),  # 74
+    (NotWritableError, os.EX_IOERR),
     (SettingsError, os.EX_CONFIG),  # 78
     (PhpmqError, ERROR),
     (TimeoutError, TIMED_OUT),
@@ -96,6 +98,23 @@ COMMANDS: Final = {
     ),
     "bench": Entry("phpmq_lite.cli.bench", "Measure throughput and latency."),
     "migrate": Entry("phpmq_lite.cli.migrate", "Bring the database to this version's schema."),
+    "backup": Entry(
+        "phpmq_lite.cli.backup", "Make a backup: a whole copy of the database at one moment."
+    ),
+    "restore": Entry(
+        "phpmq_lite.cli.restore", "Put BACKUP in the place of the database of a stopped broker."
+    ),
+    "verify": Entry(
+        "phpmq_lite.cli.verify",
+        "Check a database whose broker is stopped, or a backup; change nothing.",
+    ),
+    "scrub": Entry(
+        "phpmq_lite.cli.scrub",
+        "Have a running broker look at every body and at its database's structure.",
+    ),
+    "clock": Entry(
+        "phpmq_lite.cli.clock", "Show whether the clock was set; decide what counts then."
+    ),
     "config": Entry("phpmq_lite.cli.config", "Show the settings in force."),
     "completion": Entry(
         "phpmq_lite.cli.completion",

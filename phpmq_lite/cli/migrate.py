@@ -17,8 +17,8 @@ from phpmq_lite.cli.options import (
 )
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage import migrate as migrations
+from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.wal_guard import check_wal
 
 
 @click.command()
@@ -50,7 +50,7 @@ def migrate(
         raise CommandError(f"{settings.data} has no database; serve makes one", NOT_FOUND)
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
-        check_wal(folder, accept_loss=settings.storage.accept_loss)
+        check_files(folder, accept_loss=settings.storage.accept_loss)
         with _database(folder) as connection:
             names = _pending(connection) if dry_run else _apply(connection)
     for name in names:

@@ -17,6 +17,7 @@ from phpmq_lite.cli import contexts
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
 from phpmq_lite.cli.options import data_option, load_settings, settings_options
 from phpmq_lite.logs import escape
+from phpmq_lite.settings import Settings
 
 API: Final = "/api/v1"
 
@@ -36,6 +37,7 @@ class Node(NamedTuple):
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
+    settings: Settings | None = None  # of the broker, where it is on this machine
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
         """Yield the items of a list, page by page, at most ``limit``."""
@@ -144,7 +146,7 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
         token_file: Path | None,
         **others: Any,
     ) -> None:
-        command(node=_find(data, config, assignments, url, token_file), **others)
+        command(node=find_node(data, config, assignments, url, token_file), **others)
 
     token = click.option(
         "--token-file",
@@ -155,22 +157,22 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
     return token(node(data_option(settings_options(find_first))))
 
 
-def _find(
+def find_node(
     data: Path | None,
     config: Path | None,
     assignments: tuple[tuple[str, str], ...],
     url: str | None,
     token_file: Path | None,
 ) -> Node:
-    """Flags first, then the context in use, then the settings."""
+    """Find the broker: flags first, then the context in use, then the settings."""
     if url:
         return Node(None, url, read_token(token_file) if token_file else None)
     context = None if data or config or assignments else contexts.current()
     if context is not None and context.url:
         path = token_file or context.token_file
         return Node(None, context.url, read_token(path) if path else None)
-    effective = load_settings(config, assignments, data=context.data if context else data)
-    return Node(effective.settings.data / "control.sock")
+    settings = load_settings(config, assignments, data=context.data if context else data).settings
+    return Node(settings.data / "control.sock", settings=settings)
 
 
 def read_token(path: Path) -> str:

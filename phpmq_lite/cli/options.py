@@ -64,7 +64,7 @@ def start_options(command: Command) -> Command:
         "--accept-loss",
         is_flag=True,
         default=None,
-        help="Start although the write-ahead log is damaged, this once.",
+        help="Go on although files are damaged, with what is left of them, this once.",
     )(command)
     return click.option(
         "--allow-network-fs",

@@ -51,8 +51,8 @@ def serve(
     """Run the broker.
 
     Prints one line per listener when it is ready. SIGTERM drains and stops, a second one at once;
-    SIGHUP reads log level, retention, audit, metrics and ui settings anew.
-    Exit codes: 0 stopped, 65 damaged data, 74 unknown outcome of a commit, 78 settings refused.
+    SIGHUP reads log level, retention, room, audit, metrics and ui settings anew.
+    Exit codes: 0 stopped, 65 damaged data, 74 a failing disk, 78 settings refused.
     """
     gc.disable()  # the service enables it: what is imported stays, and was looked at for 60 ms
     from phpmq_lite import logs, process

@@ -23,6 +23,21 @@ def most_connections(wanted: int, files: int) -> int:
     return max(1, min(wanted, files - SPARE_FILES))
 
 
+def most_http_connections(settings: Settings) -> int:
+    """Return how many connections of the admin fit beside the others."""
+    limits, files = settings.limits, _files()
+    if files is None:
+        return limits.http_connections
+    left = files - most_connections(limits.connections, files) - SPARE_FILES // 2
+    return min(limits.http_connections, max(8, left))
+
+
+def _files() -> int | None:
+    """Return how many files this process may open; None: any number."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if files == resource.RLIM_INFINITY else files
+
+
 class Admission:
     """Counts connections by address.  An address is an IP as text, or None for a Unix socket.
 
@@ -47,12 +62,9 @@ class Admission:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Make it from the settings, below the number of files that this process may open."""
-        limits = settings.limits
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files == resource.RLIM_INFINITY:
-            files = limits.connections + SPARE_FILES
+        limits, files = settings.limits, _files()
         return cls(
-            most_connections(limits.connections, files),
+            limits.connections if files is None else most_connections(limits.connections, files),
             limits.connections_per_address,
             limits.connections_per_loopback_address,
             settings.tcp.allow,
@@ -67,6 +79,12 @@ class Admission:
     def connections(self) -> int:
         """Connections now, handshakes included."""
         return self._counts.total()
+
+    @property
+    def busiest(self) -> int:
+        """Connections of the address that has the most, this machine aside."""
+        others = (count for name, count in self._counts.items() if not _named(name or None)[1])
+        return max(others, default=0)
 
     def admit(self, address: str | None) -> str | None:
         """Count a connection and return None, or return why it is refused and count nothing.

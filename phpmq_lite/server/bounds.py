@@ -3,6 +3,7 @@
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.space import SpaceBounds
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -40,4 +41,16 @@ def retention_of(settings: Settings) -> RetentionBounds:
         receipts=receipts.limit,
         audit_age_ms=int(settings.audit.days * 86_400_000),
         audit_rows=settings.audit.rows,
+    )
+
+
+def space_of(settings: Settings) -> SpaceBounds:
+    """Give how much room there must be, and how much is kept in reserve."""
+    limits, storage = settings.limits, settings.storage
+    # What one batch takes: its room in the write-ahead log, and once more in the database.
+    least = 2 * (limits.batch_bytes + limits.max_content)
+    return SpaceBounds(
+        free_bytes=storage.free_bytes,
+        max_bytes=storage.max_bytes,
+        ballast_bytes=max(storage.ballast_bytes, least) if storage.ballast_bytes else 0,
     )

@@ -11,7 +11,6 @@ anything else, so that no row is older than what it knows.
 
 import asyncio
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,10 @@ from phpmq_lite.broker.shares import Shares
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.logs import get_logger
+from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
+from phpmq_lite.server.commits import Commits
+from phpmq_lite.storage.clock_steps import jump_noted
 from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
 from phpmq_lite.storage.writer import Writer
 
@@ -33,11 +34,6 @@ _log = get_logger(__name__)
 Command = Callable[[Broker], None]
 Tap = Callable[[Batch], None]
 
-# Upper bounds of the histograms; each has one more bucket, for what lies above.
-COMMIT_BOUNDS_S: Final = (
-    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
-)  # fmt: skip
-BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 _UPKEEP_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 _LINGER_S = 0.0009  # a timer of 1 ms, in the whole ones of uvloop, is sure to come after it
@@ -70,13 +66,7 @@ class Engine:
         self.core = core
         self.clock = clock
         self.shares = Shares(core)
-        self.commits = 0
-        self.last_commit_ms = 0.0
-        self.last_batch_rows = 0
-        self.commit_counts = [0] * (len(COMMIT_BOUNDS_S) + 1)
-        self.commit_s_sum = 0.0
-        self.batch_counts = [0] * (len(BATCH_BOUNDS) + 1)
-        self.batch_sum = 0  # messages born, dispatched or settled
+        self.commits = Commits()
         self.is_stopping = False
         self.taps: set[Tap] = set()  # called with each batch that was stored, before it is told
         self._writer = writer
@@ -338,16 +328,19 @@ class Engine:
     def _decide(self) -> None:
         """Open a batch, if there is none, and decide on what waits; what is stored leaves."""
         core, inbox = self.core, self._inbox
+        now = self.clock.now()
+        if self.clock.is_disturbed:
+            self._heed_clock(now)
         batch = self._open
         if batch is None:
-            batch = self._open = core.begin(self.clock.now(), self._loaded)
+            batch = self._open = core.begin(now, self._loaded)
             self._loaded = None
             self._lingers_until = self._loop.time() + _LINGER_S
             first, self._first = self._first, []
             for command in first:
                 command(core)
         else:
-            core.go_on(self.clock.now())
+            core.go_on(now)
         limits = core.limits
         for _ in range(len(inbox)):  # what gives itself again comes after the others
             if batch.commands >= limits.batch_commands or batch.born_bytes >= limits.batch_bytes:
@@ -357,6 +350,22 @@ class Engine:
         inbox += self.shares.call_up()
         if batch.sends:
             self._send_stored(batch)
+
+    def _heed_clock(self, now: Now) -> None:
+        """Have a jump stored ahead of what is decided after it; count no time that stood still."""
+        gap_ms, jump_ms = self.clock.take_disturbance()
+        if gap_ms:
+            self.core.timeouts.excuse(self.core.connections.values(), gap_ms)
+        if jump_ms:
+            noting = self._writer.start(jump_noted(self.clock.counters(now)))
+            noting.add_done_callback(self._end_noting)
+        if not is_quiet("clock_disturbed"):
+            _log.warning("clock_disturbed", stood_still_ms=gap_ms, jumped_ms=jump_ms)
+
+    def _end_noting(self, done: asyncio.Future[None]) -> None:
+        failure = None if done.cancelled() else done.exception()
+        if failure is not None and self._ended is not None and not self._ended.done():
+            self._ended.set_exception(failure)
 
     def _send_stored(self, batch: Batch) -> None:
         """Send what was stored before: of each connection the first ones, up to one that was not.
@@ -403,19 +412,8 @@ class Engine:
             return None
         self._recording = None
         self._loaded = recording.done.result()
-        self._count(recording.batch, time.perf_counter() - recording.began_at)
+        self.commits.note(recording.batch, time.perf_counter() - recording.began_at)
         return recording.batch
-
-    def _count(self, batch: Batch, seconds: float) -> None:
-        self.last_commit_ms = seconds * 1_000
-        self.last_batch_rows = len(batch.born) + sum(map(len, batch.settled.values()))
-        self.commits += 1
-        if batch.stores:
-            self.commit_counts[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
-            self.commit_s_sum += seconds
-            messages = self.last_batch_rows + len(batch.dispatched)
-            self.batch_counts[bisect_left(BATCH_BOUNDS, messages)] += 1
-            self.batch_sum += messages
 
     def _act(self, batch: Batch | None) -> None:
         if batch is None:
@@ -477,6 +475,8 @@ class Engine:
             task.result()  # a failure ends the loop
         self._upkeep_at = at
         now = self.clock.now()
+        if self.clock.is_disturbed:
+            self._heed_clock(now)
         self._upkeep_task = asyncio.create_task(self._keep(now, is_idle=is_idle))
 
     async def _keep(self, now: Now, *, is_idle: bool) -> None:

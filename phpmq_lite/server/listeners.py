@@ -215,7 +215,7 @@ def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
 
 def _remove_own(path: Path, file: tuple[int, int]) -> None:
     """Remove our socket, unless another one has taken its name since."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # one that stays is stale, as a killed broker's
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:
             path.unlink()

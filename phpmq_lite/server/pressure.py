@@ -31,6 +31,7 @@ class Pressure:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
+        self.times = 0  # somebody was held though nobody was before
         self._waiting: dict[Reader, int] = {}  # bytes that each holds, the longest first
         self._held: set[Reader] = set()
 
@@ -53,6 +54,7 @@ class Pressure:
         if held_bytes < FREE_BYTES:
             self._let_go_on(reader)
         elif reader is not oldest and reader not in self._held:
+            self.times += not self._held
             self._held.add(reader)
             reader.hold(self.REASON)
 

@@ -3,21 +3,25 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final
 
+from phpmq_lite.broker import doubts
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Connection, Queue, Totals
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.model import AuditEntry, QueueSettings
+from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.engine import Engine, Tap
 from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.memory import MemoryBrake
 from phpmq_lite.server.pressure import Pressure
 from phpmq_lite.server.tcp import Session
+from phpmq_lite.storage.space import Shortage, Space
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
@@ -103,13 +107,32 @@ class Status:
     bytes_out: int = 0
     listeners: tuple[str, ...] = ()
     last_error: str | None = None
-    commit_counts: tuple[int, ...] = ()  # by engine.COMMIT_BOUNDS_S, and one for longer ones
+    shortage: Shortage | None = None  # why nothing is published
+    trouble: str | None = None  # why nothing at all can be stored now
+    has_ballast: bool = False
+    commit_counts: tuple[int, ...] = ()  # by commits.COMMIT_BOUNDS_S, and one for longer ones
     commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # by engine.BATCH_BOUNDS, the same
+    batch_counts: tuple[int, ...] = ()  # by commits.BATCH_BOUNDS, the same
     batch_sum: int = 0
     audited: Mapping[str, int] | None = None  # rows of the audit, by action
     clock_jumps: int = 0
+    clock_jump_ms: int = 0  # the last of them
+    clock_doubt_ms: int = 0  # somebody has to decide about so much time
+    clock_doubt_number: int = 0  # the first number given since then
+    clock_steady_ms: int = 0
     unstored_bytes: int = 0  # read from clients, not yet in a batch
+    unstored_times: int = 0  # they were too many
+    memory_bytes: int = 0  # of the process
+    memory_bound: int = 0
+    memory_times: int = 0  # it was more
+    consumer_bytes: int = 0  # held by the consumer that holds the most
+    unsent_bytes: int = 0  # of the connection that has the most to be sent
+    held_times: int = 0  # consumers held as many as they may, in messages or bytes
+    paused: Mapping[str, int] = field(default_factory=dict)  # times a peer was not read, by reason
+    turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
+    connections: int = 0  # with those that the core does not know yet, or any more
+    places: int = 0  # for connections
+    queue_count: int = 0
 
 
 class Rates:
@@ -153,6 +176,9 @@ class Front:
         self.rates = Rates()
         self.engine: Engine | None = None
         self.pressure: Pressure | None = None
+        self.gate: Admission | None = None
+        self.brake: MemoryBrake | None = None
+        self.space: Space | None = None
         self.loop_lag_ms = 0.0
         self._base = Status(started_at=time.time_ns() // 1_000_000)
         self._quiet: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> totals.turns, its status
@@ -165,7 +191,27 @@ class Front:
         """Run a command of an operator; see ``Engine.call``."""
         if self.engine is None or self.engine.is_stopping:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
+        if self.space is not None and self.space.trouble is not None:
+            raise RefusedError("not_writable", f"nothing is stored now: {self.space.trouble}")
         return await self.engine.call(command)
+
+    async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
+        """Settle whether a clock that was far ahead at a start is right (``broker/doubts.py``).
+
+        Raises:
+            RefusedError: ``no_doubt``: there is nothing to decide, or somebody has.
+        """
+
+        def decide(core: Broker, answer: Answer) -> None:
+            clock = None if self.engine is None else self.engine.clock
+            if clock is None or not clock.doubt_ms:
+                raise RefusedError("no_doubt", "the clock is not in doubt")
+            away_ms, clock.doubt_ms = clock.doubt_ms, 0
+            doubts.decide(
+                core, entry, away_ms, clock.doubt_number, is_right=is_right, answer=answer
+            )
+
+        await self.call(decide)
 
     async def pause(self) -> None:
         """Leave the loop to others; see ``Engine.pause``."""
@@ -196,16 +242,24 @@ class Front:
         base = replace(
             self._base,
             loop_lag_ms=self.loop_lag_ms,
-            unstored_bytes=0 if self.pressure is None else self.pressure.total_bytes,
+            **self._limited(),
+            paused=dict(figures.paused),
             protocol_errors=dict(figures.protocol_errors),
             closed=dict(figures.closed),
             clients_opened=figures.clients_opened,
             bytes_in=figures.bytes_in,
             bytes_out=figures.bytes_out,
         )
+        if (space := self.space) is not None:
+            base = replace(
+                base,
+                shortage=space.shortage,
+                trouble=space.trouble,
+                has_ballast=space.has_ballast,
+            )
         if engine is None:
             return replace(base, acks_ignored={}, refused={})
-        core, lives = engine.core, engine.core.lives
+        core, lives, commits = engine.core, engine.core.lives, engine.commits
         return replace(
             base,
             clients=tuple(_client(connection) for connection in core.connections.values()),
@@ -214,18 +268,42 @@ class Front:
             window_messages=sum(len(q.window) for q in lives.queues.values() if q.window),
             body_cache_bytes=lives.bodies.total_bytes,
             inbox=engine.waiting,
-            commits=engine.commits,
-            batch_rows_last=engine.last_batch_rows,
-            commit_ms_last=engine.last_commit_ms,
+            commits=commits.count,
+            batch_rows_last=commits.last_rows,
+            commit_ms_last=commits.last_ms,
             acks_ignored=dict(core.ignored),
             refused=dict(core.refused),
-            commit_counts=tuple(engine.commit_counts),
-            commit_s_sum=engine.commit_s_sum,
-            batch_counts=tuple(engine.batch_counts),
-            batch_sum=engine.batch_sum,
+            commit_counts=tuple(commits.seconds_counts),
+            commit_s_sum=commits.seconds_sum,
+            batch_counts=tuple(commits.batch_counts),
+            batch_sum=commits.batch_sum,
             audited=dict(core.audited),
             clock_jumps=engine.clock.jumps,
+            clock_jump_ms=engine.clock.last_jump_ms,
+            clock_doubt_ms=engine.clock.doubt_ms,
+            clock_doubt_number=engine.clock.doubt_number,
+            clock_steady_ms=engine.clock.now().steady_ms,
+            consumer_bytes=_most_held(core.connections.values()),
+            unsent_bytes=_most_unsent(core.connections.values()),
+            held_times=lives.held_times,
+            queue_count=len(lives.queues),
         )
+
+    def _limited(self) -> dict[str, Any]:
+        """Give what those know who hold others up; nothing before there are listeners."""
+        pressure, brake, gate = self.pressure, self.brake, self.gate
+        if pressure is None or brake is None or gate is None:
+            return {}
+        return {
+            "unstored_bytes": pressure.total_bytes,
+            "unstored_times": pressure.times,
+            "memory_bytes": brake.resident_bytes,
+            "memory_bound": brake.bound_bytes,
+            "memory_times": brake.times,
+            "turned_away": dict(gate.refused),
+            "connections": gate.connections,
+            "places": gate.places,
+        }
 
     def queue_slices(self, size: int = SLICE) -> Iterator[list[QueueStatus]]:
         """Give the figures of all queues, ``size`` at a time, so that the loop can go on between.
@@ -269,6 +347,15 @@ class Front:
         status = _queue(queue, goal, dead, rates)
         self._quiet[queue.queue_id] = (turns, status)
         return status
+
+
+def _most_held(connections: Iterable[Connection]) -> int:
+    return max((c.held_bytes for one in connections for c in one.consumers.values()), default=0)
+
+
+def _most_unsent(connections: Iterable[Connection]) -> int:
+    return max((one.peer.unsent_bytes for one in connections if isinstance(one.peer, Session)),
+               default=0)  # fmt: skip
 
 
 def _records(lives: Lives, name: str) -> int:
@@ -317,7 +404,8 @@ def _client(connection: Connection) -> ClientStatus:
     session = connection.peer
     if not isinstance(session, Session):
         return status
-    parked = {"queue"} if session.is_parked else set()
+    queue = connection.parked
+    parked = {"disk" if queue is not None and queue.shut else "queue"} if session.is_parked else ()
     return replace(
         status,
         framing=session.side.framing,
@@ -325,6 +413,6 @@ def _client(connection: Connection) -> ClientStatus:
         revision=session.side.revision,
         bytes_in=session.bytes_in,
         bytes_out=session.bytes_out,
-        paused_reason=", ".join(sorted(session.paused | parked)) or None,
+        paused_reason=", ".join(sorted(session.paused.union(parked))) or None,
         acked_per_s=session.acks.per_s,
     )

@@ -218,6 +218,11 @@ class Session(asyncio.Protocol):
             self._unsent_bytes = unsent
 
     @property
+    def unsent_bytes(self) -> int:
+        """What its peer has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    @property
     def is_idle(self) -> bool:
         """Tell whether it neither consumes nor has a frame begun or waiting, but a parked one."""
         is_served = bool(self._frames) or self.frame_began_at is not None
@@ -235,7 +240,9 @@ class Session(asyncio.Protocol):
         """Read nothing until ``go_on`` was called for every reason."""
         if not self.paused and not self.transport.is_closing():
             self.transport.pause_reading()
-        self.paused.add(reason)
+        if reason not in self.paused:
+            self.paused.add(reason)
+            self._figures.paused[reason] += 1
 
     def go_on(self, reason: str) -> None:
         """This reason not to read has gone."""
@@ -398,9 +405,12 @@ class Session(asyncio.Protocol):
             core.refused["connection ended"] += 1
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._judged)
-            if core.force_publish(connection, *piece) is Result.JUDGE:
-                return self._must_stop(core, connection, frame, Result.JUDGE)
+            result = core.force_publish(connection, *piece)
+            if result is Result.JUDGE:
+                return self._must_stop(core, connection, frame, result)
             self._is_forced = False
+            if result is Result.PARK:
+                return self._park(core, connection, frame)
         else:
             if connection.consumers and not self.is_parked:
                 self._loop.call_later(PARKED_RATE_S, self._force)

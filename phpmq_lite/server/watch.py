@@ -1,10 +1,13 @@
-"""Once a second: ends sessions that are too slow, measures the loop's lag, samples the rates."""
+"""Once a second: ends sessions that are too slow, measures loop and memory, samples the rates."""
 
 import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from phpmq_lite.clock import GAP_MS
+from phpmq_lite.server.figures import NOT_READ, NOT_TAKEN, SILENT, SILENT_S, TOO_SLOW
+from phpmq_lite.server.memory import MemoryBrake, resident_bytes
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session
 
@@ -18,7 +21,7 @@ class TimeLimits:
     frame_s: int = 60  # for a frame that has begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
     write_s: int = 30  # without progress, with a full write buffer; to take the rest at the end
-    silent_s: int = 10  # with nothing to wait for, once places are short
+    silent_s: int = SILENT_S  # with nothing to wait for, once places are short
     places: int = 500  # connections that fit; short from four fifths on
 
 
@@ -28,11 +31,11 @@ def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
     if began_s is not None and not session.paused:
         allowed_s = limits.frame_s + session.frame_bytes / limits.frame_bytes_per_s
         if now_s - began_s > allowed_s:
-            return "a message took too long to arrive"
+            return TOO_SLOW
     if session.choked_at is not None and now_s - session.choked_at > limits.write_s:
-        return "it does not read what is sent"
+        return NOT_READ
     if session.closing_at is not None and now_s - session.closing_at > limits.write_s:
-        return "it does not take the rest"
+        return NOT_TAKEN
     return None
 
 
@@ -49,13 +52,31 @@ def longest_silent(sessions: Iterable[Session], now_s: float, limits: TimeLimits
     return sorted(silent, key=lambda session: session.last_read_at)
 
 
+def excuse(session: Session, seconds: float) -> None:
+    """Let a time not count in which nobody was heard: the process stood still."""
+    session.last_read_at += seconds
+    if session.frame_began_at is not None:
+        session.frame_began_at += seconds
+    if session.choked_at is not None:
+        session.choked_at += seconds
+    if session.closing_at is not None:
+        session.closing_at += seconds
+
+
 class Watch:
     """Looks after all sessions.  ``run`` ends when it is cancelled."""
 
-    def __init__(self, sessions: Collection[Session], front: Front, limits: TimeLimits) -> None:
+    def __init__(
+        self,
+        sessions: Collection[Session],
+        front: Front,
+        limits: TimeLimits,
+        brake: MemoryBrake | None = None,
+    ) -> None:
         self._sessions = sessions
         self._front = front
         self._limits = limits
+        self._brake = brake
 
     async def run(self) -> None:
         """Look once a second."""
@@ -63,7 +84,11 @@ class Watch:
         while True:
             due_s = loop.time() + _EACH_S
             await asyncio.sleep(_EACH_S)
-            self._front.loop_lag_ms = max(0.0, loop.time() - due_s) * 1_000
+            late_s = max(0.0, loop.time() - due_s)
+            self._front.loop_lag_ms = late_s * 1_000
+            if late_s * 1_000 > GAP_MS:
+                for session in self._sessions:
+                    excuse(session, late_s)
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:
@@ -77,10 +102,12 @@ class Watch:
             reason = overdue(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
+        if self._brake is not None:
+            self._brake.look(self._sessions, resident_bytes())
         self._front.figures.inspector.end_idle(now_s)
         crowd = len(self._sessions) - self._limits.places * 4 // 5
         if crowd > 0:
             for session in longest_silent(self._sessions, now_s, self._limits)[:crowd]:
-                session.end("silent, and places are short")
+                session.end(SILENT)
         if self._front.engine is not None:
             self._front.rates.sample(self._front.engine.core.lives.by_id, now_s)

@@ -31,6 +31,7 @@ from phpmq_lite.settings.sections import (
     TIB,
     Admin,
     Audit,
+    Backups,
     Envelopes,
     History,
     Limits,
@@ -38,6 +39,7 @@ from phpmq_lite.settings.sections import (
     Metrics,
     Queues,
     Receipts,
+    Scrub,
     Section,
     Storage,
     Tcp,
@@ -72,10 +74,17 @@ class Settings(BaseSettings):
     receipts: Receipts = Receipts()
     history: History = History()
     storage: Storage = Storage()
+    backups: Backups = Backups()
+    scrub: Scrub = Scrub()
     ui: Ui = Ui()
     audit: Audit = Audit()
     metrics: Metrics = Metrics()
     log: Log = Log()
+
+    @property
+    def backups_folder(self) -> Path:
+        """Where backups are kept."""
+        return self.backups.folder or self.data / "backups"
 
     @classmethod
     def settings_customise_sources(

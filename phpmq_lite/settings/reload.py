@@ -9,6 +9,8 @@ from phpmq_lite.settings import Settings, all_values
 # All else is built into listeners, connections and the core at the start.
 RELOADABLE: Final = frozenset(
     {"log.level", "log.access", "metrics.max_queues"}
+    | {"backups.keep", "scrub.bytes_per_s"}
+    | {"storage.free_bytes", "storage.max_bytes"}
     | {f"ui.{key}" for key in ("environment", "colour", "confirm_count")}
     | {f"audit.{key}" for key in ("days", "rows")}
     | {f"history.{key}" for key in ("days", "rows", "bytes", "deleted_share")}

@@ -170,6 +170,10 @@ class Limits(Section):
     connections: Number = field(500, "PHPMQ connections in all")
     connections_per_address: Number = field(100, "the same from one address")
     connections_per_loopback_address: Number = field(500, "the same from this machine")
+    http_connections: Number = field(100, "connections to the admin in all")
+    http_connections_per_address: Number = field(
+        32, "the same from one address, but this machine's and a trusted proxy's"
+    )
     frame_timeout_s: Seconds = field(
         60, "a message begun is whole by then, or frame_rate_bytes come"
     )
@@ -187,6 +191,9 @@ class Limits(Section):
     unstored_frames: Number = field(2_000, "read and not yet stored, per connection")
     unstored_bytes: Size = size(2 * MIB, "the same in bytes, and a message")
     unstored_total: Size = size(64 * MIB, "the same over all connections")
+    memory: Size = size(
+        512 * MIB, "of the process, at most 60 % of a container's; past it publishers wait"
+    )
     batch_commands: Number = field(5_000, "commands in one transaction")
     batch_bytes: Size = size(4 * MIB, "bodies in one transaction")
 
@@ -247,7 +254,40 @@ class Storage(Section):
     wal_bytes: Size = size(
         64 * MIB, "the write-ahead log is cut back above this; twice this while busy"
     )
-    accept_loss: bool = field(False, "start although the write-ahead log is damaged, once")
+    free_bytes: SizeOrOff = size(
+        512 * MIB, "free on the disk: with less publishing stops; 0: only once it is full"
+    )
+    max_bytes: SizeOrOff = size(
+        10 * GIB, "in use in the database: with more publishing stops; 0: no limit"
+    )
+    ballast_bytes: SizeOrOff = size(
+        32 * MIB, "kept in a file for a full disk, at least twice a transaction; 0: none"
+    )
+    accept_loss: bool = field(
+        False, "start although files are damaged, with what is left of them, once"
+    )
+
+
+class Backups(Section):
+    """Copies of the database, made while the broker runs."""
+
+    folder: Path | None = field(None, "where they are kept; none: backups in the data folder")
+    keep: Number = field(7, "how many: with each new one the oldest above it are removed")
+    every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
+        0, "hours from one to the next; 0: only on demand"
+    )
+
+
+class Scrub(Section):
+    """What looks for damage while the broker runs."""
+
+    every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
+        24, "hours from one look at all bodies to the next; 0: only on demand"
+    )
+    bytes_per_s: Size = size(5 * MIB, "read while the broker is idle; a tenth of it while busy")
+    structure_days: Annotated[float, Field(ge=0, le=365)] = field(
+        7, "days from one look at structure and indexes to the next; 0: never"
+    )
 
 
 class Log(Section):

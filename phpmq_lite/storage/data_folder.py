@@ -16,6 +16,8 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -31,6 +33,8 @@ from phpmq_lite.storage.durable import (
 from phpmq_lite.storage.mounts import network_file_system
 
 DATABASE: Final = "phpmq.db"
+_META: Final = "meta.json"
+_LOCK: Final = "lock"
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
@@ -42,6 +46,7 @@ class Meta:
     created_at: int  # Unix ms
     has_messages: bool = False  # a message was stored once; never goes back
     is_running: bool = False  # the database is open for writing, so a WAL lies beside it
+    seal: int | None = None  # CRC-32 of the database as the last clean stop left it; seal.py
 
 
 class DataFolder:
@@ -52,14 +57,15 @@ class DataFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock  # descriptor of the file that is locked
-        self.meta = self._read_meta()
+        self.meta = read_meta(path)
 
     @classmethod
-    def open(cls, path: Path, *, allow_network_fs: bool = False) -> Self:
+    def open(cls, path: Path, *, allow_network_fs: bool = False, is_replaced: bool = False) -> Self:
         """Create the folder where there is none, take its lock, and look for lost files.
 
         Afterwards the folder has mode 0700, its files 0600, and there is a database file, empty
-        in a new folder: SQLite gives the mode of that file to the WAL.
+        in a new folder: SQLite gives the mode of that file to the WAL.  ``is_replaced``: the
+        database is about to be replaced, so nobody looks at it, and none is made.
 
         Raises:
             StartRefusedError: another process has it, it is on a network file system, or the
@@ -81,8 +87,9 @@ class DataFolder:
             raise StartRefusedError(f"cannot use data folder {path}: {error.strerror}") from error
         try:
             folder = cls(path, lock)
-            folder.check_database()
-            folder._prepare_files()
+            if not is_replaced:
+                folder.check_database()
+                folder._prepare_files()
         except BaseException as error:
             os.close(lock)
             if isinstance(error, OSError):
@@ -106,6 +113,11 @@ class DataFolder:
         return self.path / f"{DATABASE}-shm"
 
     @property
+    def has_journal(self) -> bool:
+        """Tell whether the first write of all was cut off: SQLite undoes it when it may write."""
+        return self.path.joinpath(f"{DATABASE}-journal").exists()
+
+    @property
     def control_socket(self) -> Path:
         """Where the command line reaches the running broker."""
         return self.path / "control.sock"
@@ -113,7 +125,7 @@ class DataFolder:
     @property
     def meta_file(self) -> Path:
         """What is known of the database outside of it; written whole, by this class only."""
-        return self.path / "meta.json"
+        return self.path / _META
 
     @property
     def last_error_file(self) -> Path:
@@ -127,13 +139,17 @@ class DataFolder:
         ``is_running=False`` comes before its connection closes, which deletes the WAL: the other
         way round a kill in between would look like a loss.
         """
-        meta = replace(
-            self.meta,
-            has_messages=self.meta.has_messages if has_messages is None else has_messages,
-            is_running=self.meta.is_running if is_running is None else is_running,
+        self._keep(
+            replace(
+                self.meta,
+                has_messages=self.meta.has_messages if has_messages is None else has_messages,
+                is_running=self.meta.is_running if is_running is None else is_running,
+            )
         )
-        if meta != self.meta:
-            self._write_meta(meta)
+
+    def seal(self, checksum: int | None) -> None:
+        """Store the checksum of the closed database; None before it is opened for writing."""
+        self._keep(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
         """Leave ``last_error.json`` for the next start and the operator; tell whether it is there.
@@ -162,7 +178,8 @@ class DataFolder:
     def close(self) -> None:
         """Release the lock; a second call does nothing.  The file stays: unlinking would race."""
         if self._lock >= 0:
-            os.ftruncate(self._lock, 0)
+            with suppress(OSError):  # the pid in it is only for those who find it locked
+                os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
 
@@ -195,8 +212,7 @@ class DataFolder:
     def _check_magic(self) -> None:
         with self.database.open("rb") as file:
             is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-        # A rollback journal means that the first write was cut off: SQLite will undo it.
-        if not is_sqlite and not self.path.joinpath(f"{DATABASE}-journal").exists():
+        if not is_sqlite and not self.has_journal:
             raise DataDamagedError(f"{self.database} is not an SQLite database")
 
     def _prepare_files(self) -> None:
@@ -209,21 +225,51 @@ class DataFolder:
         if not self.meta_file.exists():
             self._write_meta(self.meta)
 
-    def _read_meta(self) -> Meta:
-        """Read ``meta.json``; where it is unreadable or gone, a database speaks for messages."""
-        told = _read_json(self.meta_file)
-        if told is None:
-            may_have = self.meta_file.exists() or bool(_size(self.database))
-            return Meta(time.time_ns() // 1_000_000, has_messages=may_have)
-        return Meta(
-            created_at=int(told.get("created_at", 0)),
-            has_messages=bool(told.get("has_messages", True)),
-            is_running=bool(told.get("is_running", False)),
-        )
+    def _keep(self, meta: Meta) -> None:
+        if meta != self.meta:
+            self._write_meta(meta)
 
     def _write_meta(self, meta: Meta) -> None:
         write_whole(self.meta_file, _as_json({"format": 1, **asdict(meta)}))
         self.meta = meta
+
+
+def read_meta(path: Path) -> Meta:
+    """Read ``meta.json``; where it is unreadable or gone, a database speaks for messages."""
+    file = path / _META
+    told = _read_json(file)
+    if told is None:
+        may_have = file.exists() or bool(_size(path / DATABASE))
+        return Meta(time.time_ns() // 1_000_000, has_messages=may_have)
+    seal = told.get("seal")
+    return Meta(
+        created_at=int(told.get("created_at", 0)),
+        has_messages=bool(told.get("has_messages", True)),
+        is_running=bool(told.get("is_running", False)),
+        seal=seal if isinstance(seal, int) else None,
+    )
+
+
+@contextmanager
+def held_still(path: Path) -> Iterator[None]:
+    """Keep a broker from starting on this folder, without a trace in it.
+
+    Raises:
+        StartRefusedError: one runs there.
+    """
+    try:
+        fd = os.open(path / _LOCK, os.O_RDONLY)
+    except FileNotFoundError:  # no broker was ever here
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartRefusedError(f"{path} is in use by phpmq-lite; stop it first") from None
+        yield
+    finally:
+        os.close(fd)
 
 
 def _make_private(path: Path) -> None:
@@ -251,7 +297,7 @@ def _make_private(path: Path) -> None:
 
 def _take_lock(path: Path) -> int:
     """Lock the file ``lock``, write our pid into it, and return its descriptor."""
-    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         os.fchmod(fd, PRIVATE_FILE)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

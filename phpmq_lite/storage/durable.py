@@ -1,6 +1,7 @@
 """Files that only their owner reads and that a power cut leaves whole, old or new."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,21 @@ def create_private(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     os.fchmod(fd, PRIVATE_FILE)  # a umask can only take bits away, this gives them back
     return fd
+
+
+def new_folder(parent: Path, prefix: str) -> Path:
+    """Make a folder with mode 0700 that is called after the time, ``<prefix>20261231T235959Z``."""
+    name = f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    number = 1
+    while True:
+        target = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            target.mkdir(mode=PRIVATE_FOLDER)
+        except FileExistsError:
+            number += 1
+        else:
+            target.chmod(PRIVATE_FOLDER)
+            return target
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:

@@ -25,6 +25,7 @@ from typing import Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.storage.durable import create_private, sync_file, sync_folder
+from phpmq_lite.storage.outcomes import OF_DISK, meaning
 from phpmq_lite.storage.statements import load
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -101,6 +102,7 @@ def migrate(
     Raises:
         StartRefusedError: as ``pending``; or the copy or a migration failed.  The migrations
             ahead of the failed one stay, nothing of it does.
+        StorageFullError, NotWritableError, OutcomeUnknownError: as for a batch.
         DataDamagedError: the file is damaged or no database.
     """
     waiting = pending(connection, folder)
@@ -112,6 +114,8 @@ def migrate(
         try:
             _apply(connection, migration)
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in OF_DISK:
+                raise meaning(connection, error) from error
             raise _refusal(f"migration {migration.name} failed and was undone", error) from error
     return [migration.name for migration in waiting]
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.errors import StorageFullError
+from phpmq_lite.storage.outcomes import told
 from phpmq_lite.storage.statements import load
 
 ROWS: Final = 10_000  # placed at once where it is fast
@@ -50,6 +51,7 @@ class Places:
         the turn of messages alive, looked at.  Where the disk is full nothing is placed.
 
         Raises:
+            NotWritableError: nothing was placed.
             OutcomeUnknownError: fail-stop, as for a batch.
         """
         after, first, last, traced, low, high = connection.execute(self._sql["behind"]).fetchone()
@@ -100,20 +102,16 @@ class Places:
     ) -> bool:
         began_s = self._timer()
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            for name in names:
-                rows = connection.execute(self._sql[name], ends).rowcount
-                self.wal_bytes += rows * _WAL_BYTES[name]
-            if line == "placed":
-                self._count(connection, ends)
-            connection.execute(load("live")["set_counter"], (f"{line}_upto", ends["upto"]))
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
-                name = getattr(error, "sqlite_errorname", type(error).__name__)
-                raise OutcomeUnknownError(f"{name}: {error}") from error
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            with told(connection):
+                connection.execute("BEGIN IMMEDIATE")
+                for name in names:
+                    rows = connection.execute(self._sql[name], ends).rowcount
+                    self.wal_bytes += rows * _WAL_BYTES[name]
+                if line == "placed":
+                    self._count(connection, ends)
+                connection.execute(load("live")["set_counter"], (f"{line}_upto", ends["upto"]))
+                connection.execute("COMMIT")
+        except StorageFullError:
             self.wal_bytes = 0
             return False
         self._adapt(line, self._timer() - began_s)

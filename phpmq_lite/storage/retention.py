@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
+from phpmq_lite.storage.clock_steps import KEPT, Steps
+from phpmq_lite.storage.outcomes import told
 from phpmq_lite.storage.statements import load
 
 ROWS_PER_STEP: Final = 1_000
@@ -38,7 +39,7 @@ Row = tuple[int, int, int, int, int]  # offset, seq, size, settled_at, is_passed
 class RetentionBounds:
     """How much settled history, how many receipt keys and how much audit stay."""
 
-    age_ms: int = 7 * _DAY_MS  # since settled_at, wall clock; <= stays
+    age_ms: int = 7 * _DAY_MS  # since it was settled; <= stays
     rows: int = 5_000_000  # deleted ones included
     bytes: int = 2 << 30  # of bodies, deleted ones included
     deleted_share: float = 0.1  # part of rows and bytes that deleted messages may take
@@ -71,7 +72,8 @@ class Slice:
     lo: int  # the first offset that may still be there afterwards
     excess_rows: int  # above the bound; <= 0: within
     excess_bytes: int
-    cutoff_ms: int  # settled before: too old
+    cutoff_ms: int  # settled before, on the steady scale: too old
+    steps: Steps = field(default_factory=lambda: Steps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     bytes: int = 0
@@ -81,7 +83,7 @@ class Slice:
         for offset, seq, size, settled_at, is_passed in rows:
             if not is_passed:
                 is_over = self.excess_rows > 0 or self.excess_bytes > 0
-                if not is_over and settled_at >= self.cutoff_ms:
+                if not is_over and settled_at - self.steps.of(offset) >= self.cutoff_ms:
                     return
                 if self.offsets and self.bytes + size > _BYTES_AT_ONCE:
                     return
@@ -96,7 +98,7 @@ class Slice:
 def step(
     connection: sqlite3.Connection,
     bounds: RetentionBounds,
-    now_wall_ms: int,
+    now_ms: int,
     *,
     timer: Callable[[], float] = time.monotonic,
 ) -> Removed:
@@ -104,23 +106,16 @@ def step(
 
     Runs in the writer's thread, outside of a batch.  What little has come since is left to the next
     second: a step beside each batch costs a COMMIT for a few rows, 8 % of confirmed publishing.
-    Not to be called while the wall clock is in doubt.
+    ``now_ms`` is steady: on that scale nothing is old because a clock was set.
 
     Raises:
-        StorageFullError: nothing was removed; deleting needs space in the WAL too.
+        StorageFullError, NotWritableError: nothing was removed; deleting needs room in the WAL too.
         OutcomeUnknownError: fail-stop, as for a batch.
     """
-    try:
+    with told(connection):
         connection.execute("BEGIN IMMEDIATE")
-        done = _Step(connection, timer).run(bounds, now_wall_ms)
+        done = _Step(connection, timer).run(bounds, now_ms)
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
-            name = getattr(error, "sqlite_errorname", type(error).__name__)
-            raise OutcomeUnknownError(f"{name}: {error}") from error
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise StorageFullError("no space to remove old history") from error
     return done
 
 
@@ -131,6 +126,7 @@ class _Step:
         self._execute = connection.execute
         self._sql = load("retention")
         self._timer = timer
+        self._steps = Steps.read(connection)
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
@@ -138,14 +134,17 @@ class _Step:
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> Removed:
         cutoff_ms = now_ms - bounds.age_ms
+        steps = self._steps
         # With what has no place yet: where the disk is full nothing gets one until rows leave.
         totals = self._execute(load("measures")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
-        self._remove_newest_body(cutoff_ms, others, deleted)
+        self._remove_newest_body(cutoff_ms + steps.least, others, deleted)
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
-        self._trim_clients(cutoff_ms)
-        self._trim_audit(bounds.audit_rows, now_ms - bounds.audit_age_ms)
+        self._trim_clients(cutoff_ms + steps.least)
+        audit_ms = now_ms - bounds.audit_age_ms
+        self._trim_audit(bounds.audit_rows, audit_ms + steps.least)
+        self._execute(load("clock")["trim_steps"], (min(cutoff_ms, audit_ms), KEPT))
         return Removed(self._removed, self._is_cut or not self._room)
 
     @property
@@ -167,7 +166,7 @@ class _Step:
         fronts: dict[str, int] = dict(self._execute(self._sql["fronts"]).fetchall())
         lo = fronts.get(f"{name}_lo", 0)
         while room := self._room:
-            part = Slice(lo, rows - most[0], size - most[1], cutoff_ms)
+            part = Slice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
             limit = min(room, _ROWS_AT_ONCE)
             part.take(self._execute(self._sql[pick], {"lo": lo, "limit": limit}).fetchall())
             if part.lo == lo:

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from phpmq_lite.model import Stored
+from phpmq_lite.storage.checkup import Checkup
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.wal_scan import WalScan
 
 KEPT: Final = 1_000  # starts
 QUEUES_NAMED: Final = 20  # of those where messages expired
@@ -36,6 +36,8 @@ class Report:
     queues: int = 0
     messages: int = 0  # alive
     seconds: float = 0.0  # from the lock to the first batch
+    clock_jump_ms: int = 0  # the wall clock was set by this while the broker was away
+    clock_doubt_ms: int = 0  # away for so long, or the clock was set: somebody has to decide
     last_error: str | None = None  # why the broker stopped at once, if it did
 
 
@@ -54,17 +56,21 @@ class Starting:
         if told is not None and not self.was_clean:
             self.report.last_error = str(told.get("message") or told.get("error") or "unknown")
 
-    def note_wal(self, found: WalScan) -> None:
-        """Take over what the scan of the write-ahead log found."""
-        report = self.report
-        report.wal_frames, report.wal_commits = found.frames, found.commits
-        report.wal_dropped = found.commits_behind
-        report.checks.append("every frame of the write-ahead log against its checksum")
+    def note_files(self, found: Checkup) -> None:
+        """Take over what was seen of the files before they were opened."""
+        report, wal = self.report, found.wal
+        report.wal_frames, report.wal_commits = wal.frames, wal.commits
+        report.wal_dropped = wal.commits_lost
+        report.checks += found.checks
 
     def note_migrations(self, applied: Sequence[str]) -> None:
         """Take over which migrations ran."""
         self.report.migrations = [str(name) for name in applied]
         self.report.checks.append("the schema against the migrations")
+
+    def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
+        """Take over what the clocks said."""
+        self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def look(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
         """Read what only the database knows; before the first batch, in the writer's thread."""
@@ -73,7 +79,7 @@ class Starting:
         seen_ms = counters.get("last_seen_ms")
         before = connection.execute(sql["before"]).fetchone()
         if seen_ms is not None:
-            self.down_from_ms = seen_ms + counters.get("clock_step_ms", 0)
+            self.down_from_ms = self.at_ms - max(0, now_steady_ms - seen_ms)
         elif before is not None:
             self.down_from_ms = int(before[1])
         if before is not None and before[0] != self.version:

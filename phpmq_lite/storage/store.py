@@ -8,16 +8,16 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
 from time import perf_counter
 from typing import Any, Final
 
-from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError
+from phpmq_lite.errors import NotWritableError, StartRefusedError, StorageFullError
 from phpmq_lite.model import (
     Batch,
     Loaded,
     Message,
+    Now,
     PageRequest,
     QueueRow,
     RowsRequest,
@@ -27,6 +27,7 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.storage import recall, rows
 from phpmq_lite.storage.layout import OWN_COLUMNS, Step, lay_out
+from phpmq_lite.storage.outcomes import told, told_unknown
 from phpmq_lite.storage.statements import load, many
 
 DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
@@ -85,26 +86,28 @@ class Store:
         self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
         self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
-    def recover(self, wall_ms: int, receipt_window_ms: int, receipt_limit: int) -> Stored:
+    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Stored:
         """Make ready what connections held, and read what must be in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_held"]).rowcount
         recall.tidy(self.connection)
-        execute(sql["close_clients"], (wall_ms, "the broker stopped"))
+        execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
         execute(load("audit")["interrupt"])
         execute(sql["forget_queues"])
         execute("COMMIT")
-        counters: dict[str, int] = dict(execute(sql["counters"]).fetchall())
-        keys_after_ms = wall_ms - counters.get("clock_step_ms", 0) - receipt_window_ms
         return Stored(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
-            receipts=self._receipts(keys_after_ms, receipt_limit),
-            counters=counters,
+            receipts=self._receipts(now.steady_ms - receipt_window_ms, receipt_limit),
+            counters=self.counters(),
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
             pipeline=recall.recall(self.connection),
         )
+
+    def counters(self) -> dict[str, int]:
+        """Give the stored numbers by their names."""
+        return dict(self.execute(self._sql["counters"]).fetchall())
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
         """Yield the keys that still count, oldest first: at most ``limit``.
@@ -134,6 +137,7 @@ class Store:
         """Store a batch in one transaction, then load what it asks for.
 
         Raises:
+            StorageFullError, NotWritableError: nothing is stored.
             OutcomeUnknownError: the batch may or may not be on disk; nothing may be answered.
         """
         self.begin(lay_out(batch) if batch.stores else [])
@@ -142,44 +146,48 @@ class Store:
     def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
         """Begin a transaction and execute the steps of a batch in it; no steps: no transaction.
 
-        False: another program writes to the file, and ``at_once`` said not to wait for it.
+        False: nothing of it stands, because there is no room or nobody can write, and ``at_once``
+        said not to wait for it.
 
         Raises:
+            StorageFullError, NotWritableError: nothing of it stands.
             OutcomeUnknownError: as ``commit``.
         """
         if not steps:
             return True
         execute = self.execute
-        with _outcome_unknown():
-            self.wait_for_others(not at_once)
-            try:
+        try:
+            with told(self.connection):
+                self.wait_for_others(not at_once)
                 execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if not at_once or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
+                for statement, values, before in steps:
+                    if isinstance(statement, str):
+                        execute(statement, values)
+                    else:
+                        statement.run(execute, values, before)
+        except (StorageFullError, NotWritableError):
+            if at_once:
                 return False
-            for statement, values, before in steps:
-                if isinstance(statement, str):
-                    execute(statement, values)
-                else:
-                    statement.run(execute, values, before)
+            raise
         return True
 
     def end(self, batch: Batch) -> Loaded | None:
         """Commit what ``begin`` has begun, then load what the batch asks for.
 
         Raises:
+            StorageFullError, NotWritableError: nothing is stored; begin it once more.
             OutcomeUnknownError: as ``commit``.
         """
-        with _outcome_unknown():
-            if self.connection.in_transaction:
+        if self.connection.in_transaction:
+            with told(self.connection):
                 began_at = perf_counter()
                 self.execute("COMMIT")
                 self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS
-                changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
-                self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
-            if not batch.loads:
-                return None
+            changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
+            self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
+        if not batch.loads:
+            return None
+        with told_unknown():
             self.wait_for_others(True)
             return self._load(batch)
 
@@ -286,14 +294,21 @@ class Store:
 
     # -- between batches
 
+    def used_bytes(self) -> int:
+        """Tell how much of the database is in use: its size without free pages."""
+        pages, free, page_bytes = self.execute(load("measures")["pages"]).fetchone()
+        return int((pages - free) * page_bytes)
+
     def checkpoint(self, mode: str) -> bool:
         """Copy the WAL into the database and begin it again; RESTART, or TRUNCATE the file too.
 
         Waits for readers, for seconds.  False: one still reads from the WAL, which goes on growing;
         it is asked again soon.
         """
+        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES  # also where there is no room for it
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES if is_busy else 0
+        if not is_busy:
+            self.wal_bytes = 0
         return not is_busy
 
     def checkpoint_at_once(self, mode: str) -> bool:
@@ -306,20 +321,11 @@ class Store:
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Store numbers outside of a batch; for the stop, where no batch follows."""
-        self.execute("BEGIN IMMEDIATE")
-        for counter in counters.items():
-            self.execute(self._sql["set_counter"], counter)
-        self.execute("COMMIT")
-
-
-@contextmanager
-def _outcome_unknown() -> Iterator[None]:
-    """Tell of any failure that what is on disk is not known any more."""
-    try:
-        yield
-    except (sqlite3.Error, OverflowError, UnicodeError) as error:  # the last two: not bindable
-        code = getattr(error, "sqlite_errorname", "") or type(error).__name__
-        raise OutcomeUnknownError(f"{code}: {error}") from error
+        with told(self.connection):
+            self.execute("BEGIN IMMEDIATE")
+            for counter in counters.items():
+                self.execute(self._sql["set_counter"], counter)
+            self.execute("COMMIT")
 
 
 def _how_many(page: list[Message], room: int) -> int:

@@ -1,13 +1,16 @@
 """What the writer does between batches: checkpoints, places, retention, in short slices."""
 
-import sqlite3
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.model import Now
 from phpmq_lite.storage import places, recall, retention
+from phpmq_lite.storage.clock_steps import note_clock
+from phpmq_lite.storage.outcomes import told
 from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
 
 _RETENTION_EACH_MS: Final = 1_000
@@ -19,14 +22,27 @@ class Upkeep:
 
     ``wal_limit_bytes`` is what the file may keep: it is begun again long before, but for readers,
     and cutting off what they made it grow takes the longer the more it is.
-    ``bounds`` may be replaced while it works.  When the broker was last seen is stored with each
-    checkpoint and once a minute, so that the next start can tell for how long it was away.
+    It looks at ``space`` first: each second, and each time the WAL is long.  Where there is no
+    room, or nobody can write, the rest is left to the next call: nobody waits for it.
+
+    ``bounds`` may be replaced while it works.  What ``counters`` gives of a reading of the clocks
+    is stored with each checkpoint and once a minute, so that the next start can tell for how long
+    the broker was away.
     """
 
-    def __init__(self, database: Path, bounds: RetentionBounds, wal_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        database: Path,
+        bounds: RetentionBounds,
+        wal_limit_bytes: int,
+        counters: Callable[[Now], Mapping[str, int]],
+        space: Space | None = None,
+    ) -> None:
         self._wal = database.with_name(database.name + "-wal")
         self.bounds = bounds
         self._wal_limit_bytes = wal_limit_bytes
+        self._counters = counters
+        self._space = space or Space(database.parent)
         self._places = places.Places()
         self._retention_due_ms = 0  # steady
         self._seen_due_ms = 0  # steady
@@ -35,39 +51,43 @@ class Upkeep:
         """Do what is due; True where more is to be done soon.
 
         Raises:
+            NotWritableError: nobody could write for too long.
             OutcomeUnknownError: SQLite failed; stop, as for a failed commit.
         """
         try:
-            if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
-                self._checkpoint(store, is_idle)
-                self._seen_due_ms = 0
-            if now.steady_ms >= self._seen_due_ms:
-                note_seen(store, now)
-                self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
-            self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
-            store.wal_bytes += self._places.wal_bytes
-            if self._places.has_more:
-                return True
-            if now.steady_ms < self._retention_due_ms:
-                return False
-            if recall.sweep(store.connection):
-                return True
-            if retention.step(store.connection, self.bounds, now.wall_ms).has_more:
-                return True
-            self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorname", "") or type(error).__name__
-            raise OutcomeUnknownError(f"{code}: {error}") from error
+            with told(store.connection):
+                self._space.measure(store.used_bytes())
+                has_more = self._step(store, now, is_idle)
+        except StorageFullError:
+            self._space.note_full()
+        except NotWritableError as error:
+            self._space.note_held_up(error)
+        else:
+            self._space.note_stored()
+            return has_more
+        return False
+
+    def _step(self, store: Store, now: Now, is_idle: bool) -> bool:
+        if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
+            self._checkpoint(store, is_idle)
+            self._seen_due_ms = 0
+        if now.steady_ms >= self._seen_due_ms:
+            note_clock(store.connection, self._counters(now))
+            self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
+        self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
+        store.wal_bytes += self._places.wal_bytes
+        if self._places.has_more:
+            return True
+        if now.steady_ms < self._retention_due_ms:
+            return False
+        if recall.sweep(store.connection):
+            return True
+        if retention.step(store.connection, self.bounds, now.steady_ms).has_more:
+            return True
+        self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
         return False
 
     def _checkpoint(self, store: Store, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
         store.checkpoint_at_once("TRUNCATE" if is_large else "RESTART")
-
-
-def note_seen(store: Store, now: Now) -> None:
-    """Store that the broker is there now; also called last of all at a clean stop."""
-    store.set_counters(
-        {"last_seen_ms": now.steady_ms, "clock_step_ms": now.wall_ms - now.steady_ms}
-    )

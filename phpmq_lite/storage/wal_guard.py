@@ -7,19 +7,20 @@ import hashlib
 import json
 import os
 import shutil
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.durable import (
-    PRIVATE_FOLDER,
     create_private,
+    new_folder,
     sync_file,
     sync_folder,
     write_whole,
 )
+from phpmq_lite.storage.wal_index import committed_frames
 from phpmq_lite.storage.wal_scan import WalScan, scan
 
 _PREFIX: Final = "damaged-"
@@ -37,8 +38,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
             nothing is raised, and SQLite drops those commits; a copy that failed is still raised.
     """
     try:
-        with folder.wal.open("rb") as file:
-            found = scan(file)
+        found = look_at_wal(folder.wal, folder.shm)
     except FileNotFoundError:
         _check_missing(folder, accept_loss=accept_loss)
         return WalScan()
@@ -46,17 +46,25 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
         raise DataDamagedError(f"cannot read {folder.wal}: {error.strerror}") from error
     if not found.is_damaged:
         return found
-    loss = _describe(folder.wal.name, found)
-    try:
-        copies = keep_damaged(folder, loss)
-    except OSError as error:
-        raise DataDamagedError(f"{loss}; they could not be copied: {error}") from error
+    loss = describe(folder.wal.name, found)
+    copies = keep_damaged(folder, loss, _digest(folder.wal))
     if not accept_loss:
         raise DataDamagedError(
             f"{loss}; the files were copied to {copies}; to start without these commits, once, "
             "use storage.accept_loss (--accept-loss)"
         )
     return found
+
+
+def look_at_wal(wal: Path, index: Path) -> WalScan:
+    """Scan a WAL and ask its index, the ``-shm`` file, how long it was; changes neither.
+
+    Raises:
+        OSError: it cannot be read, or is not there.
+    """
+    with wal.open("rb") as file:
+        found = scan(file)
+    return replace(found, known_frames=committed_frames(index, found.salts))
 
 
 def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
@@ -68,7 +76,13 @@ def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
         )
 
 
-def _describe(name: str, found: WalScan) -> str:
+def describe(name: str, found: WalScan) -> str:
+    """Say which frames and commits of a damaged WAL would be lost."""
+    if not found.commits_behind:
+        return (
+            f"{name} is whole up to frame {found.frames} only, and was up to frame "
+            f"{found.known_frames}: the commits in between would be lost"
+        )
     where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
     return (
         f"{name} is damaged at {where}, and {found.commits_behind} complete commits behind it, "
@@ -76,44 +90,40 @@ def _describe(name: str, found: WalScan) -> str:
     )
 
 
-def keep_damaged(folder: DataFolder, loss: str) -> Path:
+def keep_damaged(folder: DataFolder, loss: str, digest: str) -> Path:
     """Copy database, WAL and shm to a new ``damaged-<time>/`` and return that folder.
 
     A supervisor may start a refused broker again and again: what was copied already, known by the
-    checksum of the WAL, is not copied again.
+    checksum of the damaged file, is not copied again.
 
     Raises:
-        OSError: the copy is not whole, mostly for want of space.
+        DataDamagedError: the copy is not whole, mostly for want of space.
     """
-    digest = _digest(folder.wal)
+    try:
+        return _copied(folder, digest) or _copy(folder, loss, digest)
+    except OSError as error:
+        raise DataDamagedError(f"{loss}; the files could not be copied: {error}") from error
+
+
+def _copied(folder: DataFolder, digest: str) -> Path | None:
     for report in sorted(folder.path.glob(f"{_PREFIX}*/{_REPORT}")):
-        if _read_report(report).get("wal_sha256") == digest:
+        if _read_report(report).get("sha256") == digest:
             return report.parent
-    target = _new_folder(folder.path)
+    return None
+
+
+def _copy(folder: DataFolder, loss: str, digest: str) -> Path:
+    target = new_folder(folder.path, _PREFIX)
     for source in (folder.database, folder.wal, folder.shm):
         if source.exists():
             copy = target / source.name
             os.close(create_private(copy))
             shutil.copyfile(source, copy)
             sync_file(copy)
-    told = {"wal_sha256": digest, "loss": loss}
+    told = {"sha256": digest, "loss": loss}
     write_whole(target / _REPORT, json.dumps(told, indent=1).encode() + b"\n")
     sync_folder(folder.path)
     return target
-
-
-def _new_folder(parent: Path) -> Path:
-    name = f"{_PREFIX}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    number = 1
-    while True:
-        target = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            target.mkdir(mode=PRIVATE_FOLDER)
-        except FileExistsError:
-            number += 1
-        else:
-            target.chmod(PRIVATE_FOLDER)
-            return target
 
 
 def _digest(path: Path) -> str:

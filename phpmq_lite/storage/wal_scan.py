@@ -8,7 +8,7 @@ so the two can be told apart: behind a cut there is no further *complete* transa
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import BinaryIO, Final
 
@@ -37,11 +37,18 @@ class WalScan:
     first_bad: int | None = None  # where SQLite stops; None: it reads all
     commits_behind: int = 0  # complete commits behind the first bad frame: SQLite would drop them
     last_behind: int = 0  # the frame that ends the last of them
+    salts: bytes = field(default=b"", compare=False)  # that its header names; empty: it is bad
+    known_frames: int = 0  # committed frames that the index of the WAL tells of; wal_index.py
 
     @property
     def is_damaged(self) -> bool:
         """Tell whether stored commits would be lost; a torn last transaction is no damage."""
-        return self.commits_behind > 0
+        return self.commits_lost > 0
+
+    @property
+    def commits_lost(self) -> int:
+        """How many stored commits SQLite would drop, at least."""
+        return self.commits_behind or int(self.known_frames > self.frames)
 
 
 def scan(file: BinaryIO) -> WalScan:
@@ -56,7 +63,7 @@ def scan(file: BinaryIO) -> WalScan:
     header = read_header(raw)
     if header.is_valid:
         judge = _Judge(header.salts, header.seeds)
-        return judge.run(read_frames(file, header))
+        return replace(judge.run(read_frames(file, header)), salts=header.salts)
     return _scan_without_header(file, header)
 
 

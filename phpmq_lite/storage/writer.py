@@ -2,19 +2,28 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeVar
 
 import aiosqlite
 
-from phpmq_lite.errors import StorageError
+from phpmq_lite.errors import (
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+    StorageFullError,
+)
 from phpmq_lite.model import Batch, Loaded
-from phpmq_lite.storage.layout import lay_out
+from phpmq_lite.storage.layout import Step, lay_out
+from phpmq_lite.storage.outcomes import told
+from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.store import Store
 
 T = TypeVar("T")
+Fatal = NotWritableError | OutcomeUnknownError
 
 _SHORT_COMMANDS: Final = 5_000
 _SHORT_ROWS: Final = 15_000  # what so many commands come to, and whoever leaves with much in hand
@@ -28,10 +37,23 @@ _BEGIN_S: Final = 0.001  # until the thread has begun; it takes some 0.05 ms
 
 
 class Writer:
-    """The asyncio side: one aiosqlite connection, one hop to its thread per batch."""
+    """The asyncio side: one aiosqlite connection, one hop to its thread per batch.
 
-    def __init__(self, path: Path) -> None:
+    Where it is known that nothing is stored, the same is tried once more (``Space.wait_after``).
+    ``on_fatal`` is called, in whatever thread, once nothing may be written any more; it should end
+    the process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        space: Space | None = None,
+        on_fatal: Callable[[Fatal], None] = lambda _error: None,
+    ) -> None:
         self.path = path
+        self.space = space or Space(path.parent)
+        self._on_fatal = on_fatal
+        self._failed: Fatal | None = None  # nothing may follow on it: no second fsync
         self._connection: _OneHop | None = None
         self._store: Store | None = None
         self._last: asyncio.Future[Any] | None = None  # the last work that was given to the thread
@@ -72,28 +94,58 @@ class Writer:
             store is not None
             and (self._last is None or self._last.done())
             and _is_short(batch)
-            and store.begin(steps, at_once=True)
+            and self._begin_here(store, steps)
         ):
             if _is_awaited(batch) and store.commit_s < _FAST_S:
-                return self._end_here(store, batch)
-            return self._end_at_once(batch)
+                return self._end_here(store, steps, batch)
+            return self._end_at_once(steps, batch)
+        return self._hop(lambda store: self._store_whole(store, steps, batch))
 
-        def whole(store: Store) -> Loaded | None:
-            store.begin(steps)
-            return store.end(batch)
+    def _begin_here(self, store: Store, steps: Sequence[Step]) -> bool:
+        """Execute the statements of a batch; False: nobody can write now, the thread waits."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return store.begin(steps, at_once=True)
+        except OutcomeUnknownError as error:
+            self._end(error)
+            raise
 
-        return self._hop(whole)
+    def _store_whole(
+        self, store: Store, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
+    ) -> Loaded | None:
+        """Store a batch, the same once more as long as it is known that nothing of it is stored."""
+        while True:
+            try:
+                if not has_begun:
+                    store.begin(steps)
+                loaded = store.end(batch)
+            except (StorageFullError, NotWritableError) as error:
+                has_begun = False
+                self.space.wait_after(error)
+            else:
+                self.space.note_stored()
+                return loaded
 
-    def _end_here(self, store: Store, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def _end_here(
+        self, store: Store, steps: Sequence[Step], batch: Batch
+    ) -> asyncio.Future[Loaded | None]:
         """Commit in the loop's thread, which has nothing else to do: two changes of thread less.
 
         1.2 times the confirmed messages/s of 8 publishers that wait for each receipt.
         """
+        try:
+            loaded = store.end(batch)
+        except (StorageFullError, NotWritableError):
+            return self._hop(lambda store: self._store_whole(store, steps, batch))
+        except OutcomeUnknownError as error:
+            self._end(error)
+            raise
         done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
-        done.set_result(store.end(batch))
+        done.set_result(loaded)
         return done
 
-    def _end_at_once(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def _end_at_once(self, steps: Sequence[Step], batch: Batch) -> asyncio.Future[Loaded | None]:
         """Have a batch committed in the thread, and see that it has begun.
 
         Without waiting for it the loop, which goes on with the next batch, would keep the
@@ -104,7 +156,7 @@ class Writer:
 
         def end(store: Store) -> Loaded | None:
             begun.release()
-            return store.end(batch)
+            return self._store_whole(store, steps, batch, has_begun=True)
 
         done = self._hop(end)
         if batch.commands >= MANY_COMMANDS:
@@ -114,6 +166,7 @@ class Writer:
     def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         """Have a function run on the store in the writer's thread, after what was started before.
 
+        It is run once more where it fails and nothing of it is stored, so it is one transaction.
         Who gives up leaves the function to end: the thread has it in any case.
 
         Raises:
@@ -121,16 +174,35 @@ class Writer:
         """
 
         def patient(store: Store) -> T:
-            store.wait_for_others(True)
-            return work(store)
+            while True:
+                try:
+                    with told(store.connection):
+                        store.wait_for_others(True)
+                        return work(store)
+                except (StorageFullError, NotWritableError) as error:
+                    self.space.wait_after(error)
 
         return asyncio.shield(self._hop(patient))
 
     def _hop(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
-        self._last = done = self._connection.hop(work, self._store)
+
+        def careful(store: Store) -> T:
+            if self._failed is not None:
+                raise self._failed
+            try:
+                return work(store)
+            except (NotWritableError, OutcomeUnknownError) as error:
+                self._end(error)
+                raise
+
+        self._last = done = self._connection.hop(careful, self._store)
         return done
+
+    def _end(self, error: Fatal) -> None:
+        self._failed = error
+        self._on_fatal(error)
 
     async def run(self, work: Callable[[Store], T]) -> T:
         """Do the same, and wait for what the function returns."""
@@ -139,8 +211,8 @@ class Writer:
     async def close(self) -> None:
         """Checkpoint, close the file, and end the thread."""
         if self._connection is not None:
-            if self._store is not None:
-                await self.run(lambda store: store.checkpoint("TRUNCATE"))
+            if self._store is not None and self._failed is None:
+                await self._hop(_cut_log)
             await self._connection.close()
             self._connection = self._store = None
 
@@ -160,6 +232,13 @@ class _OneHop(aiosqlite.Connection):
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tx.put_nowait((done, lambda: work(store)))
         return done
+
+
+def _cut_log(store: Store) -> None:
+    """Copy the log into the database for the last time; it stays where that cannot be now."""
+    with suppress(StorageFullError, NotWritableError), told(store.connection):
+        store.wait_for_others(True)
+        store.checkpoint("TRUNCATE")
 
 
 def _is_awaited(batch: Batch) -> bool:

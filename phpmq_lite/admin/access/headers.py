@@ -31,7 +31,7 @@ async def add_headers(request: web.BaseRequest, response: web.StreamResponse) ->
     response.headers["Server"] = "phpmq-lite"  # and not which Python and aiohttp
 
 
-def head_all(runner: web.AppRunner) -> None:
+def head_all(runner: web.AppRunner) -> web.Server:
     """Have aiohttp put the headers on its own answers too: those to what it cannot parse.
 
     Such a request has come to no application, so no signal is sent for its answer.
@@ -50,6 +50,7 @@ def head_all(runner: web.AppRunner) -> None:
         return _Unparsed(message, payload, protocol, writer, task, loop)
 
     server.request_factory = make_headed
+    return server
 
 
 class _Unparsed(web.BaseRequest):

@@ -94,6 +94,18 @@ def check_queue_right(request: web.Request, name: str, field: str = "queue") -> 
         )  # fmt: skip
 
 
+def check_all_queues(request: web.Request, what: str) -> None:
+    """Refuse what concerns all queues to who is limited to some.
+
+    Raises:
+        Problem: 403, naming the globs.
+    """
+    identity = identity_of(request)
+    if identity.queues:
+        raise Problem(403, "foreign_queue", f"Only an admin of all queues may {what}.",
+                      bound=", ".join(identity.queues))  # fmt: skip
+
+
 def check_forward_right(request: web.Request, on_expire: object, field: str = "on_expire") -> None:
     """Refuse a setting that forwards into a queue that is not among those of the identity.
 

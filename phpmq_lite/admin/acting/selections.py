@@ -38,7 +38,13 @@ class Selections:
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, Selection] = OrderedDict()
+        self.dropped = 0  # to make room
         self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """How much is kept."""
+        return self._bytes
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -52,6 +58,7 @@ class Selections:
             first = next(iter(self._kept.values()))
             if self._bytes <= self._limit_bytes and first.expires_at > now_ms:
                 break
+            self.dropped += first.expires_at > now_ms
             self._drop(first)
         return made
 

@@ -4,8 +4,10 @@ from typing import Final
 
 from phpmq_lite.admin.api import (
     audit,
+    backups,
     bulk,
     clients,
+    clock,
     config,
     dead,
     dead_groups,
@@ -49,7 +51,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *bulk.ROUTES,
     *definitions.ROUTES,
     *audit.ROUTES,
+    *clock.ROUTES,
     *config.ROUTES,
+    *backups.ROUTES,
     *clients.ROUTES,
     *live.ROUTES,
     *wait.ROUTES,

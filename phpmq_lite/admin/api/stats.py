@@ -25,6 +25,8 @@ class StatsOut(BaseModel):
     is_ready: bool
     is_draining: bool
     step: str
+    publishing_stopped: str | None  # why no message is taken, for want of room
+    storing_stopped: str | None  # why nothing at all can be stored now
     queues: int
     ready: int  # without dead-letter records
     dispatched: int
@@ -93,6 +95,8 @@ async def stats(request: web.Request) -> web.StreamResponse:
             is_ready=context.is_ready(),
             is_draining=status.is_draining,
             step=status.step,
+            publishing_stopped=None if status.shortage is None else status.shortage.detail,
+            storing_stopped=status.trouble,
             queues=len(status.queues),
             ready=int(sums["ready"]),
             dispatched=int(sums["dispatched"]),

@@ -104,8 +104,23 @@ async def _notices(
             disk_share=1 - disk.free / disk.total if disk.total else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,
+            **_care(context, now_ms),
         ),
     )
+
+
+def _care(context: Context, now_ms: int) -> dict[str, Any]:
+    """Give what the notices say of backups and scrub."""
+    if context.care is None:
+        return {}
+    made = context.care.backups
+    newest = made.newest
+    return {
+        "damage": context.care.scrub.state.damage,
+        "backup_error": made.error,
+        "backup_age_ms": now_ms - newest.made_at if newest and made.every_s else None,
+        "backup_each_ms": int(made.every_s * 1_000),
+    }
 
 
 async def live_overview(

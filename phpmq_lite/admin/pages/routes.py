@@ -4,9 +4,11 @@ from typing import Final
 
 from phpmq_lite.admin.pages import (
     audit,
+    backups,
     bulk,
     client,
     clients,
+    clock,
     dead,
     history,
     insights,
@@ -61,6 +63,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *reference.ROUTES,
     *audit.ROUTES,
     *system.ROUTES,
+    *backups.ROUTES,
+    *clock.ROUTES,
     *client.ROUTES,
     *tail.ROUTES,
     *login.ROUTES,

@@ -8,9 +8,10 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
 from phpmq_lite import logs
-from phpmq_lite.admin import systems
+from phpmq_lite.admin import limits, systems
 from phpmq_lite.admin.access.identity import entry_of, identity_of, may_use
 from phpmq_lite.admin.acting import commands
+from phpmq_lite.admin.api.clock import ClockOut, clock_of
 from phpmq_lite.admin.api.config import SettingOut, settings_in_force
 from phpmq_lite.admin.certificates import certificates
 from phpmq_lite.admin.conditions import checks
@@ -64,7 +65,10 @@ async def _health(request: web.Request, _query: SystemQuery) -> dict[str, Any]:
     context, status = context_of(request), status_of(request)
     now_ms = context.now_ms()
     stored, disk = await _measured(context)
+    reached = limits.limits(context.settings, status, limits.http_of(context))
     return {
+        "clock": await _clock(context) if status.clock_doubt_ms else None,
+        "may_decide": _may_decide(request),
         "checks": await checks(context, status),
         "times": systems.times(status, now_ms),
         "versions": systems.versions(context.version),
@@ -72,11 +76,23 @@ async def _health(request: web.Request, _query: SystemQuery) -> dict[str, Any]:
         "certificates": await certificates(context.settings),
         "storage": systems.storage(context.settings, disk, stored, context.readers.path.parent),
         "retention": systems.retention(context.settings, stored, now_ms),
-        "limits": systems.limits(context.settings, status),
-        "waiting": systems.waiting(status),
+        "limits": reached,
+        "waiting": systems.waiting(status, reached),
         "refused": systems.refused(status),
         "accounts": systems.accounts(context.urls),
     }
+
+
+async def _clock(context: Context) -> ClockOut | None:
+    try:
+        return await clock_of(context)
+    except StorageError:
+        return None
+
+
+def _may_decide(request: web.Request) -> bool:
+    identity = identity_of(request)
+    return identity.role.may(Role.OPERATOR) and not identity.queues
 
 
 async def _measured(context: Context) -> tuple[Measures | None, Disk | None]:

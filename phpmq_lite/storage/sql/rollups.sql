@@ -6,6 +6,11 @@
 at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead, deleted,
   ready, held, bytes, oldest_age_ms
 
+-- part: ahead
+-- How far the clock is ahead of where it was once, in seconds: what is old by it may not be old.
+coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
+  - (SELECT min(step_ms) FROM clock_step), 0) / 1000
+
 -- name: put
 -- A span of a queue; a span that a stop cut short is replaced by the whole one.
 -- parameters: at_s, span_s, the eight counts, the four gauges, wait, hold, queue_id
@@ -14,12 +19,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: remove
 -- The oldest spans of one length, no more than limit.
--- parameters: span_s; before (Unix seconds, exclusive); limit
+-- parameters: span_s; before (Unix seconds, exclusive; less where the clock was set ahead); limit
 -- index: rollup_time
 DELETE FROM rollup
 WHERE (span_s, queue_id, at_s) IN (
   SELECT span_s, queue_id, at_s FROM rollup INDEXED BY rollup_time
-  WHERE span_s = ? AND at_s < ?
+  WHERE span_s = ? AND at_s < ? - {ahead}
   ORDER BY at_s
   LIMIT ?
 );

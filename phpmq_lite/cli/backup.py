@@ -1,0 +1,142 @@
+"""``backup``: make a copy of the database, of a running broker or of a stopped one."""
+
+import os
+import shutil
+import time
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from phpmq_lite import __version__
+from phpmq_lite.cli.main import NOT_FOUND, CommandError
+from phpmq_lite.cli.node import Node, node_options
+from phpmq_lite.cli.options import talk
+from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.backup import (
+    Backup,
+    Making,
+    check_copy,
+    check_space,
+    listed,
+    read_backup,
+    remove_old,
+)
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, held_still
+from phpmq_lite.storage.durable import PRIVATE_FOLDER, create_private, sync_file, sync_folder
+from phpmq_lite.storage.wal_guard import check_wal
+
+_ASK_EACH_S: Final = 1.0
+_COLUMNS: Final = (
+    Column("id", "ID"),
+    Column("bytes", "BYTES", is_number=True),
+    Column("messages", "ALIVE", is_number=True),
+    Column("settled", "SETTLED", is_number=True),
+    Column("last_offset", "LAST OFFSET", is_number=True),
+    Column("path", "FOLDER"),
+)
+
+Row = dict[str, Any]
+
+
+@click.command()
+@click.option("--list", "is_list", is_flag=True, help="Only list those that there are.")
+@click.option(
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put it into this folder on this machine too; nothing is removed there.",
+)
+@node_options
+@output_option
+def backup(node: Node, is_list: bool, to: Path | None, output: str | None) -> None:
+    """Make a backup: a whole copy of the database at one moment.
+
+    A running broker makes it beside its work; of a stopped one the command makes it. It is checked
+    before it has a name; the oldest above backups.keep are removed. Prints what the new one holds.
+    """
+    if to is not None and node.settings is None:
+        raise click.UsageError("--to copies on this machine; it cannot be used with --node")
+    is_running = node.settings is None or _is_running(node.settings)
+    if is_list:
+        rows = _items(node) if is_running else _listed(node.settings)
+    else:
+        rows = [_asked(node) if is_running else _made(node.settings)]
+        if to is not None:
+            rows = [_row(_copied(Path(rows[0]["path"]), to))]
+    write(rows, _COLUMNS, output, "there is no backup")
+
+
+def _is_running(settings: Settings) -> bool:
+    if not (settings.data / DATABASE).exists():
+        raise CommandError(f"there is no broker in {settings.data}", NOT_FOUND)
+    try:
+        with held_still(settings.data):
+            return False
+    except StartRefusedError:
+        return True
+
+
+def _items(node: Node) -> list[Row]:
+    items: list[Row] = node.get("/backups")["items"]
+    return items
+
+
+def _asked(node: Node) -> Row:
+    """Have the broker make one; ask again and again where it takes long."""
+    told = node.post("/backups")
+    while told["is_running"]:
+        talk("the backup is under way …")
+        time.sleep(_ASK_EACH_S)
+        told = node.get("/backups")
+    if told["error"]:
+        raise CommandError(told["error"])
+    newest: Row = told["items"][0]
+    return newest
+
+
+def _listed(settings: Settings | None) -> list[Row]:
+    return [] if settings is None else [_row(one) for one in listed(settings.backups_folder)]
+
+
+def _made(settings: Settings | None) -> Row:
+    """Make one of a database that nobody has open."""
+    if settings is None:
+        raise CommandError("there is no broker on this machine", NOT_FOUND)
+    folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
+    with closing(folder):
+        check_wal(folder)
+        making = Making(folder.database, settings.backups_folder, __version__, is_open=False)
+        made = making.run()
+    remove_old(settings.backups_folder, settings.backups.keep)
+    return _row(made)
+
+
+def _copied(source: Path, to: Path) -> Backup:
+    """Copy a backup whole, and look at what arrived."""
+    made = read_backup(source)
+    if made is None:
+        raise CommandError(f"{source} is gone", NOT_FOUND)
+    to.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    check_space(to, made.manifest.bytes)
+    place, target = to / f".{source.name}.new", to / source.name
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(mode=PRIVATE_FOLDER)
+    try:
+        for file in source.iterdir():
+            os.close(create_private(place / file.name))
+            shutil.copyfile(file, place / file.name)
+            sync_file(place / file.name)
+        check_copy(Backup(place, made.manifest))
+        place.rename(target)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    sync_folder(to)
+    return Backup(target, made.manifest)
+
+
+def _row(made: Backup) -> Row:
+    return {**asdict(made.manifest), "path": str(made.folder)}

@@ -1,0 +1,95 @@
+"""``restore``: put a backup in the place of a database, or only try whether it could be."""
+
+from pathlib import Path
+
+import click
+
+from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.options import (
+    confirm,
+    data_option,
+    load_settings,
+    settings_options,
+    start_options,
+    talk,
+)
+from phpmq_lite.cli.output import output_option
+from phpmq_lite.cli.verify import DAMAGED, show
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.backup import is_id
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.restore import Restored, drill
+from phpmq_lite.storage.restore import restore as put_back
+
+
+@click.command()
+@click.argument("backup")
+@click.option("--drill", "is_drill", is_flag=True, help="Only try it, in a folder of its own.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@data_option
+@start_options
+@output_option
+@settings_options
+def restore(
+    backup: str,
+    is_drill: bool,
+    yes: bool,
+    data: Path | None,
+    allow_network_fs: bool | None,
+    accept_loss: bool | None,
+    output: str | None,
+    config: Path | None,
+    assignments: tuple[tuple[str, str], ...],
+) -> None:
+    """Put BACKUP in the place of the database of a stopped broker.
+
+    BACKUP is the id of a backup of this broker, its folder, or a database file, such as the
+    before-migration-NNNN.db of an upgrade. What was there is moved to replaced-<time>/ in the data
+    folder; nothing is deleted. With --drill the backup is restored into a temporary folder,
+    brought to this version's schema, recovered, checked, and removed again.
+    """
+    settings = load_settings(
+        config,
+        assignments,
+        data=data,
+        storage__allow_network_fs=allow_network_fs,
+        storage__accept_loss=accept_loss,
+    ).settings
+    source = _source(backup, settings)
+    if is_drill:
+        done = drill(source, migrations_folder(), tell=talk)
+        for name in done.migrated:
+            talk(f"applied {name}")
+    else:
+        if (settings.data / DATABASE).exists():
+            confirm(f"Replace the database in {settings.data}?", is_yes=yes)
+        done = put_back(
+            source,
+            settings.data,
+            allow_network_fs=settings.storage.allow_network_fs,
+            accept_loss=settings.storage.accept_loss,
+            tell=talk,
+        )
+    show(done.checks, output)
+    _conclude(done, source, is_drill=is_drill)
+
+
+def _conclude(done: Restored, source: Path, *, is_drill: bool) -> None:
+    if is_drill:
+        if done.problems:
+            raise CommandError(f"a broker restored from {source} would be damaged", DAMAGED)
+        talk(f"the drill passed: a broker could start on {source}")
+        return
+    if done.aside is not None:
+        talk(f"what was there is in {done.aside}")
+    talk(f"{done.database} is restored; start the broker")
+
+
+def _source(backup: str, settings: Settings) -> Path:
+    path = Path(backup)
+    if not path.exists() and is_id(backup):
+        path = settings.backups_folder / backup
+    if not path.exists():
+        raise click.BadParameter(f"there is no {path}", param_hint="BACKUP")
+    return path

@@ -1,0 +1,61 @@
+"""``verify``: look at everything in a database, and change nothing."""
+
+from pathlib import Path
+
+import click
+
+from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.options import data_option, load_settings, settings_options
+from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.storage.backup import MANIFEST, check_copy, read_backup
+from phpmq_lite.storage.verify import Check
+from phpmq_lite.storage.verify import verify as verify_files
+
+DAMAGED = 65
+_COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(exists=True, path_type=Path))
+@data_option
+@output_option
+@settings_options
+def verify(
+    path: Path | None,
+    data: Path | None,
+    output: str | None,
+    config: Path | None,
+    assignments: tuple[tuple[str, str], ...],
+) -> None:
+    """Check a database whose broker is stopped, or a backup; change nothing.
+
+    Looks at the write-ahead log, the structure, every body, and whether the tables agree. PATH is
+    a backup, a database file or a data folder; without it, the data folder. A running broker is
+    checked by `phpmq-lite scrub`.
+    Exit codes: 0 all is well, 65 something is damaged.
+    """
+    if path is None:
+        path = load_settings(config, assignments, data=data).settings.data
+    if (path / MANIFEST).is_file():
+        backup = read_backup(path)
+        if backup is None:
+            raise CommandError(f"{path / MANIFEST} cannot be read, or has no database", DAMAGED)
+        check_copy(backup)
+        path = backup.database
+    checks = verify_files(path)
+    show(checks, output)
+    if any(check.problems for check in checks):
+        raise CommandError(f"{path} is damaged", DAMAGED)
+
+
+def show(checks: list[Check], output: str | None) -> None:
+    """Write a line for each check, and one more for each further problem."""
+    rows = []
+    for check in checks:
+        result = "damaged" if check.problems else "ok"
+        rows.append({"check": check.name, "result": result, "found": check.found})
+        rows += [
+            {"check": check.name, "result": "damaged", "found": problem}
+            for problem in check.problems
+        ]
+    write(rows, _COLUMNS, output, "nothing was checked")

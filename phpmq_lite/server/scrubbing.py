@@ -1,0 +1,181 @@
+"""Says when the scrub looks at which part of the database, and has what it finds put right.
+
+Once a day it goes over all bodies, slowly, and slower while the broker is busy; once a week over
+pages and indexes.  What is damaged and ready is settled as dead, reason ``crc``; damaged bodies of
+settled messages are counted; nothing is deleted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from phpmq_lite import logs
+from phpmq_lite.broker import damage
+from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.figures import Figures
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.scrub import PARTS, Round, Scrub, State, note, read_state, write_state
+
+START_S: Final = 60.0  # a start has other things to do
+_TICK_S: Final = 0.2
+_KEPT_EACH_S: Final = 10.0  # how far it is
+_BUSY_BYTES: Final = 64 << 10  # read from clients within a tick
+_DAY_MS: Final = 86_400_000
+T = TypeVar("T")
+_log = logs.get_logger(__name__)
+
+
+class Scrubbing:
+    """Runs the scrub of one broker; ``run`` until it is cancelled."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        figures: Figures,
+        database: Path,
+        settings: Callable[[], Settings],
+    ) -> None:
+        self.state = State()
+        self._is_working = False
+        self._engine = engine
+        self._figures = figures
+        self._folder = database.parent
+        self._scrub = Scrub(database)
+        self._settings = settings
+        self._asked = asyncio.Event()
+        self._is_cancelled = False
+        self._bytes_in = 0
+        self._thread: asyncio.Future[Any] | None = None  # the last work that a thread was given
+
+    @property
+    def is_working(self) -> bool:
+        """Tell whether it reads, or was asked to."""
+        return self._is_working or self._asked.is_set()
+
+    @property
+    def tick_bytes(self) -> int:
+        """How much is read in the next tick: a tenth where clients have sent much."""
+        seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
+        rate = self._settings().scrub.bytes_per_s * _TICK_S
+        return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
+
+    def start(self) -> None:
+        """Look at everything now, structure included.
+
+        Raises:
+            RefusedError: it does so already.
+        """
+        if self.is_working:
+            raise RefusedError("scrub_running", "the scrub is under way")
+        self._asked.set()
+
+    def stop(self) -> None:
+        """Give up the round under way.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if not self.is_working:
+            raise RefusedError("scrub_idle", "no scrub is under way")
+        self._is_cancelled = True
+
+    async def run(self, *, is_owed: bool = False) -> None:
+        """Work whenever it is due; ``is_owed``: the start left the structure to this."""
+        try:
+            self.state = await asyncio.to_thread(read_state, self._folder)
+            if is_owed:
+                await self._look(with_bodies=False, with_structure=True)
+            while True:
+                is_asked = await self._until_due()
+                with_structure = is_asked or self._is_structure_due()
+                await self._look(with_bodies=True, with_structure=with_structure)
+        finally:
+            self._scrub.stop()
+            if self._thread is not None:  # its reader would keep the WAL
+                await asyncio.wait({self._thread})
+
+    async def _until_due(self) -> bool:
+        """Wait for the clock, or for somebody to ask; tell whether somebody did."""
+        every_s = self._settings().scrub.every_h * 3_600
+        last = self.state.last
+        due_s = 0.0 if last is None else (last.ended_at - self._now_ms()) / 1_000 + every_s
+        wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._asked.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _look(self, *, with_bodies: bool, with_structure: bool) -> None:
+        self._is_working, self._is_cancelled = True, False
+        self._asked.clear()
+        try:
+            if with_structure:
+                await self._look_at_structure()
+            if with_bodies:
+                await self._look_at_bodies()
+        except StorageError as error:
+            self.state.structure = [str(error)]
+            _log.error("scrub_failed", reason=str(error))
+            self.state.now = Round()
+        finally:
+            self._is_working = False
+            await self._keep()
+
+    async def _look_at_structure(self) -> None:
+        found = await self._in_thread(self._scrub.structure)
+        self.state.structure, self.state.structure_at = found, self._now_ms()
+        if found:
+            _log.error("structure_damaged", problems=found[:3])
+
+    async def _look_at_bodies(self) -> None:
+        """Go on with the round that a stop cut off, or begin one."""
+        state = self.state
+        if not state.is_under_way:
+            state.now = Round(began_at=self._now_ms())
+        kept_at = asyncio.get_running_loop().time()
+        while state.now.part < len(PARTS):
+            await asyncio.sleep(_TICK_S)
+            if self._is_cancelled:
+                state.now = Round()
+                return
+            await self._look_at_slice(PARTS[state.now.part])
+            if asyncio.get_running_loop().time() - kept_at > _KEPT_EACH_S:
+                kept_at = asyncio.get_running_loop().time()
+                await self._keep()
+        state.now.ended_at = self._now_ms()
+        state.last, state.now = state.now, Round()
+        _log.info("scrubbed", bodies=state.last.bodies, bytes=state.last.bytes, bad=state.last.bad)
+
+    async def _look_at_slice(self, part: str) -> None:
+        upto = self.state.now.upto
+        found = await self._in_thread(partial(self._scrub.look, part, upto, self.tick_bytes))
+        note(self.state, part, found)
+        if not found.bad:
+            return
+        dead = 0
+        if part == "alive":
+            dead = await self._engine.call(lambda core, ok: damage.bury(core, found.bad, ok))
+        _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
+                   settled_as_dead=dead)  # fmt: skip
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))
+        return await asyncio.shield(thread)
+
+    async def _keep(self) -> None:
+        try:
+            await asyncio.to_thread(partial(write_state, self._folder, self.state))
+        except OSError as error:
+            _log.warning("scrub_not_kept", reason=str(error))
+
+    def _is_structure_due(self) -> bool:
+        days = self._settings().scrub.structure_days
+        return bool(days) and self._now_ms() - self.state.structure_at >= days * _DAY_MS
+
+    def _now_ms(self) -> int:
+        return self._engine.clock.now().wall_ms

@@ -1,0 +1,14 @@
+-- What a restore changes in the copy before it gets its place.
+
+-- name: last_number
+-- The highest number that anything has, in any version of the schema.
+SELECT max(
+  coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
+  coalesce((SELECT max(max(seq), max(position)) FROM message), 0),
+  coalesce((SELECT max(max(seq), max(position)) FROM history), 0),
+  coalesce((SELECT max(seq) FROM body), 0)
+);
+
+-- name: has_identity
+-- Whether its schema has an identity of the history.
+SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'meta');
