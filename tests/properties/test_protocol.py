@@ -1,15 +1,10 @@
 """The protocol under any input: cuts change nothing, frames survive, garbage is only refused."""
 
-import random
-from collections.abc import Iterable
-from itertools import pairwise
 from typing import Final
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import (
     Acknowledge,
@@ -22,9 +17,9 @@ from phpmq_lite.protocol.frames import (
     Requeue,
 )
 from phpmq_lite.protocol.wire import WireLimits, decode_queue
+from tests.writing import cut, forever, packets_of, written
 
 LIMITS: Final = WireLimits(max_content=4_096)
-MUTANTS: Final = 20_000
 
 queues = st.text(min_size=1, max_size=40).filter(
     lambda name: decode_queue(name.encode(errors="surrogatepass")) == name
@@ -43,44 +38,6 @@ client_frames = st.one_of(
 # Line breaks in the order they are used; none is compact.
 breaks = st.just([b""]) | st.lists(st.sampled_from([b"\n", b"\r\n"]), min_size=1, max_size=7)
 widths = st.sampled_from([32, 36])
-
-
-def packets_of(frame: ClientFrame) -> tuple[int, list[tuple[int, bytes]]]:
-    """Return message type and packets of a frame, in our order."""
-    queue = (1, frame.queue.encode())
-    match frame:
-        case Publish(_, content, ttl_s, key):
-            ttl = [] if ttl_s is None else [(5, b"%d" % ttl_s)]
-            return 1, [queue, (2, content), *ttl, *([] if key is None else [(3, key)])]
-        case Consume(_, count):
-            return 2, [queue, (4, b"%d" % count)]
-        case Acknowledge(_, identity):
-            return 4, [queue, (3, identity)]
-        case Requeue(_, identity, ttl_s):
-            return 5, [queue, (3, identity), (5, b"%d" % ttl_s)]
-        case DeadLetter(_, identity):
-            return 6, [queue, (3, identity)]
-
-
-def written(
-    message_type: int, packets: list[tuple[int, bytes]], width: int, breaks: Iterable[bytes]
-) -> bytes:
-    """Write a frame in any style, packet order as given; the last break stands behind it."""
-    each = iter(breaks)
-    parts = [b"H01%03d%02d" % (message_type, len(packets)), next(each)]
-    for kind, content in packets:
-        parts += [b"P%02d%0*d" % (kind, width - 3, len(content)), next(each), content, next(each)]
-    return b"".join(parts)
-
-
-def forever(breaks: list[bytes]) -> Iterable[bytes]:
-    while True:
-        yield from breaks
-
-
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[start:stop] for start, stop in pairwise(edges)]
 
 
 def read(side: ServerSide, pieces: list[bytes]) -> tuple[list[ClientFrame], tuple[str, int] | None]:
@@ -199,53 +156,3 @@ def test_server_side_reads_what_client_side_writes(sent: list[ClientFrame]) -> N
             case DeadLetter(queue, identity):
                 stream += client.dead_letter(queue, identity)
     assert read(ServerSide(LIMITS), [stream]) == (sent, None)
-
-
-def mutant(dice: random.Random) -> bytes:
-    """Return garbage, or frames of which some bytes were changed, lost, repeated or inserted."""
-    if dice.random() < 0.15:
-        return dice.randbytes(dice.randrange(120))
-    width = dice.choice([32, 32, 36])
-    each = forever(dice.choice([[b""], [b""], [b"\n"], [b"\r\n"], [b"\n", b"\r\n"]]))
-    stream = b""
-    for _ in range(dice.randrange(1, 4)):
-        packets = [(dice.randrange(7), dice.randbytes(dice.randrange(5))) for _ in range(2)]
-        frame = dice.choice(
-            [
-                (1, [(1, b"Foo"), (2, dice.randbytes(dice.randrange(30)))]),
-                (1, [(1, b"Foo"), (2, b"x"), (5, b"60")]),
-                (1, [(1, b"Foo"), (2, b"x"), (5, b"60"), (3, b"key")]),
-                (2, [(1, b"Foo"), (4, b"10")]),
-                (4, [(1, b"Foo"), (3, b"a" * 32)]),
-                (dice.randrange(9), packets),
-            ]
-        )
-        stream += written(*frame, width, each)
-    damaged = bytearray(stream)
-    for _ in range(dice.randrange(4)):
-        at = dice.randrange(len(damaged) + 1)
-        few = dice.choice([b"", b"\0", b"9", b"P", b"H", b"\n", b" ", "٣".encode(), b"_", b"+"])
-        damaged[at : at + dice.choice([0, 1, 1, 5])] = few
-    return bytes(damaged)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_server_side_gives_frames_or_a_protocol_error_for_mutants(seed: int) -> None:
-    """20,000 inputs in all: nothing else is raised, and nothing runs after the error."""
-    dice = random.Random(seed)
-    errors = complete = 0
-    known = tuple(frame for frame in vars(frames).values() if isinstance(frame, type))
-    late = ClientSide().publish("late", b"late")
-    for _ in range(MUTANTS // 4):
-        stream = mutant(dice)
-        side = ServerSide(LIMITS, http_guard=dice.random() < 0.5)
-        got, error = read(side, cut(stream, [dice.randrange(1 << 16) for _ in range(3)]))
-        assert all(isinstance(frame, known) for frame in got)
-        if error is not None:
-            errors += 1
-            assert 0 <= error[1] <= len(stream)
-            assert (side.receive(late), side.release(), side.partial_bytes) == ([], [], 0)
-        else:
-            complete += 1
-    assert errors > 100
-    assert complete > 100

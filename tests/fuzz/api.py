@@ -1,0 +1,123 @@
+"""The HTTP API asked by schemathesis: what its document allows, what it forbids, and oddities.
+
+``python -m tests.fuzz.api --minutes 10`` asks for so long, somewhere else in each round, and ends
+with 1 at the first answer of 5xx, or where the broker's log has a traceback.  ``--seed`` repeats a
+run.
+"""
+
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import click
+import hypothesis
+import schemathesis
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+
+from tests.acceptance.peers import Peer
+from tests.preloaded import BrokerProcess, broker_process
+
+schemathesis.serializer.alias("application/vnd.apache.arrow.stream", "application/octet-stream")
+
+FLAGS: Final = ("--admin", "127.0.0.1:0", "--set", "limits.max_content=1MiB")
+LONG: Final = ("/events", "/wait")  # they answer when something happens
+ROUND: Final = 20  # requests to one operation, in one round of a long run
+
+
+def operations_of(broker: BrokerProcess) -> list[Any]:
+    """Give all operations of the broker's document that answer at once."""
+    base = broker.admin[0].rstrip("/")
+    schema = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
+    schema.config.update(base_url=f"{base}/api/v1")
+    found: list[Any] = [one.ok() for one in schema.get_all_operations()]  # type: ignore[union-attr]
+    return [operation for operation in found if operation.path not in LONG]
+
+
+@dataclass
+class Asked:
+    """What was answered."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        """Answers that tell of a defect."""
+        return sum(count for status, count in self.statuses.items() if status >= 500)
+
+    def __str__(self) -> str:
+        by_class = Counter({f"{status // 100}xx": 0 for status in (200, 400, 500)})
+        for status, count in self.statuses.items():
+            by_class[f"{status // 100}xx"] += count
+        return f"{self.statuses.total():,} requests: " + ", ".join(
+            f"{count:,} x {name}" for name, count in sorted(by_class.items())
+        )
+
+    def ask(
+        self, operation: Any, mode: GenerationMode, examples: int, seed: int | None = None
+    ) -> None:
+        """Send generated requests to one operation; without a seed always the same.
+
+        Raises:
+            Exception: it answered with a 5xx, or otherwise than the document says.
+        """
+
+        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        @hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            derandomize=seed is None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        def send(case: Any) -> None:
+            answer = case.call(timeout=30)
+            self.statuses[answer.status_code] += 1
+            case.validate_response(answer, checks=[not_a_server_error])
+
+        if seed is not None:
+            send = hypothesis.seed(seed)(send)
+        try:
+            send()
+        except hypothesis.errors.Unsatisfiable:  # this operation has no such requests
+            assert mode is GenerationMode.NEGATIVE
+
+
+@click.command(help=__doc__)
+@click.option("--minutes", default=10.0, show_default=True)
+@click.option("--seed", type=int, help="Repeats a run; a number of chance without.")
+def main(minutes: float, seed: int | None) -> None:
+    """Ask for so long."""
+    seed = random.SystemRandom().randrange(1, 10**9) if seed is None else seed
+    asked, rounds = Asked(), 0
+    ends_s = time.monotonic() + minutes * 60
+    with TemporaryDirectory() as folder, broker_process(Path(folder) / "data", *FLAGS) as broker:
+        with Peer(broker.port) as peer:  # so that there is something to be found
+            peer.store("0", *(b'{"job":"urn:a","n":%d}' % number for number in range(100)))
+        operations = operations_of(broker)
+        try:
+            while time.monotonic() < ends_s:
+                for operation in operations:
+                    for mode in GenerationMode:
+                        asked.ask(operation, mode, ROUND, seed + rounds)
+                    if time.monotonic() >= ends_s:
+                        break
+                rounds += 1
+        finally:
+            click.echo(
+                f"api: {asked}; {len(operations)} operations, {rounds} whole rounds, seed {seed}"
+            )
+            log = broker.log.read_text(encoding="utf-8").splitlines()
+    # Of what runs beside requests; aiohttp's own are about requests that it cannot parse: 400.
+    tracebacks = [one for one in log if "Traceback" in one and "http_exceptions" not in one]
+    click.echo("\n".join(tracebacks[:5]), nl=bool(tracebacks))
+    sys.exit(bool(asked.failed or tracebacks))
+
+
+if __name__ == "__main__":
+    main()

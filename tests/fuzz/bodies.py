@@ -1,0 +1,175 @@
+"""What is said of envelopes, under any bytes: a verdict always, and never two opinions.
+
+What must hold of every body:
+
+- nothing is raised, by none of the functions that the broker is given;
+- the quick ways say what the long ones say, or nothing;
+- what a consumer may handle is an object for ``json`` too, with its members of the right types;
+- what is no JSON object for ``json`` is refused;
+- what is indexed has its bounds, so that SQLite and the pages can take it;
+- a dead-letter record names its message and its cause, and gives back what died.
+"""
+
+import json
+import re
+from random import Random
+from typing import Any, Final
+
+from phpmq_lite.envelopes import index, quick, record, verdict
+from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.members import members
+from phpmq_lite.model import Death, Indexed, QueueSettings
+from tests.envelope_cases import BLOCK, CASES, MEMBERS, META, written
+from tests.fuzz.target import LONGEST, Target
+
+_INTAKE: Final = Intake()
+_MODES: Final[tuple[verdict.EmptyListData, ...]] = ("php", "never", "always")
+_DEATH: Final = Death("orders", b"0" * 32, "max_deliveries", "21 \ud800 deliveries", 1)
+_INT64: Final = range(-(1 << 63), 1 << 63)
+
+
+def check_body(content: bytes) -> str:
+    """Check one body."""
+    found = verdict.judge(content)
+    assert index.indexed(content) == index._indexed_of_odd(content), "two ways of indexing differ"
+    right = quick.indexed_where_right(content)
+    for mode in _MODES:
+        judged = verdict.judge(content, mode)
+        if right is not None:
+            said = judged.problem, judged.is_tolerated, judged.warnings, judged.index
+            assert said == (None, False, (), right), "the quick verdict differs"
+        looked = _INTAKE.judge(content, QueueSettings(empty_list_data=mode))
+        assert looked.reason == (judged.problem and judged.problem.reason)
+        _check_indexed(looked.indexed)
+        assert bool(verdict.lint(content, mode)) or judged.problem is None
+    _INTAKE.origin(content)
+    _check_against_json(content, found)
+    _check_record(content, found)
+    return _outcome(content, found, is_quick=right is not None)
+
+
+def _check_indexed(indexed: Indexed) -> None:
+    for text in indexed[:3]:
+        assert text is None or 0 < len(text) <= index.INDEX_CHARACTERS
+    assert indexed[3] is None or indexed[3] in _INT64
+
+
+def _as_json(content: bytes) -> Any:
+    """Read it as the standard library does, which is wider; None where it is nothing."""
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _check_against_json(content: bytes, found: verdict.Verdict) -> None:
+    value = _as_json(content)
+    if not isinstance(value, dict):
+        assert found.problem is not None, "what is no object for json is right"
+        assert found.problem.reason in ("poison", "too_deep")
+    elif found.problem is None:
+        assert type(value["attempts"]) is int
+        assert value["attempts"] in _INT64
+        assert type(value["trace_id"]) is str
+        assert value["meta"]["schema_version"] == 1
+        assert type(value["data"]) is dict or (found.is_tolerated and value["data"] == [])
+        json.dumps(value["data"], allow_nan=False).encode()
+        assert _levels(value) <= verdict.DEPTH_LIMIT, "what is too deep is right"
+
+
+def _levels(value: Any) -> int:
+    """Count how deep it is nested, the root included."""
+    levels, inner = 0, [value]
+    while inner := [one for one in inner if isinstance(one, list | dict)]:
+        levels += 1
+        inner = [each for one in inner for each in (one.values() if type(one) is dict else one)]
+    return levels
+
+
+def _check_record(content: bytes, found: verdict.Verdict) -> None:
+    """See that a record says who died and why, and gives back what died."""
+    settings = QueueSettings(payload_policy="envelope")
+    made = _INTAKE.record(content, settings, _DEATH)
+    assert _INTAKE.record(content, QueueSettings(payload_policy="opaque"), _DEATH) == content
+    if found.problem is not None and found.problem.reason == "unsupported_schema_version":
+        assert made == content, "what may not be changed was changed"
+        assert _INTAKE.unread(content) is not None
+        return
+    source = _INTAKE.source(made)
+    assert source is not None, "the record has no block"
+    assert source[:2] == (_DEATH.message_id, _DEATH.reason)
+    assert _INTAKE.origin(made) == _DEATH.queue
+    assert isinstance(_as_json(made), dict), "the record is no JSON object"
+    back = _INTAKE.revive(made)
+    if found.problem is None:
+        assert verdict.judge(back).problem is None, "what was right is not right again"
+    elif not _has_block(content):
+        assert back in (content, _without_attempts(content)), "what died does not come back"
+
+
+def _has_block(content: bytes) -> bool:
+    try:
+        return any(member.name == "dead_letter" for member in members(content))
+    except ValueError:
+        return False
+
+
+def _without_attempts(content: bytes) -> bytes:
+    try:
+        return record.with_attempts(content, 0)
+    except ValueError:
+        return content
+
+
+def _outcome(content: bytes, found: verdict.Verdict, *, is_quick: bool) -> str:
+    """Say which reason, at which member, or how right it is."""
+    problem = found.problem
+    if problem is None:
+        return "right-" + ("quick" if is_quick else "tolerated" if found.is_tolerated else "slow")
+    if problem.pointer:
+        return f"{problem.reason}{problem.pointer.replace('/', '-')}"
+    indexed = "indexed" if found.index is not None else "not-indexed"
+    kind = "object" if content.lstrip(b" \t\r\n").startswith(b"{") else "no-object"
+    return f"{problem.reason}-{kind}-{indexed}"
+
+
+# -- where inputs come from
+
+_VALUES: Final = (
+    "null", "true", "0", "1", "-1", "1.0", "1e0", "1E400", "-0", "01", "1.", "NaN", "-Infinity",
+    "9" * 19, "9" * 20, "9" * 309, "1" + "0" * 308, "9" * 450, '""', '" "', '"\\t"', '"!"', '"a"',
+    '"\\u0061"', '"\\ud800"', '"\\ud83d\\ude00"', '"\\udc00\\ud800"', '"\\\\ud800"', '"\\/"',
+    '"\\x"', '"ä"', '"\x7f"', '"\x01"', '"\u2028"', "[]", "[1,]", "{}", '{"a":1,"a":2}', "php",
+    '{"a":1e309}', '{"schema_version":1}', '{"schema_version":1.0}', '{"id":3}', BLOCK,
+    '{"lang":"php","schema_version":1}', '{"a":' + "[" * 254 + "]" * 254 + "}",
+    '{"a":' + "[" * 255 + "]" * 255 + "}", "[" * 300, '{"a":' * 90 + "1" + "}" * 90,
+)  # fmt: skip
+_NAMES: Final = (*MEMBERS, "urn", "dead_letter", "raw", "raw_encoding", "timestamp", "x", "JOB")
+
+
+def _fresh(dice: Random) -> bytes:
+    """Make an envelope with a few members that are odd, missing or written twice."""
+    meta = dict(META)
+    for _ in range(dice.choice((0, 0, 1, 2))):
+        meta[dice.choice((*META, "max_retries", "x"))] = dice.choice(_VALUES)
+    pieces = [f'"{name}":{value}' for name, value in {**MEMBERS, "meta": written(meta)}.items()]
+    for _ in range(dice.choice((0, 1, 1, 2))):
+        at = dice.randrange(len(pieces) + 1)
+        pieces.insert(at, f'"{dice.choice(_NAMES)}":{dice.choice(_VALUES)}')
+        if dice.random() < 0.5:
+            del pieces[dice.randrange(len(pieces))]
+    between = dice.choice((",", ",", " ,\n"))
+    return ("{" + between.join(pieces) + "}").encode()
+
+
+BODIES: Final = Target(
+    "envelopes",
+    check_body,
+    _fresh,
+    lambda: [case.content for case in CASES if len(case.content) <= LONGEST],
+    re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}:,]|[^\[\]{}:,"]+', re.DOTALL),
+    tuple(value.encode() for value in _VALUES)
+    + tuple(f'"{name}"'.encode() for name in (*_NAMES, *META))
+    + (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b"\\u", b"\xff", b"\xc3", b"\xef\xbb\xbf",
+       b"\xed\xa0\x80", b"\0", b" ", b"\n", b"\v", b"e", b"-", b"{}{}"),
+)  # fmt: skip

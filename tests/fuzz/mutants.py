@@ -1,0 +1,145 @@
+"""Pieces with a defect each, to see that fuzzing finds it."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from phpmq_lite.admin import query
+from phpmq_lite.envelopes import members, quick, strict, verdict
+from phpmq_lite.protocol import http_guard, parser, whole, wire
+from phpmq_lite.protocol.frames import ReceiptFrame
+from tests.fuzz.bodies import BODIES
+from tests.fuzz.searches import SEARCHES
+from tests.fuzz.streams import ANSWERS, PARSER
+from tests.fuzz.target import Target
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def resynchronises(patch: pytest.MonkeyPatch) -> None:
+    """Goes on with the next frame behind an error."""
+    feed = parser.Parser.feed
+
+    def feed_again(self: parser.Parser, data: bytes) -> list[Any]:
+        if self.error is not None and (at := data.find(b"H01")) >= 0:
+            self.error, self._head, self._step = None, b"", parser.Parser._message_header
+            data = data[at:]
+        return feed(self, data)
+
+    patch.setattr(parser.Parser, "feed", feed_again)
+
+
+def lets_an_error_out(patch: pytest.MonkeyPatch) -> None:
+    """Does not think of names that are not UTF-8."""
+    patch.setattr(wire, "decode_queue", lambda raw: raw.decode())
+
+
+def quick_way_knows_no_limits(patch: pytest.MonkeyPatch) -> None:
+    """Takes an id of any length, where its frame is whole."""
+
+    def id_size(_self: Any, data: bytes, pos: int) -> int:
+        return max(0, whole.read_length(data[pos + 3 : pos + 32])) * data.startswith(b"P03", pos)
+
+    patch.setattr(whole._Remembered, "_id_size", id_size)
+
+
+def takes_a_packet_twice(patch: pytest.MonkeyPatch) -> None:
+    """The last one counts, whole or cut: only another opinion about the grammar tells."""
+    check = parser.Parser._check_packet_header
+
+    def check_less(self: parser.Parser, head: bytes) -> None:
+        values, self._values = self._values, {}
+        check(self, head)
+        self._values = values
+
+    patch.setattr(parser.Parser, "_check_packet_header", check_less)
+
+
+def keeps_what_is_too_long(patch: pytest.MonkeyPatch) -> None:
+    """Refuses long contents when they are here, not when their length is."""
+    begin = parser.Parser._begin_content
+
+    def begin_late(self: parser.Parser, width: int) -> None:
+        limits, self._limits = self._limits, dict.fromkeys(self._limits, 1 << 20)
+        begin(self, width)
+        self._limits = limits
+
+    patch.setattr(parser.Parser, "_begin_content", begin_late)
+
+
+def forgets_at_a_cut(patch: pytest.MonkeyPatch) -> None:
+    """Takes a CR at the end of a read for a whole line break."""
+    step = parser.Parser._line_break
+
+    def line_break(self: parser.Parser, data: bytes, pos: int) -> int:
+        if data[pos:] == b"\r":
+            self._cr, self._step = False, self._next
+            return pos + 1
+        return step(self, data, pos)
+
+    patch.setattr(parser.Parser, "_line_break", line_break)
+
+
+def lets_browsers_in(patch: pytest.MonkeyPatch) -> None:
+    """Never takes anything for HTTP."""
+    patch.setattr(http_guard.HttpGuard, "look", lambda _self, _data: http_guard.OTHER)
+
+
+def reads_reasons_strictly(patch: pytest.MonkeyPatch) -> None:
+    """Does not think of reasons that are not UTF-8."""
+
+    def made(values: dict[int, Any]) -> Any:
+        reason = values[2].decode() if 2 in values else None
+        return ReceiptFrame(values[1], values[3], reason)
+
+    patch.setitem(parser._MAKE, wire.RECEIPT, made)
+
+
+def goes_too_deep(patch: pytest.MonkeyPatch) -> None:
+    """Has no limit of levels."""
+    patch.setattr(strict, "is_too_deep", lambda _content: False)
+
+
+def is_too_quick(patch: pytest.MonkeyPatch) -> None:
+    """Leaves to msgspec what it does not refuse."""
+    patch.setattr(quick, "_is_plain", lambda _content: True)
+
+
+def takes_characters_for_bytes(patch: pytest.MonkeyPatch) -> None:
+    """Splices records at the wrong place where a text is not ASCII."""
+    patch.setattr(members, "_in_bytes", lambda _text, found: found)
+
+
+def passes_over_types(patch: pytest.MonkeyPatch) -> None:
+    """Does not look at the types of members."""
+    patch.setattr(verdict, "_type_problems", lambda _body: iter(()))
+
+
+def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:
+    """Gives SQLite numbers that it cannot hold."""
+    patch.setattr(query, "_LARGEST", 1 << 70)
+
+
+def forgets_quotes(patch: pytest.MonkeyPatch) -> None:
+    """Writes a search down in such a way that it is another one."""
+    patch.setattr("phpmq_lite.storage.terms._QUOTED", re.compile(r'^"|^$'))
+
+
+MUTANTS: Final[tuple[tuple[Target, Break], ...]] = (
+    (PARSER, resynchronises),
+    (PARSER, lets_an_error_out),
+    (PARSER, quick_way_knows_no_limits),
+    (PARSER, takes_a_packet_twice),
+    (PARSER, keeps_what_is_too_long),
+    (PARSER, forgets_at_a_cut),
+    (PARSER, lets_browsers_in),
+    (ANSWERS, reads_reasons_strictly),
+    (BODIES, goes_too_deep),
+    (BODIES, is_too_quick),
+    (BODIES, takes_characters_for_bytes),
+    (BODIES, passes_over_types),
+    (SEARCHES, counts_beyond_64_bits),
+    (SEARCHES, forgets_quotes),
+)

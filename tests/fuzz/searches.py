@@ -1,0 +1,104 @@
+"""What people type into the search field, and cursors: a query or a problem, and SQL that runs.
+
+What must hold of every text: it is a query or a problem of 422; a query written again is the same
+query; its statement runs on the real schema.  And of every cursor, even one whose sum is right: a
+place that a list can begin at, or a problem of 422.
+"""
+
+import re
+import sqlite3
+from base64 import urlsafe_b64encode
+from functools import cache
+from random import Random
+from typing import Final
+from zlib import crc32
+
+from phpmq_lite.admin import cursors, query
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage import plans
+from phpmq_lite.storage.migrate import migrate
+from tests.fuzz.target import Target
+
+_SCOPE: Final = "list"
+_PROBLEMS: Final = ("The", "There", "Behind")  # how those begin that are about no single value
+
+
+@cache
+def _database() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(connection, migrations_folder())
+    return connection
+
+
+def check_search(data: bytes) -> str:
+    """Check one text as a search; and the same as what a cursor holds."""
+    _check_cursor(data)
+    dice = Random(crc32(data))
+    text = data.decode("utf-8", dice.choice(("replace", "replace", "surrogateescape")))
+    try:
+        found = query.parse(text)
+    except Problem as problem:
+        return _outcome_of(problem)
+    assert query.parse(str(found)) == found, "written again it is another search"
+    plan = plans.make(
+        found, dice.choice((None, (1,), (1, 2))), (3,), 1_000, has_numbers=dice.random() < 0.5
+    )
+    if plan is not None:
+        values = {**plan.parameters, "low": plan.low, "high": plan.high, "limit": 10}
+        rows = _database().execute(plan.text(is_newest_first=True), values).fetchall()
+        assert rows == []
+    return f"query-{found.terms[-1].kind if found.terms else 'empty'}"
+
+
+def _outcome_of(problem: Problem) -> str:
+    assert problem.status == 422
+    begins = (problem.detail or "").split(" ", 1)[0]
+    return f"problem-{begins.lower() if begins in _PROBLEMS else 'value'}"
+
+
+def _check_cursor(data: bytes) -> None:
+    signed = b"[%d,%s]" % (crc32(_SCOPE.encode()), data)
+    for text in (data.decode(errors="replace"), urlsafe_b64encode(signed).decode()):
+        try:
+            found = cursors.decode(_SCOPE, text)
+            place = cursors.position(found)
+        except Problem as problem:
+            _outcome_of(problem)
+            continue
+        assert all(0 <= number < 1 << 62 for number in place.values())
+
+
+_VALUES: Final = (
+    "orders", "mail*", "a?b", "dead", "ready", ">3", "<=100k", "-1", ">1h", "<60s", "never", "*",
+    "#5", "d7e7*", "poison", "127.0.0.1", '"a b"', '"\\""', "\\*", "[a]", "'", "%", "1.5m",
+    "9" * 18, "9" * 19, "9" * 40, "true", "null", "ä", "\U0010ffff", "\u2028", "\0", "\x1f",
+)  # fmt: skip
+_NAMES: Final = (*(one.name for one in query.QUALIFIERS if one.name != "data."),
+                 "data.order_id", "data.items.0.sku", "meta.id", "$.a", "$.0", "dead_letter.error",
+                 "data.a-b", "data.12345678901", "what")  # fmt: skip
+
+
+def _fresh(dice: Random) -> bytes:
+    """Make a search of a few terms, or what a cursor holds."""
+    if dice.random() < 0.1:
+        place = dice.choice(("5", "-1", "[1,2]", '["a","b"]', "1e400", "9" * 30, "true", "[1]"))
+        return f'"{dice.choice(("after", "before", "on"))}",{place}'.encode()
+    terms = []
+    for _ in range(dice.choice((1, 1, 2, 3, 21))):
+        name = dice.choice(("", "", "-")) + (dice.choice(_NAMES) + ":") * (dice.random() < 0.8)
+        terms.append(name + dice.choice(_VALUES))
+    return " ".join(terms).encode()
+
+
+SEARCHES: Final = Target(
+    "searches",
+    check_search,
+    _fresh,
+    lambda: [one.example.encode() for one in query.QUALIFIERS],
+    re.compile(rb'"(?:[^"\\]|\\.)*"?|\s+|[^\s":]+|:', re.DOTALL),
+    tuple(
+        token.encode()
+        for token in (*_VALUES, *(f"{name}:" for name in _NAMES), *'"\\- *?[].,\t\xa0\u2003')
+    ),
+)

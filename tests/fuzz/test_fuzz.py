@@ -1,0 +1,53 @@
+"""Any bytes to what reads them: the corpus always, and some thousands of new inputs.
+
+``python -m tests.fuzz parser --inputs 1000000`` tries more.
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from phpmq_lite.protocol import parser
+from tests.fuzz.__main__ import TARGETS
+from tests.fuzz.mutants import MUTANTS, Break
+from tests.fuzz.run import fuzz
+from tests.fuzz.target import CRASH, Target
+
+SEED = int(os.environ.get("PHPMQ_SEED", "1"))
+INPUTS = {"parser": 20_000}  # the others: a quarter of it
+MUTANT_INPUTS = 20_000  # within which a mutant has to be found
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_kept_inputs_have_the_outcome_that_they_are_named_for(name: str) -> None:
+    target = TARGETS[name]
+    kept = target.kept()
+    assert {known: target.check(data) for known, data in kept.items()} == {one: one for one in kept}
+    assert kept
+    assert not any(known.startswith(CRASH) for known in kept)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_inputs_of_any_kind_are_caught(name: str, figure: Callable[[str], None]) -> None:
+    found = fuzz(TARGETS[name], INPUTS.get(name, 5_000), SEED)
+    figure(f"fuzzing, {name}: {found}, seed {SEED}")
+    assert found.uncaught == []
+    assert len(found.outcomes) >= len(TARGETS[name].kept())
+
+
+@pytest.mark.parametrize(
+    ("target", "defect"), MUTANTS, ids=lambda each: getattr(each, "name", None)
+)
+def test_fuzzing_finds_a_piece_that(
+    target: Target, defect: Break, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+) -> None:
+    """A fault test that cannot fail is worth nothing."""
+    monkeypatch.setattr(parser, "_NAMES", {})  # which a defect must not leave to others
+    defect(monkeypatch)
+    found = fuzz(target, MUTANT_INPUTS, SEED, most_uncaught=1)
+    figure(
+        f"fuzzing, mutant {defect.__name__}: found after {found.inputs:,} inputs: "
+        f"{found.uncaught[:1]}"[:200]
+    )
+    assert found.uncaught
