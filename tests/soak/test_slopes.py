@@ -1,0 +1,64 @@
+"""The judge of slopes: made series, of which one says what it must find and what not."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.soak.slopes import LEAST_S, WARM_UP_S, Bound, Slope, slope_of
+
+HOUR_S = 3_600
+FLAT = Bound(1.0)
+
+
+def slope(value_at: Callable[[float], float], seconds: int = HOUR_S) -> Slope:
+    found = slope_of([(float(at), value_at(at)) for at in range(0, seconds, 5)])
+    assert found is not None
+    return found
+
+
+def noise(dice: random.Random) -> float:
+    """What load adds for a moment: nothing mostly, and never less."""
+    return dice.choice((0.0, 0.0, 0.2, 1.5))
+
+
+@pytest.mark.parametrize("per_hour", [2.0, 8.0, 100.0])
+def test_leak_is_above_the_bound(per_hour: float) -> None:
+    dice = random.Random(1)
+    found = slope(lambda at: 90 + per_hour * at / HOUR_S + noise(dice))
+    assert FLAT.is_broken(found)
+    assert found.usual == pytest.approx(per_hour, abs=0.5)
+
+
+def test_one_descriptor_in_five_minutes_is_above_the_bound() -> None:
+    assert FLAT.is_broken(slope(lambda at: 40 + at // 300))
+
+
+@pytest.mark.parametrize(
+    "value_at",
+    [
+        pytest.param(lambda _at: 90.0, id="nothing happens"),
+        pytest.param(lambda at: 90.0 + random.Random(at).random() * 5, id="load comes and goes"),
+        pytest.param(lambda at: 90.0 + 20 * (at > 2_000), id="one step"),
+        pytest.param(lambda at: 60.0 + 40 * min(at / WARM_UP_S, 1), id="it fills while warming up"),
+        pytest.param(lambda at: 90.0 - at / 100, id="it shrinks"),
+    ],
+)
+def test_what_does_not_grow_is_not_above_the_bound(value_at: Callable[[float], float]) -> None:
+    assert not FLAT.is_broken(slope(value_at))
+
+
+@pytest.mark.parametrize(
+    ("per_hour", "hours", "is_found"), [(10, 1, False), (40, 1, True), (3, 4, False), (10, 4, True)]
+)
+def test_longer_soak_finds_smaller_leaks(per_hour: float, hours: int, is_found: bool) -> None:
+    found = slope(lambda at: 90 + per_hour * at / HOUR_S, hours * HOUR_S)
+    assert Bound(1.0, in_all=16.0).is_broken(found) == is_found
+
+
+def test_short_life_has_no_slope() -> None:
+    seconds = int(WARM_UP_S + LEAST_S)
+    samples = [(float(at), float(at)) for at in range(0, seconds, 5)]
+    assert slope_of(samples) is None
+    assert slope_of([*samples, (float(seconds), 0.0)]) is not None
+    assert slope_of([]) is None
