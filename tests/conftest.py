@@ -1,4 +1,4 @@
-"""What all tests share: how hard Hypothesis searches, and a place for the log.
+"""What all tests share: how hard Hypothesis searches, a place for the log, and for figures.
 
 ``HYPOTHESIS_PROFILE=long python -m pytest`` searches longer, and somewhere else each time.  A
 failure prints its seed and a line that reproduces it.
@@ -7,7 +7,7 @@ failure prints its seed and a line that reproduces it.
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -76,3 +76,29 @@ def log_stream() -> Iterator[io.StringIO]:
     yield io.StringIO()
     root.handlers, root.level = handlers, level
     structlog.reset_defaults()
+
+
+_FIGURE: Final = "figure"
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Have a line shown at the end of the run; it goes along with the test's report."""
+    properties = request.node.user_properties
+    return lambda line: properties.append((_FIGURE, line))
+
+
+def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
+    """Write the figures of all tests."""
+    reports = [each for some in terminalreporter.stats.values() for each in some]
+    lines = [
+        line
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, line in report.user_properties
+        if name == _FIGURE
+    ]
+    if lines:
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -14,6 +14,7 @@ from typing import Any
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
@@ -40,10 +41,11 @@ TURNS_TO_SETTLE = 300  # more, and something goes round in circles
 Action = Callable[[Broker, Connection], Result]
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Time that passes only when told to; the wall clock was once set forward."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.steady_ms = START_MS
 
     def now(self) -> Now:
@@ -281,7 +283,7 @@ class Driver:
 
     def _recover(self) -> None:
         stored = self.store.recover(
-            self.clock.now().wall_ms, self.limits.receipt_window_ms, self.limits.receipts
+            self.clock.now(), self.limits.receipt_window_ms, self.limits.receipts
         )
         self.returned = stored.returned
         self.core = Broker(stored, self.limits, self.defaults, self.envelopes)

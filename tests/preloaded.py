@@ -150,7 +150,7 @@ class BrokerProcess(testing.BrokerProcess):
     """A broker that starts in a tenth of the time."""
 
     def _open(self, log: TextIO) -> "subprocess.Popen[str]":
-        process = Process(self.command[2:], stdout=subprocess.PIPE, stderr=log)
+        process = Process(self.command[2:], stdout=subprocess.PIPE, stderr=log, env=self.env)
         return cast("subprocess.Popen[str]", process)
 
 

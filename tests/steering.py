@@ -8,12 +8,11 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.clock import Clock
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
@@ -176,9 +175,9 @@ class House:
         self.writer = SteeredWriter(path, self.store)
         self.limits = limits or Limits()
         settings = QueueSettings(max_deliveries=0, ack_timeout_s=0)
-        stored = self.store.recover(self.clock.now().wall_ms, 1 << 40, 100)
+        stored = self.store.recover(self.clock.now(), 1 << 40, 100)
         self.core = Broker(stored, self.limits, settings)
-        self.engine = Engine(self.core, self.writer, cast(Clock, self.clock))
+        self.engine = Engine(self.core, self.writer, self.clock)
         self.engine._upkeep_at = 1e12  # none here: there is no thread for it
         self.shared = Shared(
             self.engine, Admission(100, 100, 100), Pressure(1 << 30), Figures(), SessionLimits()

@@ -1,14 +1,12 @@
-"""A broker and its clients; and figures: what a test measured is shown at the end of the run."""
+"""A broker and its clients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
 
 from tests.acceptance.peers import Admin, Peer
 from tests.preloaded import BrokerProcess, broker_process
-
-LINES = pytest.StashKey[list[str]]()
 
 _numbers = count(1)
 
@@ -41,18 +39,3 @@ def peer(broker: BrokerProcess) -> Iterator[Peer]:
 def other(broker: BrokerProcess) -> Iterator[Peer]:
     with Peer(broker.port) as connected:
         yield connected
-
-
-@pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Have a line shown at the end of the run."""
-    return request.config.stash.setdefault(LINES, []).append
-
-
-def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """Write the figures of all tests."""
-    lines = terminalreporter.config.stash.get(LINES, [])
-    if lines:
-        terminalreporter.section("figures")
-        for line in lines:
-            terminalreporter.write_line(line)

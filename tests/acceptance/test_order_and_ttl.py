@@ -4,6 +4,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from phpmq_lite.model import State
-from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.seal import seal
 from tests.acceptance.peers import Peer
 from tests.preloaded import BrokerProcess, broker_process
 
@@ -320,6 +322,8 @@ def set_deadlines(data: Path, deadline_ms: int) -> None:
         database.execute("UPDATE message SET deadline_ms = ? WHERE ttl_s IS NOT NULL",
                          (deadline_ms,))  # fmt: skip
     database.close()
+    with closing(DataFolder.open(data)) as folder:
+        seal(folder)  # another one than the stop's
 
 
 class Livez:

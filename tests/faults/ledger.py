@@ -9,9 +9,12 @@ with the database.
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +23,13 @@ from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
 
 QUEUES: Final = ("orders", "mails")
+TIMED: Final = "timed"  # short lives; consumed by who comes late
 MARKS: Final = "marks"  # for the publishes behind acknowledgements; nobody consumes it
 KEY_BYTES: Final = 16  # at the beginning of every body
 WINDOW: Final = 200  # unanswered publishes of a producer
 CREDIT: Final = 100
 MOMENT_S: Final = 0.03  # some batches long
+LATE_S: Final = 2.0  # what a dispatch that left in time may take until it is read here
 
 
 @dataclass
@@ -41,6 +46,8 @@ class Ledger:
     dispatched: int = 0
     redelivered: int = 0
     ended: dict[str, int] = field(default_factory=dict)  # ends stored, by kind
+    times: Counter[bytes] = field(default_factory=Counter)  # dispatches, by id
+    ends_by: dict[bytes, float] = field(default_factory=dict)  # key -> deadline at the latest
     offences: list[str] = field(default_factory=list)
     checked_to: int = 0  # seq that the database was compared up to
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
@@ -53,11 +60,14 @@ class Ledger:
         """Compare a dispatch with the books."""
         key, message_id = dispatch.content[:KEY_BYTES], dispatch.message_id
         self.dispatched += 1
+        self.times[message_id] += 1
         if message_id in self.stored:
             self.offences.append(f"{key!r} was dispatched after its end was stored")
         self._note_seq(key, seq_of(message_id))
         if message_id in self.unknown:
             self.redelivered += 1
+        if dispatch.queue == TIMED and time.monotonic() > self.ends_by.get(key, inf) + LATE_S:
+            self.offences.append(f"{key!r} was dispatched after its deadline")
 
     def _note_seq(self, key: bytes, seq: int) -> None:
         known = self.seqs.setdefault(key, seq)
@@ -82,12 +92,22 @@ class Ledger:
         for key in self.confirmed - self.seqs.keys():
             self.offences.append(f"{key!r} was confirmed and is lost")
 
+    def see_ended(self, data: Path) -> None:
+        """After a clean stop all that was ended is: the broker waited for the acknowledgements."""
+        with _open(data) as database:
+            alive = {row[0] for row in database.execute("SELECT seq FROM message")}
+        database.close()
+        for message_id in self.unknown:
+            if seq_of(message_id) in alive:
+                self.offences.append(f"the end of {message_id!r} was lost in a clean stop")
+        self.unknown.clear()
+
     def audit(self, data: Path) -> None:
         """Compare everything, and look whether the database agrees with itself."""
         self.checked_to = 0
         self.compare(data)
         with _open(data) as database:
-            for text, found in _contradictions(database):
+            for text, found in contradictions(database):
                 self.offences.append(f"{text}: {found}")
             alive = {row[0] for row in database.execute("SELECT seq FROM message")}
             settled = {row[0] for row in database.execute("SELECT seq FROM history")}
@@ -110,7 +130,7 @@ def _open(data: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
 
 
-def _contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
+def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
     """Ask questions whose right answer is nothing."""
     questions = {
         "alive and settled": "SELECT seq FROM message JOIN history USING (seq)",
@@ -122,10 +142,24 @@ def _contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
         "(SELECT count(*) FROM message WHERE message.queue_id = queue.queue_id)",
         "bytes counted wrong": "SELECT name, live_bytes FROM queue WHERE live_bytes <> "
         "(SELECT coalesce(sum(size), 0) FROM message WHERE message.queue_id = queue.queue_id)",
+        # 3: expired.  Deadlines are stored on the wall clock where it has not jumped; it is
+        # another clock than the one that they are judged by, so the two drift.
+        "expired early": "SELECT seq, settled_at - deadline_ms FROM history "
+        "WHERE outcome = 3 AND settled_at < deadline_ms - 50",
         "damaged": "SELECT * FROM pragma_integrity_check WHERE integrity_check <> 'ok'",
     }
     answers = [(text, database.execute(sql).fetchall()) for text, sql in questions.items()]
-    return [(text, found) for text, found in answers if found]
+    return [(text, found[:3]) for text, found in answers if found]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How the clients of a crowd work."""
+
+    queues: tuple[str, ...] = QUEUES  # that producers publish to
+    large: float = 0.01  # share of the bodies that have 20,000 bytes
+    acks_all: bool = False  # consumers end everything, and by acknowledging it
+    work_s: float = 0.0  # from a dispatch to its end
 
 
 class Client(asyncio.Protocol):
@@ -192,6 +226,7 @@ class Producer(Client):
     def begin(self) -> None:
         """Repeat what has no answer, then go on."""
         self.waiting = len(self.ledger.unanswered)
+        self.ttls_s: dict[bytes, int] = {}  # of what has no answer yet
         self.transport.write(b"".join(self.ledger.unanswered.values()))
         self.go_on()
 
@@ -199,18 +234,21 @@ class Producer(Client):
         """Book it; there is room for another one."""
         super().answered(key, reason)
         self.waiting -= 1
+        if ttl_s := self.ttls_s.pop(key, 0):
+            self.ledger.ends_by[key] = time.monotonic() + ttl_s
 
     def go_on(self) -> None:
         """Fill the window."""
-        rng = self.ledger.rng
+        rng, load = self.ledger.rng, self.crowd.load
         while self.waiting < WINDOW:
-            key, queue = self.ledger.new_key(), rng.choice(QUEUES)
-            size = 20_000 if rng.random() < 0.01 else rng.randrange(500)
-            ttl_s = rng.choice((0, 0, 0, 0, 3_600, 1, 2))
-            if rng.random() < 0.1:
+            key, queue = self.ledger.new_key(), rng.choice(load.queues)
+            size = 20_000 if rng.random() < load.large else rng.randrange(500)
+            ttl_s = rng.choice((1, 2, 4, 8) if queue == TIMED else (0, 0, 0, 0, 3_600, 1, 2))
+            if queue != TIMED and rng.random() < 0.1:
                 self.ledger.unkeyed += 1
                 self.transport.write(self.side.publish(queue, key + b"u" * size, ttl_s))
                 continue
+            self.ttls_s[key] = ttl_s
             self.confirm(queue, key, key + b"c" * size, ttl_s)
             self.waiting += 1
 
@@ -218,20 +256,20 @@ class Producer(Client):
 class Consumer(Client):
     """Acknowledges most, requeues and dead-letters some, forgets a few; marks each read."""
 
-    acks_all = False
+    queues: tuple[str, ...] = QUEUES
 
     def begin(self) -> None:
         """Open a window on both queues."""
         self.ends: list[bytes] = []  # frames of this read
         self.ending: list[tuple[str, bytes]] = []  # kind and id of what they end
         self.marks: dict[bytes, list[tuple[str, bytes]]] = {}  # key -> what it was sent behind
-        self.transport.write(b"".join(self.side.consume(queue, CREDIT) for queue in QUEUES))
+        self.transport.write(b"".join(self.side.consume(queue, CREDIT) for queue in self.queues))
 
     def take(self, dispatch: Dispatch) -> None:
         """Decide what becomes of a message."""
         self.ledger.note_dispatch(dispatch)
         queue, message_id = dispatch.queue, dispatch.message_id
-        chance = 0.0 if self.acks_all else self.ledger.rng.random()
+        chance = 0.0 if self.crowd.load.acks_all else self.ledger.rng.random()
         if chance < 0.85:
             self.ends.append(self.side.acknowledge(queue, message_id))
             self.ending.append(("acked", message_id))
@@ -243,15 +281,25 @@ class Consumer(Client):
             self.ending.append(("dead", message_id))
 
     def go_on(self) -> None:
-        """Send the ends, and behind them what proves that they are stored."""
+        """Send the ends of this read, at once or after the time that the work takes."""
         if not self.ends:
             return
+        ends, ending, self.ends, self.ending = self.ends, self.ending, [], []
+        if self.crowd.load.work_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.crowd.load.work_s, self._end, ends, ending)
+        else:
+            self._end(ends, ending)
+
+    def _end(self, ends: list[bytes], ending: list[tuple[str, bytes]]) -> None:
+        """Send ends, and behind them what proves that they are stored."""
+        if self.transport.is_closing():
+            return
         key = self.ledger.new_key()
-        self.marks[key] = self.ending
-        self.ledger.unknown.update(message_id for _, message_id in self.ending)
-        self.transport.write(b"".join(self.ends))
+        self.marks[key] = ending
+        self.ledger.unknown.update(message_id for _, message_id in ending)
+        self.transport.write(b"".join(ends))
         self.confirm(MARKS, key, key)
-        self.ends, self.ending = [], []
 
     def answered(self, key: bytes, reason: str | None) -> None:
         """What stands before a mark is stored."""
@@ -262,20 +310,22 @@ class Consumer(Client):
             self.ledger.ended[kind] = self.ledger.ended.get(kind, 0) + 1
 
 
-class Drain(Consumer):
-    """Acknowledges everything."""
+class Late(Consumer):
+    """Comes when much of what waits for it has no time left."""
 
-    acks_all = True
+    queues = (TIMED,)
 
 
 class Crowd:
     """All clients of one life of the broker."""
 
-    def __init__(self, ledger: Ledger, port: int) -> None:
+    def __init__(self, ledger: Ledger, port: int, load: Load | None = None) -> None:
         self.ledger = ledger
         self.port = port
+        self.load = load or Load()
         self.receipts_left = 0
         self.at_the_end: Callable[[], None] = lambda: None
+        self.clients: list[Client] = []
 
     def count_down(self) -> None:
         """One more receipt has come; a moment after the last one is the end.
@@ -287,16 +337,31 @@ class Crowd:
             after_s = self.ledger.rng.uniform(0, MOMENT_S)
             asyncio.get_running_loop().call_later(after_s, self.at_the_end)
 
-    async def work(self, receipts: int, at_the_end: Callable[[], None]) -> None:
+    async def work(
+        self,
+        receipts: int,
+        at_the_end: Callable[[], None],
+        kinds: Sequence[type[Client]] = (Producer, Consumer, Consumer),
+    ) -> None:
         """Load the broker; ``at_the_end``, soon after so many receipts, must end it."""
         self.receipts_left, self.at_the_end = receipts, at_the_end
-        kinds = (Producer, Consumer, Consumer)
-        clients = [await self._connect(kind) for kind in kinds]
-        await asyncio.gather(*(client.ended for client in clients))
+        for kind in kinds:
+            await self.join(kind)
+        for client in self.clients:  # more may come meanwhile
+            await client.ended
+
+    async def join(self, kind: type["Client"]) -> None:
+        """Have one more client work."""
+        self.clients.append(await self._connect(kind))
+
+    def leave(self) -> None:
+        """Close all connections."""
+        for client in self.clients:
+            client.transport.close()
 
     async def drain(self, is_done: Callable[[], bool]) -> None:
-        """Consume until it is done; looked at each tenth of a second."""
-        client = await self._connect(Drain)
+        """Consume until it is done, with a load that ``acks_all``; looked at each 0.1 s."""
+        client = await self._connect(Consumer)
         while not is_done():
             await asyncio.wait([client.ended], timeout=0.1)
             assert not client.ended.done(), "the broker closed the connection"

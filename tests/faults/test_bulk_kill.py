@@ -1,6 +1,6 @@
 """``kill -9`` in the middle of bulk work: each message is done or as it was, and the audit knows.
 
-``PHPMQ_KILLS=100 python -m pytest tests/acceptance/test_bulk_kill.py`` kills more often.
+``PHPMQ_KILLS=100 python -m pytest tests/faults/test_bulk_kill.py`` kills more often.
 ``PHPMQ_SEED=…`` repeats the choices of a run, though not its moments.
 """
 
@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.acceptance import mutants
 from tests.acceptance.peers import Admin, Peer
+from tests.faults import mutants
 from tests.preloaded import BrokerProcess
 
-pytestmark = pytest.mark.acceptance
+pytestmark = pytest.mark.faults
 
 KILLS = int(os.environ.get("PHPMQ_KILLS", "6"))
 SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)

@@ -1,0 +1,195 @@
+"""Each limit of ``security.md`` 9 is reached, and the metrics and the system page say so.
+
+What happens to the others meanwhile is in ``test_limits.py`` and ``test_hostile.py``.
+"""
+
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from select import select
+
+import pytest
+
+from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply, connect
+from tests.preloaded import BrokerProcess, broker_process
+
+pytestmark = pytest.mark.acceptance
+
+SETTINGS = (
+    "limits.connections_per_loopback_address=12",
+    "limits.frame_timeout_s=1",
+    "limits.frame_rate_bytes=1GiB",
+    "limits.write_timeout_s=1",
+    "limits.max_content=1MiB",
+    "limits.max_queues=40",
+    "limits.held=50",
+    "limits.unstored_frames=10",
+    "limits.unstored_total=256KiB",
+    "limits.http_connections=6",
+)
+LONG = b"x" * 400_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    flags = ["--admin", "127.0.0.1:0"]
+    for setting in SETTINGS:
+        flags += ["--set", setting]
+    with broker_process(tmp_path_factory.mktemp("tight") / "data", *flags) as running:
+        yield running
+
+
+def page_of(broker: BrokerProcess) -> str:
+    with urllib.request.urlopen(f"{broker.admin[0]}system", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+# -- what reaches each of them
+
+
+def open_too_many(broker: BrokerProcess, _queue: str) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Peer(broker.port)) for _ in range(13)]
+        assert_closed_without_reply(peers[-1])
+        peers[0].barrier()
+
+
+def stall_within_a_message(broker: BrokerProcess, queue: str) -> None:
+    with Peer(broker.port) as peer:
+        peer.send(peer.side.publish(queue, b"{}")[:-1])
+        assert_closed_without_reply(peer)
+
+
+def read_nothing(broker: BrokerProcess, queue: str) -> None:
+    with Peer(broker.port) as peer, Peer(broker.port) as other:
+        for _ in range(40):
+            assert other.confirm(queue, LONG) is None
+        peer.consume(queue, 40)
+        (first,) = peer.dispatches(1)
+        other.consume(queue, 40)
+        seen: set[bytes] = set()
+        while first.message_id not in seen:
+            (dispatch,) = other.dispatches(1)
+            other.ack(dispatch)
+            seen.add(dispatch.message_id)
+
+
+def publish_too_much(broker: BrokerProcess, queue: str) -> None:
+    with Peer(broker.port) as peer:
+        peer.publish(queue, b"x" * ((1 << 20) + 1))
+        assert_closed_without_reply(peer)
+
+
+def make_too_many_queues(broker: BrokerProcess, queue: str) -> None:
+    with Peer(broker.port) as peer:
+        reasons = {peer.confirm(f"{queue}-{number}", b"") for number in range(41)}
+    assert "too many queues" in reasons
+
+
+def hold_too_many(broker: BrokerProcess, queue: str) -> None:
+    with Peer(broker.port) as peer:
+        peer.store(queue, *[b"%d" % number for number in range(60)])
+        peer.consume(queue, 60)
+        held = peer.dispatches(50)
+        peer.barrier()
+        assert not peer.got
+        peer.ack(*held)
+        peer.ack(*peer.dispatches(10))
+        peer.barrier()
+
+
+def flood(broker: BrokerProcess, queue: str) -> None:
+    """More frames than one connection may have waiting, in one write."""
+    with Peer(broker.port) as peer:
+        peer.store(queue, *[b"%d" % number for number in range(2_000)])
+
+
+def send_large_ones_together(broker: BrokerProcess, queue: str) -> None:
+    """Several messages that are not whole, until no more of them is taken."""
+    with ExitStack() as stack:
+        for _ in range(4):
+            peer = stack.enter_context(Peer(broker.port))
+            peer.barrier()
+            peer.socket.setblocking(False)
+            rest = memoryview(peer.side.publish(queue, b"{" + LONG)[:-1])
+            while rest and select([], [peer.socket], [], 0.1)[1]:
+                rest = rest[peer.socket.send(rest[:65_536]) :]
+
+
+def open_too_many_to_the_admin(broker: BrokerProcess, _queue: str) -> None:
+    address = broker.admin[0].removeprefix("http://").rstrip("/")
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(connect(address)) for _ in range(7)]
+        with suppress(ConnectionResetError):
+            assert sockets[-1].recv(1) == b""
+
+
+REACHED: dict[str, Callable[[BrokerProcess, str], None]] = {
+    "connections_per_address": open_too_many,
+    "frame_timeout": stall_within_a_message,
+    "write_timeout": read_nothing,
+    "max_content": publish_too_much,
+    "held": hold_too_many,
+    "unstored_frames": flood,
+    "unstored_total": send_large_ones_together,
+    "http_connections": open_too_many_to_the_admin,
+    "max_queues": make_too_many_queues,  # the last: no test after it gets a queue
+}
+
+
+@pytest.mark.parametrize("limit", REACHED)
+def test_limit_that_is_reached_is_counted(broker: BrokerProcess, queue: str, limit: str) -> None:
+    admin, sample = Admin(broker.admin[0]), f'phpmq_limit_reached_total{{limit="{limit}"}}'
+    before = admin.metrics()[sample]
+    REACHED[limit](broker, queue)
+    while admin.metrics()['phpmq_limit_used{limit="connections"}']:
+        pass  # those that were in have left
+    with Peer(broker.port) as peer:
+        peer.barrier()  # it was counted by now, and nobody is locked out
+    assert admin.metrics()[sample] > before
+
+
+def test_page_names_every_limit_with_what_happens(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    page, metrics = page_of(broker), Admin(broker.admin[0]).metrics()
+    bounds = [name for name in metrics if name.startswith("phpmq_limit{")]
+    counted = [name for name in metrics if name.startswith("phpmq_limit_reached_total{")]
+    used = [name for name in metrics if name.startswith("phpmq_limit_used{")]
+    figure(f"limits: {len(bounds)} shown, {len(used)} with a gauge, {len(counted)} counted")
+    assert len(bounds) >= 20
+    assert set(REACHED) <= {name.partition('"')[2].partition('"')[0] for name in counted}
+    for setting in SETTINGS:
+        name = setting.partition("=")[0]
+        if name.endswith("_s") or name not in ("limits.frame_rate_bytes",):
+            assert name.replace("_loopback", "") in page
+    for text in ("closed at once", "a publish to a new one is refused", "nothing is dispatched"):
+        assert text in page
+
+
+def test_publishers_wait_while_the_memory_is_short(
+    tmp_path_factory: pytest.TempPathFactory, figure: Callable[[str], None]
+) -> None:
+    """``limits.memory``: consumers go on, the page says why, and all of it arrives in the end."""
+    data = tmp_path_factory.mktemp("short") / "data"
+    flags = ("--admin", "127.0.0.1:0", "--set", "limits.memory=1MiB")
+    with broker_process(data, *flags) as broker:
+        admin = Admin(broker.admin[0])
+        with Peer(broker.port) as consumer, Peer(broker.port) as publisher:
+            consumer.consume("orders", 5_000)
+            publisher.store("orders", b"first")
+            sample = 'phpmq_readers_paused{reason="resident"}'
+            for _ in range(1_000):
+                if admin.metrics().get(sample):
+                    break
+                consumer.barrier()
+            assert admin.metrics()[sample] == 1
+            assert "publishers wait" in page_of(broker)
+            publisher.send(
+                b"".join(publisher.side.publish("orders", b"%d" % n) for n in range(500))
+            )
+            assert len(consumer.dispatches(501)) == 501
+            metrics = admin.metrics()
+    used = metrics['phpmq_limit_used{limit="memory"}']
+    figure(f"limits.memory 1 MiB, {used / (1 << 20):.0f} used: the publisher waited, all arrived")
+    assert metrics['phpmq_limit_reached_total{limit="memory"}'] == 1

@@ -1,0 +1,29 @@
+"""A broker under a shim that was preloaded without a control file: it takes this one.
+
+``python -m tests.faults.attached CONTROL MUTANT serve …``; ``-`` is no mutant.  For brokers forked
+off a process that has the shim: see ``tests/preloaded.py``.  What it does each second it does each
+20th of one, and its patience is shorter, so that a life of a second has it all.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.cli.main import main
+from phpmq_lite.server import engine
+from phpmq_lite.storage import space
+from tests.faults.disk_mutants import MUTANTS
+from tests.faults.shim import attach
+
+EACH_S: Final = 0.05
+PATIENCE_S: Final = 1.0
+
+if __name__ == "__main__":
+    attach(Path(sys.argv.pop(1)))
+    setattr(engine, "_UPKEEP_S", EACH_S)  # noqa: B010 - a constant is not assigned to
+    setattr(space, "AGAIN_S", EACH_S)  # noqa: B010
+    setattr(space, "PATIENCE_S", PATIENCE_S)  # noqa: B010
+    mutant = sys.argv.pop(1)
+    if mutant != "-":
+        MUTANTS[mutant]()
+    main()

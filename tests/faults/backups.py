@@ -1,0 +1,195 @@
+"""Backups are made under load; each must open, be whole, and have all that was confirmed before.
+
+``python -m tests.faults.backups --backups 20`` prints the figures and ends with 1 if one is not;
+``--seed N`` repeats the sizes of a run, though not its moments.
+"""
+
+import argparse
+import random
+import shutil
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from phpmq_lite.cli.node import Node
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage.backup import read_backup
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.restore import drill
+from phpmq_lite.storage.verify import verify
+from tests.acceptance.peers import Peer
+from tests.preloaded import BrokerProcess
+
+PUBLISHERS: Final = 3
+BETWEEN: Final = 300  # receipts from one backup to the next, at least
+WAIT_S: Final = 60.0
+
+Take = Callable[[Path], Path]  # takes a backup of a data folder, gives its database
+
+
+@dataclass
+class Load:
+    """Publishers and a consumer, each in a thread; what was confirmed, and acknowledged after."""
+
+    port: int
+    rng: random.Random
+    confirmed: set[bytes] = field(default_factory=set)  # contents; only ever grows
+    _ends: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> "Load":
+        works = [lambda of=number: self._publish(of) for number in range(PUBLISHERS)]
+        for work in [*works, self._consume]:
+            thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+    def wait_for(self, number: int) -> None:
+        """Wait until so many more were confirmed."""
+        goal, ends = len(self.confirmed) + number, time.monotonic() + WAIT_S
+        while len(self.confirmed) < goal:
+            assert time.monotonic() < ends, self.errors
+            time.sleep(0.01)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, AssertionError) as error:
+            if not self._ends.is_set():
+                self.errors.append(repr(error))
+
+    def _publish(self, of: int) -> None:
+        with Peer(self.port) as peer:
+            number = 0
+            while not self._ends.is_set():
+                number += 1
+                content = b"%d/%d " % (of, number) + bytes(self.rng.randint(0, 2_000))
+                peer.publish("load", content, key=b"%d/%d" % (of, number))
+                if not peer.receipt().reason:
+                    self.confirmed.add(content)
+
+    def _consume(self) -> None:
+        """Acknowledge half of what comes: settled messages are in a backup too."""
+        with Peer(self.port) as peer:
+            peer.socket.settimeout(WAIT_S)
+            peer.consume("load", 50)
+            while not self._ends.is_set():
+                dispatch = peer.dispatches(1)[0]
+                if len(dispatch.content) % 2:
+                    peer.ack(dispatch)
+                else:
+                    peer.requeue(dispatch)
+
+
+@dataclass
+class Taken:
+    """One backup and what it must have."""
+
+    database: Path
+    confirmed: int
+    missing: int
+    problems: list[str]
+    took_s: float
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether it is whole and has all."""
+        return not self.missing and not self.problems
+
+
+def run(folder: Path, seed: int, number: int, take: "Take | None" = None) -> list[Taken]:
+    """Take backups under load, and look at each; the last one is restored in a drill."""
+    found: list[Taken] = []
+    flags = ["--admin", "127.0.0.1:0", "--set", f"backups.keep={number}"]
+    broker = BrokerProcess(folder / "data", flags)
+    broker.start()
+    try:
+        with Load(broker.port, random.Random(seed)) as load:
+            for _ in range(number):
+                load.wait_for(BETWEEN)
+                before, began = set(load.confirmed), time.monotonic()
+                database = (take or asked)(broker.data)
+                found.append(_look(database, before, time.monotonic() - began))
+        assert not load.errors, load.errors
+    finally:
+        broker.kill()
+    return found
+
+
+def asked(data: Path) -> Path:
+    """Have the broker make a backup, as the command does."""
+    made = Node(data / "control.sock").post("/backups")
+    assert not made["is_running"], made
+    backup = read_backup(data / "backups" / made["items"][0]["id"])
+    assert backup is not None
+    return backup.database
+
+
+def copied(data: Path) -> Path:
+    """Copy the database file alone, as nobody should."""
+    target = data.parent / "copies"
+    target.mkdir(exist_ok=True)
+    copy = target / f"{len(list(target.iterdir()))}.db"
+    shutil.copyfile(data / DATABASE, copy)
+    return copy
+
+
+def _look(database: Path, confirmed: set[bytes], took_s: float) -> Taken:
+    problems = [problem for check in verify(database) for problem in check.problems]
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro&immutable=1", uri=True)) as one:
+        try:
+            there = {content for (content,) in one.execute("SELECT content FROM body")}
+        except sqlite3.DatabaseError as error:
+            there, problems = set(), [*problems, str(error)]
+    return Taken(database, len(confirmed), len(confirmed - there), problems, took_s)
+
+
+def drilled(taken: Taken) -> list[str]:
+    """Restore a backup in a drill; give what is wrong."""
+    return drill(taken.database.parent, migrations_folder()).problems
+
+
+def figures(found: list[Taken], seed: int) -> list[str]:
+    """Put a run into words."""
+    good = sum(one.is_good for one in found)
+    slowest = max(one.took_s for one in found)
+    lines = [
+        f"backups, seed {seed}: {len(found)} under load, {good} whole with all of up to "
+        f"{found[-1].confirmed:,} confirmed messages, slowest {slowest * 1_000:,.0f} ms"
+    ]
+    for at, one in enumerate(found, 1):
+        if not one.is_good:
+            lines.append(f"backup {at}: {one.missing} missing, {one.problems[:1]}")
+    return lines
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--backups", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        found = run(Path(folder), given.seed, given.backups)
+        wrong = drilled(found[-1])
+    print("\n".join(figures(found, given.seed)))
+    print(f"drill on the last one: {wrong or 'passed'}")
+    return 0 if all(one.is_good for one in found) and not wrong else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""A broker whose wall clock is set: while it runs, while it is stopped, while it lies killed.
+
+``python -m tests.faults.clock --rounds 5`` prints the figures and ends with 1 if a message expired
+early or stuck.  True time is the monotonic clock of this process.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance.peers import Admin, Peer
+from tests.faults.shim import Shim
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+JUMPS_MS: Final = (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)
+WAYS: Final = ("live", "stop", "kill")
+OFTEN: Final = 20  # messages of each kind
+LONG_S: Final = 1_800  # an hour ahead would be its end
+SHORT_S: Final = 4  # an hour back would make it stick
+MARGIN_S: Final = 3.0  # for a broker that is as slow as the machine
+PATIENCE_S: Final = 30.0
+
+
+@dataclass
+class Lot:
+    """Messages of one queue, published together."""
+
+    queue: str
+    ttl_s: int
+    published_at: tuple[float, float]  # monotonic: between these
+
+
+@dataclass
+class Trial:
+    """A broker under the shim, the messages it was given, and what it did wrong."""
+
+    broker: BrokerProcess
+    shim: Shim
+    lots: list[Lot] = field(default_factory=list)
+    jumps: Counter[str] = field(default_factory=Counter)  # by way
+    early: int = 0
+    stuck: int = 0
+    again: int = 0  # stored twice under one key
+    wrong_ttl: int = 0  # dispatched with more or less time than was left
+    looked_at: int = 0
+
+    @classmethod
+    def of(cls, folder: Path, mutant: str = "") -> "Trial":
+        """Make one in an empty folder; ``mutant`` names a broker with a defect."""
+        shim = Shim(folder)
+        program = ("-m", "tests.faults.clock_mutants", mutant) if mutant else ("-m", "phpmq_lite")
+        flags = ["--admin", "127.0.0.1:0"]
+        return cls(BrokerProcess(shim.data, flags, program=program, env=shim.env()), shim)
+
+    def run(self, jumps_ms: tuple[int, ...] = JUMPS_MS, ways: tuple[str, ...] = WAYS) -> None:
+        """Set the clock in each way by each of the jumps; look after each, and at the end."""
+        self.broker.start()
+        try:
+            for way in ways:
+                for jump_ms in jumps_ms:
+                    self.jump(way, jump_ms)
+            self.end()
+        finally:
+            self.broker.kill()
+
+    def jump(self, way: str, jump_ms: int) -> None:
+        """Publish, set the clock, publish again under the same keys, and look."""
+        name = f"{way}-{self.jumps.total()}"
+        with Peer(self.broker.port) as peer:
+            self.publish(peer, f"{name}-long", LONG_S)
+            self.publish(peer, f"{name}-short", SHORT_S)
+        if way == "stop":
+            self.broker.terminate()
+        elif way == "kill":
+            self.broker.kill()
+        self.shim.clock_offset_ms += jump_ms
+        if way != "live":
+            self.broker.start()
+        self.jumps[way] += 1
+        with Peer(self.broker.port) as peer:
+            self.publish(peer, f"{name}-long", LONG_S, is_new=False)
+            self.publish(peer, f"{name}-after", SHORT_S)
+        self.look()
+
+    def publish(self, peer: Peer, queue: str, ttl_s: int, *, is_new: bool = True) -> None:
+        """Publish a lot under keys."""
+        began = time.monotonic()
+        for number in range(OFTEN):
+            content = b"%d" % number
+            assert peer.confirm(queue, content, ttl_s, key=f"{queue} {number}".encode()) is None
+        if is_new:
+            self.lots.append(Lot(queue, ttl_s, (began, time.monotonic())))
+
+    def look(self) -> None:
+        """Count what has gone before its time, is there too often, or stays after its time."""
+        admin = Admin(self.broker.admin[0])
+        for lot in self.lots:
+            asked_at = time.monotonic()
+            ready = admin.queue(lot.queue)["ready"]
+            self.looked_at += 1
+            if time.monotonic() < lot.published_at[0] + lot.ttl_s:
+                self.early += max(0, OFTEN - ready)
+            if asked_at > lot.published_at[1] + lot.ttl_s + MARGIN_S:
+                self.stuck += ready
+            self.again += max(0, ready - OFTEN)
+
+    def end(self) -> None:
+        """Wait until all that is short has gone, or should have long since; take all that is long.
+
+        Nothing is measured by the wait: the broker may be as slow as the machine.
+        """
+        admin = Admin(self.broker.admin[0])
+        short = [lot for lot in self.lots if lot.ttl_s == SHORT_S]
+        until = time.monotonic() + SHORT_S + PATIENCE_S
+        while any(admin.queue(lot.queue)["ready"] for lot in short) and time.monotonic() < until:
+            time.sleep(0.1)
+        self.stuck += sum(admin.queue(lot.queue)["ready"] for lot in short)
+        for lot in self.lots:
+            if lot.ttl_s == LONG_S:
+                self.take(lot, admin.queue(lot.queue)["ready"])
+
+    def take(self, lot: Lot, ready: int) -> None:
+        """Consume a lot, and see how much time its messages say that they have left."""
+        self.early += max(0, OFTEN - ready)
+        with Peer(self.broker.port) as peer:
+            peer.consume(lot.queue, OFTEN)
+            for dispatch in peer.dispatches(min(ready, OFTEN)):
+                passed_s = time.monotonic() - lot.published_at[0]
+                left_s = dispatch.ttl_s or 0
+                self.wrong_ttl += not lot.ttl_s - passed_s - MARGIN_S <= left_s <= lot.ttl_s
+                peer.ack(dispatch)
+
+    @property
+    def faults(self) -> int:
+        """All that was wrong."""
+        return self.early + self.stuck + self.again + self.wrong_ttl
+
+    def figures(self, seconds: float) -> Iterator[str]:
+        """Say it in words."""
+        sizes = ", ".join(f"{jump_ms / HOUR_MS:+g} h" for jump_ms in dict.fromkeys(JUMPS_MS))
+        ways = ", ".join(f"{count} {way}" for way, count in self.jumps.items())
+        yield (
+            f"clock set {self.jumps.total()} times ({sizes}; {ways}): "
+            f"{len(self.lots) * OFTEN} messages, {self.early} expired early, {self.stuck} stuck, "
+            f"{self.again} stored twice under a key, {self.wrong_ttl} dispatched with a wrong TTL; "
+            f"{self.looked_at} looks in {seconds:.0f} s"
+        )
+
+
+def main() -> int:
+    """Run it in a folder of its own."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.clock", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--mutant", default="")
+    given = parser.parse_args()
+    faults = 0
+    for _ in range(given.rounds):
+        with TemporaryDirectory() as folder:
+            began = time.monotonic()
+            trial = Trial.of(Path(folder), given.mutant)
+            trial.run()
+            for line in trial.figures(time.monotonic() - began):
+                print(line, flush=True)
+            faults += trial.faults
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""A broker on a disk that is full: what is confirmed, what is acknowledged, and when it goes on.
+
+``python -m pytest tests/faults/test_disk_full.py`` prints the figures, with more messages where
+``PHPMQ_FULL_MESSAGES`` says so.  The disk is a small file
+system of its own, for which one must be root, or a quota that the shim keeps.
+"""
+
+import os
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from phpmq_lite.model import State
+from phpmq_lite.protocol.frames import Dispatch
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance.peers import Admin, Peer
+from tests.faults.shim import Shim
+
+SIZE: Final = 96 << 20  # twice the ballast, and what a broker has from the start
+MESSAGES: Final = int(os.environ.get("PHPMQ_FULL_MESSAGES", "400"))
+CREDIT: Final = 1_000
+WINDOW: Final = 200  # publishes without an answer, before the disk is full
+MOST: Final = 1_500  # publishes until the disk is full
+ROUND: Final = 20  # acknowledgements sent together
+RESUME_S: Final = 10.0
+SILENCE_S: Final = 3.0  # of the broker, after which an acknowledgement counts as not stored
+_BLOCK: Final = 4096
+_KEY: Final = 8  # bytes of a key, at the beginning of each body
+
+
+class Disk(Protocol):
+    """A small disk with the data folder on it."""
+
+    data: Path
+    env: Mapping[str, str] | None
+
+    def fill(self) -> None:
+        """Have somebody else take the rest, to the last block."""
+
+    def grow(self) -> None:
+        """Give room."""
+
+
+class Tmpfs:
+    """A file system in memory."""
+
+    env: Mapping[str, str] | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self._folder = folder
+        self._fill = folder / "foreign"
+
+    def fill(self) -> None:
+        with self._fill.open("wb") as file:
+            size, step = 0, SIZE
+            while step >= _BLOCK:
+                try:
+                    os.posix_fallocate(file.fileno(), size, step)
+                    size += step
+                except OSError:
+                    step //= 2
+
+    def grow(self) -> None:
+        self._fill.unlink(missing_ok=True)
+        _mount("-o", f"remount,size={2 * SIZE}", self._folder)
+
+
+class Quota:
+    """A folder that may hold only so much."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shim = Shim(folder)
+        self.shim.quota_bytes = SIZE
+        self.data = self.shim.data
+        self.env: Mapping[str, str] | None = self.shim.env()
+
+    def fill(self) -> None:
+        self.shim.quota_bytes = self.shim.used_bytes
+
+    def grow(self) -> None:
+        self.shim.quota_bytes = 2 * SIZE
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
+
+
+@contextmanager
+def tmpfs(folder: Path) -> Iterator[Tmpfs | None]:
+    """Mount one; None where this account may not."""
+    folder.mkdir()
+    try:
+        _mount("-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder)
+    except (OSError, subprocess.CalledProcessError):
+        yield None
+        return
+    try:
+        yield Tmpfs(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@dataclass
+class Story:
+    """What one broker on one disk went through, as its clients saw it."""
+
+    broker: BrokerProcess
+    disk: Disk
+    confirmed: list[bytes] = field(default_factory=list)  # keys
+    refused: dict[str, int] = field(default_factory=dict)  # by reason
+    acked: int = 0  # acknowledgements sent while the disk was full
+    stored: list[Dispatch] = field(default_factory=list)  # of them: known to be stored
+    resumed_s: float | None = None  # from the room to the first receipt
+    _count: int = 0
+
+    def publish(self, peer: Peer, size: int = 1_000) -> bool:
+        """Have a message confirmed; False: it was refused."""
+        key = self._new_key()
+        reason = peer.confirm("orders", key + bytes(size), key=key)
+        if reason is None:
+            self.confirmed.append(key)
+        else:
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+        return reason is None
+
+    def _new_key(self) -> bytes:
+        self._count += 1
+        return b"%0*d" % (_KEY, self._count)
+
+    def publish_until_refused(self, peer: Peer, size: int) -> None:
+        for _ in range(MOST):
+            if not self.publish(peer, size):
+                return
+
+    def acknowledge(self, peer: Peer, number: int) -> None:
+        """Acknowledge what comes, in rounds, each with an answer behind it: so it is stored.
+
+        The answer is a receipt or, while the disk is full, a refusal.
+        """
+        peer.socket.settimeout(SILENCE_S)
+        self.acked += number
+        for at in range(0, number, ROUND):
+            try:
+                some = peer.dispatches(min(ROUND, number - at))
+                peer.ack(*some)
+                self.publish(peer)
+            except TimeoutError:
+                return
+            self.stored += some
+
+    def wait_until_it_goes_on(self, peer: Peer) -> None:
+        """Publish again and again until a receipt comes."""
+        peer.socket.settimeout(RESUME_S)
+        began = time.monotonic()
+        with suppress(TimeoutError):
+            while time.monotonic() - began < 2 * RESUME_S:
+                if self.publish(peer):
+                    self.resumed_s = time.monotonic() - began
+                    return
+                time.sleep(0.05)
+
+    def fill_by_others(self, producer: Peer, consumer: Peer) -> None:
+        """Fill the disk behind the broker's back, publish, acknowledge, and make room again."""
+        self._begin(producer, consumer)
+        self.disk.fill()
+        producer.socket.settimeout(SILENCE_S)
+        with suppress(TimeoutError):
+            self.publish_until_refused(producer, 20_000)
+        self.acknowledge(consumer, MESSAGES)
+
+    def fill_by_publishing(self, producer: Peer, consumer: Peer) -> None:
+        """Publish until nothing is taken any more, and acknowledge."""
+        self._begin(producer, consumer)
+        self.publish_until_refused(producer, 200_000)
+        self.acknowledge(consumer, MESSAGES)
+
+    def _begin(self, producer: Peer, consumer: Peer) -> None:
+        """Have messages stored, and as many of them held as one consumer may hold."""
+        for at in range(0, MESSAGES, WINDOW):
+            keys = [self._new_key() for _ in range(min(WINDOW, MESSAGES - at))]
+            for key in keys:
+                producer.publish("orders", key + bytes(1_000), key=key)
+            receipts = [producer.receipt() for _ in keys]
+            self.confirmed += [receipt.key for receipt in receipts if receipt.reason is None]
+        consumer.consume("orders", CREDIT)
+        consumer.got.extend(consumer.dispatches(min(MESSAGES, CREDIT)))
+
+    # -- what is on disk, once the broker was killed
+
+    def lost(self) -> list[str]:
+        """Name what was said to be stored and is not, and what is damaged."""
+        with closing(_open(self.disk.data)) as database:
+            bodies = {row[0] for row in database.execute(
+                "SELECT substr(content, 1, ?) FROM body", (_KEY,))}  # fmt: skip
+            settled = {row[0] for row in database.execute(
+                "SELECT seq FROM history WHERE outcome = ?", (int(State.ACKED),))}  # fmt: skip
+            alive = {row[0] for row in database.execute("SELECT seq FROM message")}
+            found = database.execute("PRAGMA integrity_check").fetchone()[0]
+        offences = [f"{key!r} was confirmed" for key in self.confirmed if key not in bodies]
+        for dispatch in self.stored:
+            seq = int(dispatch.message_id[:16], 16)
+            if seq not in settled or seq in alive:
+                offences.append(f"{dispatch.message_id!r} was acknowledged")
+        return offences if found == "ok" else [*offences, found]
+
+    def __str__(self) -> str:
+        resumed = "never" if self.resumed_s is None else f"after {self.resumed_s:.1f} s"
+        return (
+            f"{len(self.confirmed)} confirmed, {sum(self.refused.values())} refused, "
+            f"{len(self.stored)} of {self.acked} acknowledgements stored, "
+            f"publishing resumed {resumed}"
+        )
+
+
+def _open(data: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
+
+
+@contextmanager
+def story_on(disk: Disk, *settings: str, mutant: str = "") -> Iterator[Story]:
+    """Start a broker on a disk; it is killed at the end."""
+    flags = ["--admin", "127.0.0.1:0", "--set", f"storage.ballast_bytes={32 << 20}"]
+    for each in settings:
+        flags += ["--set", each]
+    program = ("-m", "tests.faults.mutants", mutant) if mutant else ("-m", "phpmq_lite")
+    broker = BrokerProcess(disk.data, flags, env=disk.env, program=program)
+    broker.start()
+    try:
+        yield Story(broker, disk)
+    finally:
+        broker.kill()
+
+
+def admin_of(story: Story) -> Admin:
+    """Give the HTTP API of the broker."""
+    return Admin(story.broker.admin[0])

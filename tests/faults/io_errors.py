@@ -1,0 +1,393 @@
+"""The n-th write, fsync, … of a broker fails: for each n, until a whole life sees no failure.
+
+A life is a start, some of everything, a copy of the WAL into the database, and a stop; in a new
+folder, and in one whose broker was killed.  Each call fails once, or it and all behind it, with
+EIO, ENOSPC and EROFS.  Then, without faults, nothing that was confirmed may be lost, and the same
+after a power cut, where what a failed fsync was about is lost or not, as by chance.
+
+``python -m tests.faults.io_errors`` tries every n, and ends with 1 if a promise was broken;
+``--sample 4`` tries 4 of each kind.  ``--seed N`` repeats its choices.
+"""
+
+import argparse
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Final
+
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.testing import StartFailedError
+from tests.acceptance.peers import Peer
+from tests.faults.books import Books
+from tests.faults.disk import Disk, Policy
+from tests.faults.ledger import KEY_BYTES, MARKS, QUEUES
+from tests.faults.power import lay, records_of, recovered
+from tests.faults.shim import Op, Shim, library
+from tests.preloaded import BrokerProcess
+
+ERRORS: Final = (errno.EIO, errno.ENOSPC, errno.EROFS)
+OPS: Final = (Op.SYNC, Op.WRITE)
+QUEUE: Final = QUEUES[0]
+START, LOAD, STOP = "start", "load", "stop"
+FAULT_S: Final = 1.5  # then a fault that lasts is over: a full disk is waited for
+AFTER_S: Final = 30.0  # for whatever must come
+AT_ONCE: Final = 4  # lives side by side: each waits most of the time
+_MEMORY: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What fails."""
+
+    op: Op
+    error: int
+    is_sticky: bool
+    nth: int
+    is_new: bool  # the folder; else a broker was killed in it
+
+    def __str__(self) -> str:
+        where = "new" if self.is_new else "killed"
+        how = "on" if self.is_sticky else ""
+        return f"{self.op.name} {self.nth}{how} {errno.errorcode[self.error]}, {where} folder"
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    case: Case
+    failed: int = 0  # calls; 0: it was not reached
+    name: str = ""  # of the file
+    is_in_start: bool = False  # the first of them
+    phase: str = START  # in which the broker ended
+    code: int = 0
+    is_healed: bool = False  # the fault was over before the end
+    words: str = ""  # on standard error
+    offences: list[str] = field(default_factory=list)
+
+
+class Trial:
+    """One life with a fault."""
+
+    def __init__(self, folder: Path, case: Case, killed: "Killed | None", mutant: str) -> None:
+        self.case = case
+        self.shim = Shim(folder)
+        self.log = folder / "log"
+        self.killed = None if case.is_new else killed
+        if self.killed is not None:
+            shutil.copytree(
+                self.killed.data, self.shim.data, ignore=shutil.ignore_patterns("*.sock")
+            )
+        program = ("-m", "tests.faults.attached", str(self.shim.control), mutant or "-")
+        flags = ["--admin", "none", "--log-format", "json"]
+        self.broker = BrokerProcess(self.shim.data, flags, program=program)
+        self.outcome = Outcome(case)
+        self.calls_to_ready: dict[Op, int] = {}
+        self._is_over = threading.Event()
+        self._keys = 0
+
+    def run(self) -> Outcome:
+        """Live, and look at what is left."""
+        case, outcome, shim = self.case, self.outcome, self.shim
+        shim.record(self.log)
+        shim.fail(case.op, case.nth, case.error, is_sticky=case.is_sticky)
+        ending = threading.Thread(target=self._end_fault)
+        ending.start()
+        try:
+            outcome.code = self._live()
+        finally:
+            self._is_over.set()
+            ending.join()
+            self.broker.kill()
+        outcome.failed, outcome.name = shim.failed, shim.failed_name
+        shim.stop_recording()
+        outcome.words = self.broker.log.read_text(encoding="utf-8")
+        self._compare()
+        return outcome
+
+    # -- the life
+
+    def _live(self) -> int:
+        """Start, load, stop; give the exit code."""
+        broker, outcome = self.broker, self.outcome
+        try:
+            broker.start()
+        except StartFailedError as error:
+            return error.code
+        finally:
+            outcome.is_in_start = self.shim.failed > 0
+        outcome.phase = LOAD
+        self.calls_to_ready = self.shim.counts()
+        try:
+            self._load()
+        except (OSError, AssertionError) as error:
+            if (code := self._ended()) is not None:
+                return code
+            outcome.offences.append(f"the broker lives, but: {error!r}")
+        outcome.phase = STOP
+        return broker.terminate()
+
+    def _ended(self) -> int | None:
+        """Give the exit code of a broker that ends now by itself."""
+        process = self.broker.process
+        assert process is not None
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=AFTER_S)
+        return None
+
+    def _end_fault(self) -> None:
+        """Let a fault last for a while, and then be over."""
+        while not self._is_over.wait(0.05):
+            if self.shim.failed:
+                if not self._is_over.wait(FAULT_S):
+                    self.outcome.is_healed = True
+                    self.shim.heal()
+                return
+
+    def _load(self) -> None:
+        with Peer(self.broker.port) as asker, Peer(self.broker.port) as taker:
+            asker.socket.settimeout(AFTER_S)
+            taker.socket.settimeout(AFTER_S)
+            for _ in range(3):
+                self._confirm(asker, QUEUE)
+            taker.consume(QUEUE, 10)
+            first, second, third = taker.dispatches(3)
+            taker.ack(first)
+            taker.requeue(second)
+            taker.dead_letter(third)
+            self._confirm(taker, MARKS)
+            for _ in range(3):
+                asker.publish(QUEUE, self._new_key() + b"plain")
+            self._confirm(asker, QUEUE, 20_000)
+            self._confirm(asker, QUEUE, 10, ttl_s=1)
+            self._await_checkpoint()
+            self._confirm(asker, QUEUE)
+
+    def _new_key(self) -> bytes:
+        self._keys += 1
+        return b"%0*d" % (KEY_BYTES, (0 if self.killed is None else 1_000) + self._keys)
+
+    def _confirm(self, peer: Peer, queue: str, size: int = 100, ttl_s: int = 0) -> None:
+        """Publish until it is taken: a full disk is refused, and then goes away."""
+        key = self._new_key()
+        until = time.monotonic() + AFTER_S
+        while True:
+            peer.publish(queue, key + b"c" * size, ttl_s, key)
+            answer = peer.receipt()
+            assert answer.key == key
+            if answer.reason is None:
+                return
+            if time.monotonic() > until:
+                raise AssertionError(f"refused for ever: {answer.reason}")
+            time.sleep(0.02)
+
+    def _await_checkpoint(self) -> None:
+        """Wait until the WAL is copied; not for long, where that fails."""
+        database = self.shim.data / DATABASE
+        before_ns, until = database.stat().st_mtime_ns, time.monotonic() + 1.0
+        while time.monotonic() < until and database.stat().st_mtime_ns == before_ns:
+            time.sleep(0.01)
+
+    # -- what is left
+
+    def _compare(self) -> None:
+        """Start without faults: on the files as they are, and as after a power cut too."""
+        disk, books = Disk(), Books()
+        logs = [self.log] if self.killed is None else [self.killed.log, self.log]
+        for record in records_of(logs):
+            disk.take(record)
+            books.take(record)
+        offences = self.outcome.offences
+        offences += (f"as it is: {found}" for found in recovered(self.shim.data, books))
+        rng = random.Random(self.case.nth)
+        for policy in Policy:
+            with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+                found = recovered(lay(Path(folder), disk.left(policy, rng)), books)
+                offences += (f"{policy}: {each}" for each in found)
+        offences += _misbehaviour(self.outcome)
+
+
+class Killed:
+    """A folder whose broker was killed, and the log of that life."""
+
+    def __init__(self, folder: Path) -> None:
+        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, 0, True), None, "")
+        self.data, self.log = trial.shim.data, trial.log
+        trial.shim.record(self.log)
+        trial.broker.start()
+        trial._load()
+        trial.broker.kill()
+        self.calls = trial.shim.counts()
+
+
+def _misbehaviour(outcome: Outcome) -> Iterator[str]:
+    """Compare the end with what is documented (``storage.md`` 5, ``docs/reliability.md``)."""
+    allowed = _documented(outcome)
+    if outcome.code not in allowed:
+        yield f"exit code {outcome.code}, not one of {sorted(allowed)}"
+    if outcome.code and not outcome.words.strip():
+        yield f"exit code {outcome.code} without a word"
+    if "Traceback" in outcome.words:
+        yield f"a traceback: {outcome.words[-300:]}"
+
+
+def _documented(outcome: Outcome) -> set[int]:
+    """Give the exit codes that a failure may come to."""
+    case = outcome.case
+    if not outcome.failed:
+        return {0}
+    if outcome.phase == START:
+        return {1, 74}  # refused in a line; or it had begun to write
+    if not outcome.name.startswith(DATABASE):  # what is written beside it: no word depends on it
+        return {0, 74} if case.is_sticky else {0}  # then it may reach the database too
+    if outcome.name.endswith("-shm"):  # a reader's, or the writer's
+        return {0, 74}
+    if case.op is not Op.WRITE or case.error == errno.EIO:
+        return {74}  # nobody knows what is on the disk
+    if case.error == errno.ENOSPC:
+        return {0}  # waited for
+    return {0, 74} if case.is_sticky else {74}  # read-only: waited for, but not for ever
+
+
+@dataclass(frozen=True)
+class Kindred:
+    """Cases that differ in the number of the call only."""
+
+    op: Op
+    error: int
+    is_sticky: bool
+    is_new: bool
+
+    def case(self, nth: int) -> Case:
+        """Give one of them."""
+        return Case(self.op, self.error, self.is_sticky, nth, self.is_new)
+
+    def is_beyond(self, outcome: Outcome) -> bool:
+        """Tell whether a later call need not be tried: there was none, or not in the start."""
+        return not outcome.failed or (self.is_new and not outcome.is_in_start)
+
+
+class Trials:
+    """Runs them, some at a time, in ``folder``."""
+
+    def __init__(self, folder: Path, mutant: str = "") -> None:
+        self.folder = folder
+        self.mutant = mutant
+        self.killed = Killed(folder / "killed")
+        self.outcomes: list[Outcome] = []
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+
+    def run(self, cases: Iterable[Case]) -> list[Outcome]:
+        """Try these; what is left of one that went as it should is removed."""
+        found = list(self._pool.map(self._try, cases))
+        self.outcomes += found
+        return found
+
+    def _try(self, case: Case) -> Outcome:
+        folder = Path(mkdtemp(dir=self.folder))
+        outcome = Trial(folder, case, self.killed, self.mutant).run()
+        if not outcome.offences:
+            shutil.rmtree(folder)
+        return outcome
+
+    def try_all(self, kindred: Kindred) -> None:
+        """Try every n until a life sees no failure."""
+        first = 1
+        while True:
+            found = self.run(kindred.case(nth) for nth in range(first, first + AT_ONCE))
+            if any(map(kindred.is_beyond, found)):
+                return
+            first += AT_ONCE
+
+    def try_some(self, kindred: Kindred, number: int, rng: random.Random) -> None:
+        """Try so many of those that a life without faults has."""
+        calls = self.calls(is_new=kindred.is_new)[kindred.op]
+        step = calls / number
+        self.run(kindred.case(1 + int(step * (at + rng.random()))) for at in range(number))
+
+    @cache  # noqa: B019 - it lives as long as the program
+    def calls(self, *, is_new: bool) -> dict[Op, int]:
+        """Count the calls of a life without faults."""
+        folder = Path(mkdtemp(dir=self.folder))
+        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, 0, is_new), self.killed, "")
+        outcome = trial.run()
+        assert outcome.offences == [], outcome
+        return trial.calls_to_ready if is_new else trial.shim.counts()
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """A line for each kind, and one for each offence."""
+        for op, error in sorted({(each.case.op, each.case.error) for each in self.outcomes}):
+            of = [each for each in self.outcomes if (each.case.op, each.case.error) == (op, error)]
+            hit = [each for each in of if each.failed]
+            codes = Counter(f"{each.phase} {each.code}" for each in hit)
+            told = ", ".join(f"{number} x {text}" for text, number in sorted(codes.items()))
+            bad = sum(bool(each.offences) for each in of)
+            yield (
+                f"I/O errors, {op.name} {errno.errorcode[error]}: {len(hit)} lives with a failure, "
+                f"up to call {max((each.case.nth for each in hit), default=0)}; "
+                f"ended in the {told}; {bad} with a broken promise"
+            )
+        ends = Counter(_end_of(each) for each in self.outcomes if each.failed)
+        for (what, name, phase, code), number in sorted(ends.items()):
+            yield f"I/O errors: {number:5} x {what} of {name} in the {phase}: exit code {code}"
+        for outcome in self.outcomes:
+            for offence in outcome.offences:
+                yield f"I/O errors: {outcome.case}, {outcome.name}: {offence}"[:600]
+
+
+def _end_of(outcome: Outcome) -> tuple[str, str, str, int]:
+    """Give what failed, and what came of it."""
+    case = outcome.case
+    what = f"{case.op.name} {errno.errorcode[case.error]} {'on' if case.is_sticky else 'once'}"
+    phase = outcome.phase + (", healed" if outcome.is_healed else "")
+    return what, outcome.name or ".", phase, outcome.code
+
+
+def kinds(ops: Iterable[Op] = OPS, errors: Iterable[int] = ERRORS) -> list[Kindred]:
+    """Give all kinds of cases."""
+    return [Kindred(*each) for each in product(ops, errors, (False, True), (False, True))]
+
+
+def main() -> int:
+    """Try them all, or some."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.io_errors", description=__doc__)
+    parser.add_argument("--sample", type=int, default=0, help="so many n of each kind; 0: all")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
+    parser.add_argument("--mutant", default="", help="a broker with a defect, of disk_mutants")
+    parser.add_argument("--ops", default=",".join(op.name for op in OPS))
+    parser.add_argument("--errors", default=",".join(errno.errorcode[each] for each in ERRORS))
+    given = parser.parse_args()
+    rng, began = random.Random(given.seed), time.monotonic()
+    ops = [Op[name] for name in given.ops.split(",")]
+    errors = [getattr(errno, name) for name in given.errors.split(",")]
+    os.environ["LD_PRELOAD"] = str(library())  # for the process that brokers are forked off
+    with TemporaryDirectory(prefix="phpmq-io-") as folder:
+        trials = Trials(Path(folder), given.mutant)
+        for kindred in kinds(ops, errors):
+            if given.sample:
+                trials.try_some(kindred, given.sample, rng)
+            else:
+                trials.try_all(kindred)
+    print("\n".join(trials.lines))
+    lives = len(trials.outcomes)
+    print(f"I/O errors: {lives} lives, seed {given.seed}, {time.monotonic() - began:.0f} s")
+    return int(any(outcome.offences for outcome in trials.outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Brokers with a defect each, to see that the ledger finds it.  Run as a program.
+
+``python -m tests.faults.mutants NAME serve …`` is ``phpmq-lite serve …`` with that defect.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import inf
+from typing import Any, Final
+
+import aiosqlite
+
+from phpmq_lite import service
+from phpmq_lite.broker import core
+from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.receipts import Receipts
+from phpmq_lite.broker.timeouts import Timeouts
+from phpmq_lite.cli.main import main
+from phpmq_lite.clock import Clock
+from phpmq_lite.errors import StorageFullError
+from phpmq_lite.model import Batch, Loaded, Message, Now
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage import writer
+from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.store import Store
+
+SLOW_DISK_S: Final = 0.02
+_GAP_MS: Final = 2_000
+
+
+class Defective(Engine):
+    """An engine whose writer gets the batches by way of ``commit``."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._store = self._writer.commit
+        setattr(self._writer, "commit", self.commit)  # noqa: B010 - a method is not assigned to
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Have a batch stored."""
+        return self._store(batch)
+
+
+class ConfirmsBeforeCommit(Defective):
+    """Tells everybody, then stores: a crash in between loses what was confirmed."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Tell first."""
+        super()._act(batch)
+        if batch.stores:
+            time.sleep(SLOW_DISK_S)
+        return super().commit(batch)
+
+    def _act(self, batch: Batch | None) -> None:
+        """Everything has been said."""
+
+
+class ForgetsAcknowledgements(Defective):
+    """Settles in memory only: after a crash what was done comes again."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Store the rest."""
+        batch.settled.clear()
+        return super().commit(batch)
+
+
+class ForgetsKeys(Defective):
+    """Keeps keys in memory only: a publish that is repeated after a crash is stored twice."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Store the rest, and let nobody know for a while."""
+        batch.keys.clear()
+        return asyncio.ensure_future(_slowly(super().commit(batch)))
+
+
+async def _slowly(stored: asyncio.Future[Loaded | None]) -> Loaded | None:
+    loaded = await stored
+    await asyncio.sleep(SLOW_DISK_S)
+    return loaded
+
+
+class CountsFromTheFirstDispatch(Timeouts):
+    """Takes what was held long ago for overdue at once, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[int, int] = {}  # seq -> when it was dispatched first
+
+    def note(self, lives: Lives, dispatched: Iterable[Message]) -> None:
+        """Keep the first time."""
+        super().note(lives, dispatched)
+        for message in dispatched:
+            message.held_since_ms = self._first.setdefault(message.seq, message.held_since_ms)
+
+    def excuse(self, connections: Iterable[Connection], gap_ms: int) -> None:
+        """Let the time count in which nobody could have been heard."""
+
+    def give_back(self, lives: Lives, connections: Iterable[Connection]) -> None:
+        """Look again in the next batch."""
+        super().give_back(lives, connections)
+        self.next_ms = lives.now.steady_ms
+
+
+class CountsGapsTwice(Clock):
+    """Runs ahead by the time in which nobody looked at it."""
+
+    _ahead_ms = 0
+    _last_ms = 1 << 62
+
+    def now(self) -> Now:
+        """Read it."""
+        now = super().now()
+        gap_ms = now.wall_ms - self._last_ms
+        self._last_ms = now.wall_ms
+        if gap_ms > _GAP_MS:
+            self._ahead_ms += gap_ms
+        return Now(now.wall_ms, now.steady_ms + self._ahead_ms)
+
+
+def _answer_full_as_stored() -> None:
+    """Take a batch for stored that found no room."""
+    end = Store.end
+
+    def careless(self: Store, batch: Batch) -> Loaded | None:
+        try:
+            return end(self, batch)
+        except StorageFullError:
+            return None
+
+    setattr(Store, "end", careless)  # noqa: B010 - a method is not assigned to
+
+
+class KeepsItsTransactions(Readers):
+    """Begins one at the first read, and never ends it."""
+
+    async def _connect(self) -> aiosqlite.Connection:
+        connection = await super()._connect()
+        await connection.execute_fetchall("BEGIN")
+        return connection
+
+
+class IgnoresKeys(Receipts):
+    """Knows no key again."""
+
+    def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
+        """Have never seen it."""
+        return None
+
+
+async def _stay_half_alive(engine: Engine, _folder: object) -> None:
+    """Keep listening without an engine."""
+    with suppress(Exception):
+        await engine.run()
+
+
+def _charge_all() -> None:
+    """Have a lost connection count against all that it held."""
+    give_back = Lives.give_back
+
+    def charge(self: Lives, message: Message, detail: str, *, is_charged: bool) -> None:
+        give_back(self, message, detail, is_charged=True)
+
+    setattr(Lives, "give_back", charge)  # noqa: B010 - a method is not assigned to
+
+
+def _set(module: Any, name: str, defect: Any) -> Callable[[], None]:
+    return lambda: setattr(module, name, defect)
+
+
+MUTANTS: Final[dict[str, Callable[[], None]]] = {
+    "ConfirmsBeforeCommit": _set(service, "Engine", ConfirmsBeforeCommit),
+    "ForgetsAcknowledgements": _set(service, "Engine", ForgetsAcknowledgements),
+    "ForgetsKeys": _set(service, "Engine", ForgetsKeys),
+    "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
+    "CountsFromTheFirstDispatch": _set(core, "Timeouts", CountsFromTheFirstDispatch),
+    "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
+    "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
+    "KeepsItsTransactions": _set(service, "Readers", KeepsItsTransactions),
+    "IgnoresKeys": _set(core, "Receipts", IgnoresKeys),
+    "ReturnsToTheEnd": _set(Lives, "put_in_place", Lives.put_at_end),
+    "ChargesAllThatWasHeld": _charge_all,
+    "StaysHalfAlive": _set(service, "_run", _stay_half_alive),
+    "AnswersFullAsStored": _answer_full_as_stored,
+}
+
+if __name__ == "__main__":
+    MUTANTS[sys.argv.pop(1)]()
+    main()

@@ -1,0 +1,287 @@
+"""Faults below a broker: what its files and its clock do, and a log of all that happened to them.
+
+``shim.c`` is preloaded into the broker and interposes the calls of the C library; both sides have
+one control file mapped, so everything can be changed while the broker runs::
+
+    shim = Shim(tmp_path, data)
+    broker = BrokerProcess(data, env=shim.env())
+    shim.fail(Op.SYNC, nth=3, error=errno.EIO)
+    shim.delay_sync_ms = 200
+
+Only files below the data folder are touched; of the clocks only ``CLOCK_REALTIME``.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+IS_AVAILABLE: Final = sys.platform == "linux" and shutil.which("gcc") is not None
+SOURCE: Final = Path(__file__).with_name("shim.c")
+CONTROL: Final = "PHPMQ_SHIM_CONTROL"
+_NO_LIMIT: Final = -1
+
+
+class Op(IntEnum):
+    """What can be made to fail, and is counted."""
+
+    OPEN = 0
+    WRITE = 1
+    SYNC = 2  # of a file or of a folder
+    TRUNCATE = 3
+    RENAME = 4
+    UNLINK = 5
+    ALLOCATE = 6
+
+
+class _Layout(ctypes.Structure):
+    """``struct control`` of ``shim.c``."""
+
+    _fields_ = (
+        ("log_serial", ctypes.c_uint64),
+        ("is_read_only", ctypes.c_uint64),
+        ("delay_sync_ms", ctypes.c_int64),
+        ("quota_bytes", ctypes.c_int64),
+        ("clock_offset_ms", ctypes.c_int64),
+        ("fail_op", ctypes.c_int64),
+        ("fail_nth", ctypes.c_int64),
+        ("fail_errno", ctypes.c_int64),
+        ("fail_is_sticky", ctypes.c_int64),
+        ("fail_seen", ctypes.c_uint64),
+        ("failed", ctypes.c_uint64),
+        ("counts", ctypes.c_uint64 * len(Op)),
+        ("fail_name", ctypes.c_char * 64),
+        ("folder", ctypes.c_char * 1024),
+        ("log", ctypes.c_char * 1024),
+        ("failed_name", ctypes.c_char * 64),
+    )
+
+
+class Shim:
+    """The control file of one broker, and of its later lives: ``folder`` gets it, ``data`` is it.
+
+    ``data`` need not be there yet.  Attributes may be set at any time.
+    """
+
+    def __init__(self, folder: Path, data: Path | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.data = (data or folder / "data").resolve()
+        self.control = folder / f"{self.data.name}.shim"
+        self.control.write_bytes(bytes(ctypes.sizeof(_Layout)))
+        with self.control.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(_Layout))
+        self._layout = _Layout.from_buffer(self._map)
+        self._layout.folder = os.fsencode(self.data)
+        self._layout.quota_bytes = _NO_LIMIT
+        self._layout.fail_op = -1
+        self._serial = 0
+
+    def env(self, others: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Give the environment in which a broker has this shim below it."""
+        given = os.environ if others is None else others
+        return {**given, "LD_PRELOAD": str(library()), CONTROL: str(self.control)}
+
+    # -- the log
+
+    def record(self, log: Path) -> None:
+        """Log from now on, into a new file; see ``read_log``.  Begin it ahead of the broker."""
+        log.unlink(missing_ok=True)
+        self._layout.log = os.fsencode(log)
+        self._serial += 1
+        self._layout.log_serial = self._serial
+
+    def stop_recording(self) -> None:
+        """Log nothing more."""
+        self._layout.log_serial = 0
+
+    def mark(self, text: str) -> None:
+        """Write a line of our own into the log."""
+        content = text.encode()
+        header = _HEADER.pack(Kind.MARKED, os.getpid(), 0, 0, 0, len(content))
+        with Path(os.fsdecode(self._layout.log)).open("ab", buffering=0) as log:
+            log.write(header + content)
+
+    # -- faults
+
+    def fail(
+        self, op: Op, nth: int, error: int, *, is_sticky: bool = False, name: str = ""
+    ) -> None:
+        """Have the ``nth`` call from now on fail, 1 being the next; sticky: all behind it too.
+
+        EROFS, sticky: from then on the folder is read-only.
+        ``name``: only of files whose name, below the folder, has this in it.
+        """
+        layout = self._layout
+        layout.fail_op = -1
+        layout.fail_seen = layout.failed = 0
+        layout.failed_name = b""
+        layout.fail_nth, layout.fail_errno = nth, error
+        layout.fail_is_sticky, layout.fail_name = is_sticky, name.encode()
+        layout.fail_op = op
+
+    def heal(self) -> None:
+        """Let no call fail any more, remove the quota and the delay, make it writable."""
+        self._layout.fail_op = -1
+        self.quota_bytes = None
+        self.delay_sync_ms = 0
+        self.is_read_only = False
+
+    @property
+    def failed(self) -> int:
+        """How many calls failed since ``fail``."""
+        return int(self._layout.failed)
+
+    @property
+    def failed_name(self) -> str:
+        """The name, below the folder, of the file whose call failed first."""
+        return os.fsdecode(self._layout.failed_name)
+
+    def counts(self) -> dict[Op, int]:
+        """Give how many calls of each kind there were, over all lives, failed ones included."""
+        return {op: int(self._layout.counts[op]) for op in Op}
+
+    @property
+    def delay_sync_ms(self) -> int:
+        """How much longer each fsync takes."""
+        return int(self._layout.delay_sync_ms)
+
+    @delay_sync_ms.setter
+    def delay_sync_ms(self, value: int) -> None:
+        self._layout.delay_sync_ms = value
+
+    @property
+    def quota_bytes(self) -> int | None:
+        """How much the folder may hold, in blocks of 4 KiB; what is above fails with ENOSPC."""
+        value = int(self._layout.quota_bytes)
+        return None if value == _NO_LIMIT else value
+
+    @quota_bytes.setter
+    def quota_bytes(self, value: int | None) -> None:
+        self._layout.quota_bytes = _NO_LIMIT if value is None else value
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether everything that changes a file fails with EROFS, as after a remount."""
+        return bool(self._layout.is_read_only)
+
+    @is_read_only.setter
+    def is_read_only(self, value: bool) -> None:
+        self._layout.is_read_only = value
+
+    @property
+    def clock_offset_ms(self) -> int:
+        """How far the broker's wall clock is ahead; its steady clocks are never touched."""
+        return int(self._layout.clock_offset_ms)
+
+    @clock_offset_ms.setter
+    def clock_offset_ms(self, value: int) -> None:
+        self._layout.clock_offset_ms = value
+
+    @property
+    def used_bytes(self) -> int:
+        """What the folder holds now, as the quota counts it."""
+        sizes = [path.stat().st_size for path in self.data.rglob("*") if path.is_file()]
+        return sum(-(-size // 4096) * 4096 for size in sizes)
+
+
+def library() -> Path:
+    """Compile ``shim.c``, once for each content and account; give the library.
+
+    Raises:
+        RuntimeError: there is no compiler, or it refuses; its words are in the message.
+    """
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"phpmq-shim-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    built = folder / f"shim-{digest}.so"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes run tests
+        if not built.exists():
+            fresh = built.with_suffix(".new")
+            command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(fresh), str(SOURCE), "-ldl"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"gcc: {done.stderr}")
+            fresh.replace(built)
+    return built
+
+
+def attach(control: Path) -> None:
+    """Have the shim, preloaded without a control file, use this one from now on.
+
+    Raises:
+        RuntimeError: it is not preloaded, or the file cannot be mapped.
+    """
+    shim: Any = ctypes.CDLL(None)
+    if not hasattr(shim, "shim_attach") or shim.shim_attach(os.fsencode(control)):
+        raise RuntimeError(f"no shim is preloaded that could use {control}")
+
+
+# -- reading the log
+
+
+class Kind(IntEnum):
+    """Of a record."""
+
+    OPENED = 1  # content: the name; is_new
+    WRITTEN = 2
+    TRUNCATED = 3
+    SYNC_BEGUN = 4
+    SYNC_ENDED = 5
+    RENAMED = 6  # content: old name, 0, new name
+    UNLINKED = 7
+    MADE_FOLDER = 8
+    ALLOCATED = 9  # the file reaches at least to ``offset``
+    ACCEPTED = 10
+    SENT = 11
+    RECEIVED = 12
+    CLOSED = 13
+    MARKED = 14
+    SYNC_FAILED = 15
+
+
+_HEADER: Final = struct.Struct("=IIIIQQ")
+
+
+@dataclass(slots=True, frozen=True)
+class Record:
+    """One line of the log."""
+
+    kind: Kind
+    owner: tuple[int, int]  # process and number of an open file or a connection
+    flags: int
+    offset: int
+    content: bytes
+
+    @property
+    def is_new(self) -> bool:
+        """Tell whether the file was made by this open."""
+        return bool(self.flags & 1)
+
+    @property
+    def is_emptied(self) -> bool:
+        """Tell whether this open cut the file off."""
+        return bool(self.flags & 2)
+
+
+def read_log(path: Path) -> Iterator[Record]:
+    """Yield the records in order; one that was cut off, by a kill, ends the log."""
+    with path.open("rb") as file:
+        while len(head := file.read(_HEADER.size)) == _HEADER.size:
+            kind, pid, number, flags, offset, length = _HEADER.unpack(head)
+            payload = kind not in (Kind.TRUNCATED, Kind.ALLOCATED)
+            content = file.read(length) if payload else b""
+            if payload and len(content) < length:
+                return
+            yield Record(Kind(kind), (pid, number), flags, offset, content)

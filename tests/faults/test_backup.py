@@ -1,0 +1,39 @@
+"""Backups under load: each opens, is whole, and has all that was confirmed before it began.
+
+``python -m tests.faults.backups --backups 20`` makes more.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults import backups
+
+pytestmark = pytest.mark.faults
+
+BACKUPS = int(os.environ.get("PHPMQ_BACKUPS", "5"))
+SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+
+
+def test_backups_under_load_have_all_that_was_confirmed(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """F12 of ``storage.md`` 11."""
+    found = backups.run(tmp_path, SEED, BACKUPS)
+    for line in backups.figures(found, SEED):
+        figure(line)
+    assert [one for one in found if not one.is_good] == []
+    assert backups.drilled(found[-1]) == []
+
+
+def test_harness_finds_copies_of_the_database_alone(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """A fault test that cannot fail is worth nothing."""
+    found = backups.run(tmp_path, SEED, 2, backups.copied)
+    lines = backups.figures(found, SEED)
+    figure(f"mutant, the .db file alone: {lines[1:]}")
+    assert [one for one in found if not one.is_good]

@@ -1,0 +1,42 @@
+"""The wall clock is set, live and over a restart; deadlines, keys and dispatched TTLs are right.
+
+``python -m tests.faults.clock --rounds 5`` does it more often.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.clock import HOUR_MS, Trial
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs the preloaded library"),
+]
+
+
+def test_nothing_expires_early_or_sticks_when_the_clock_is_set(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """F13 of ``storage.md`` 11."""
+    began = time.monotonic()
+    trial = Trial.of(tmp_path)
+    trial.run()
+    for line in trial.figures(time.monotonic() - began):
+        figure(line)
+    assert trial.faults == 0
+
+
+@pytest.mark.parametrize(
+    ("mutant", "way"), [("LiveWallClock", "live"), ("BelievesAtTheStart", "kill")]
+)
+def test_trial_finds_a_broker_with_a(
+    tmp_path: Path, mutant: str, way: str, figure: Callable[[str], None]
+) -> None:
+    trial = Trial.of(tmp_path, mutant)
+    trial.run((HOUR_MS,), (way,))
+    figure(f"mutant {mutant}: {trial.early} expired early, {trial.stuck} stuck")
+    assert trial.early

@@ -1,0 +1,224 @@
+"""A full disk: acknowledgements go on, nothing confirmed is lost, publishing resumes by itself."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance.peers import Peer
+from tests.faults.full_disk import (
+    RESUME_S,
+    Disk,
+    Quota,
+    Story,
+    admin_of,
+    story_on,
+    tmpfs,
+)
+from tests.faults.shim import Shim
+
+pytestmark = [pytest.mark.faults, pytest.mark.acceptance]
+
+Figure = Callable[[str], None]
+ONLY_WHEN_FULL = "storage.free_bytes=0"
+IMPATIENT = (  # 2 s instead of 30
+    "from phpmq_lite.storage import space; space.PATIENCE_S = 2.0\n"
+    "from phpmq_lite.cli.main import main; main()"
+)
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    return Quota(tmp_path)
+
+
+@pytest.fixture(params=["tmpfs", "quota"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    if request.param == "quota":
+        yield Quota(tmp_path)
+        return
+    with tmpfs(tmp_path / "small") as mounted:
+        if mounted is None:
+            pytest.skip("only root can mount a small file system; the quota stands in for it")
+        yield mounted
+
+
+def see_degraded(story: Story, silent: Peer, code: str, setting: str) -> None:
+    """See what an operator sees, and what the others are told."""
+    admin = admin_of(story)
+    with urlopen(f"{admin.url}/readyz") as answer:
+        assert answer.read().startswith(b"degraded\n")
+    with pytest.raises(HTTPError) as refused:
+        admin.post("/api/v1/queues/orders/messages", {"content": "x"})
+    told = json.load(refused.value)
+    assert (refused.value.code, told["code"]) == (507, code)
+    assert setting in told["detail"]
+    metrics = admin.metrics()
+    assert metrics["phpmq_publishing_stopped"] == 1
+    assert metrics[f'phpmq_publishes_refused_total{{reason="{code}"}}'] > 0
+    port = silent.socket.getsockname()[1]
+    rows = admin.get("/api/v1/clients?limit=200")["items"]
+    (row,) = [row for row in rows if row["address"].endswith(f":{port}")]
+    assert row["paused_reason"] == "disk"
+    assert "No message is taken" in urlopen(f"{admin.url}/").read().decode()
+
+
+def edges(story: Story) -> list[str]:
+    """Give what the log says about publishing."""
+    text = story.broker.log.read_text(encoding="utf-8")
+    return re.findall(r"publishing_stopped|publishing_goes_on", text)
+
+
+def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figure: Figure) -> None:
+    with story_on(disk, ONLY_WHEN_FULL) as story, Peer(story.broker.port) as producer:
+        with Peer(story.broker.port) as consumer, Peer(story.broker.port) as silent:
+            story.fill_by_others(producer, consumer)
+            silent.publish("orders", b"without a key")
+            assert not story.publish(producer)
+            see_degraded(story, silent, "disk_full", "disk is full")
+            disk.grow()
+            story.wait_until_it_goes_on(producer)
+            producer.socket.settimeout(20)
+            wait_for_body(story, b"without a key")
+        story.broker.kill()
+        lost = story.lost()
+        assert edges(story) == ["publishing_stopped", "publishing_goes_on"]
+    figure(f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost")
+    assert lost == []
+    assert story.refused.keys() == {"disk full"}
+    assert len(story.stored) == story.acked > 0
+    assert story.resumed_s is not None
+    assert story.resumed_s < RESUME_S
+
+
+def wait_for_body(story: Story, content: bytes) -> None:
+    """Wait until a message waits in the queue that was published without a key."""
+    admin = admin_of(story)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        page = admin.get("/api/v1/messages?queue=orders&limit=200")
+        if any(row["size"] == len(content) for row in page["items"]):
+            return
+        time.sleep(0.05)
+    raise AssertionError("a publish that was not read did not come when there was room")
+
+
+def test_publishing_stops_ahead_of_a_full_disk(quota: Quota, figure: Figure) -> None:
+    with story_on(quota, "storage.free_bytes=16 MiB") as story:
+        with Peer(story.broker.port) as producer, Peer(story.broker.port) as consumer:
+            story.fill_by_publishing(producer, consumer)
+            left = quota.shim.quota_bytes or 0
+            left -= quota.shim.used_bytes
+            assert (quota.data / "ballast").exists()  # it was not needed
+            quota.grow()
+            story.wait_until_it_goes_on(producer)
+        story.broker.kill()
+        lost = story.lost()
+    figure(f"watermark: {story}, {len(lost)} lost, {left >> 20} MiB left of 16")
+    assert lost == []
+    assert story.refused.keys() == {"disk full: storage.free_bytes"}
+    assert len(story.stored) == story.acked > 0
+    assert story.resumed_s is not None
+    assert story.resumed_s < RESUME_S
+
+
+def test_start_on_a_full_disk_gives_up_the_ballast_and_serves_consumers(quota: Quota) -> None:
+    with story_on(quota, ONLY_WHEN_FULL) as story:
+        with Peer(story.broker.port) as producer:
+            for _ in range(50):
+                assert story.publish(producer)
+        story.broker.kill()
+        quota.fill()
+        story.broker.start()
+        with Peer(story.broker.port) as consumer:
+            assert not story.publish(consumer)
+            consumer.consume("orders", 50)
+            story.acknowledge(consumer, 50)
+            assert len(story.stored) == 50
+        assert story.broker.terminate() == 0  # and stops, and starts again
+        story.broker.start()
+        story.broker.kill()
+        assert story.lost() == []
+
+
+def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
+    quota: Quota, figure: Figure
+) -> None:
+    with story_on(quota, ONLY_WHEN_FULL, "storage.ballast_bytes=0") as story:
+        with Peer(story.broker.port) as producer, Peer(story.broker.port) as consumer:
+            story.fill_by_others(producer, consumer)
+            assert len(story.stored) < story.acked
+            quota.grow()  # what waited is stored all the same
+            story.wait_until_it_goes_on(producer)
+        story.broker.kill()
+        figure(f"disk full, no ballast: {story}")
+        assert story.lost() == []
+
+
+def test_harness_sees_that_what_found_no_room_was_confirmed(quota: Quota, figure: Figure) -> None:
+    with story_on(quota, ONLY_WHEN_FULL, mutant="AnswersFullAsStored") as story:
+        with (
+            Peer(story.broker.port) as producer,
+            Peer(story.broker.port) as consumer,
+            suppress(AssertionError, OSError),
+        ):
+            story.fill_by_others(producer, consumer)
+        story.broker.kill()
+        lost = story.lost()
+        figure(f"disk full, answered as stored: {len(lost)} lost")
+        assert len(lost) > 0
+
+
+def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
+    tmp_path: Path, figure: Figure
+) -> None:
+    shim = Shim(tmp_path)
+    broker = BrokerProcess(
+        shim.data, ["--admin", "127.0.0.1:0"], env=shim.env(), program=("-c", IMPATIENT)
+    )
+    broker.start()
+    try:
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"a") is None
+            shim.is_read_only = True
+            began = time.monotonic()
+            peer.publish("orders", b"b", key=b"never")
+            not_ready_s = wait_for_503(broker, began)
+            assert broker.process is not None
+            assert broker.process.wait(30) == 74
+            assert peer.rest() == b""
+        stopped_s = time.monotonic() - began
+        log = broker.log.read_text(encoding="utf-8")
+        assert "the file system is read-only" in log
+        shim.heal()
+        broker.kill()
+        broker.start()
+        with Peer(broker.port) as peer:
+            peer.consume("orders", 2)
+            assert peer.bodies(1) == [b"a"]
+    finally:
+        broker.kill()
+    figure(
+        f"read-only: 0 confirms, 503 after {not_ready_s:.1f} s, exit 74 after {stopped_s:.1f} s"
+        " (with a patience of 2 s)"
+    )
+
+
+def wait_for_503(broker: BrokerProcess, began: float) -> float:
+    """Ask whether it is ready until it is not; give the seconds."""
+    while time.monotonic() - began < 30:
+        try:
+            with urlopen(f"{broker.admin[0].rstrip('/')}/readyz"):
+                time.sleep(0.02)
+        except HTTPError as answer:
+            answer.close()
+            if answer.code == 503:
+                return time.monotonic() - began
+    raise AssertionError("it is ready although nothing can be stored")

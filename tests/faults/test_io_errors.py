@@ -1,0 +1,97 @@
+"""A write or an fsync fails: no wrong reply, nothing lost, the exit code as documented (F4, F6).
+
+``python -m tests.faults.io_errors`` tries every call; here are some of each kind.  It is a program
+of its own because the process that brokers are forked off needs the shim below it.
+``PHPMQ_SEED=…`` repeats the choices of a run.
+"""
+
+import errno
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.testing import BrokerProcess, StartFailedError
+from tests.faults.shim import IS_AVAILABLE, Op, Shim
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
+]
+
+SEED: Final = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+
+
+def _try(*flags: str) -> tuple[int, list[str]]:
+    """Run the program; give its exit code and its lines."""
+    command = [sys.executable, "-m", "tests.faults.io_errors", "--seed", str(SEED), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.timeout(300)
+def test_broker_keeps_its_word_when_a_call_fails(figure: Callable[[str], None]) -> None:
+    """F4 and F6 of ``storage.md`` 11."""
+    code, lines = _try("--sample", "1")
+    for line in lines:
+        figure(line)
+    assert code == 0, lines
+
+
+def test_start_that_cannot_read_does_not_call_it_damage(tmp_path: Path) -> None:
+    """Nothing is known to be wrong with the files: the memory beside them could not be had."""
+    shim = Shim(tmp_path)
+    shim.data.mkdir(mode=0o700)
+    with sqlite3.connect(tmp_path / "made.db", isolation_level=None) as connection:
+        connection.execute("PRAGMA journal_mode=wal")
+        connection.execute("CREATE TABLE one (n)")
+        for name in (DATABASE, f"{DATABASE}-wal"):
+            shutil.copyfile(tmp_path / name.replace(DATABASE, "made.db"), shim.data / name)
+    connection.close()
+    shim.fail(Op.WRITE, 1, errno.EIO, is_sticky=True, name="-shm")
+    broker = BrokerProcess(shim.data, ["--admin", "none"], env=shim.env())
+    with pytest.raises(StartFailedError, match=r"cannot read .*: disk I/O error") as failure:
+        broker.start()
+    assert failure.value.code == 1
+    assert not list(shim.data.glob("damaged-*"))
+
+
+def test_broker_that_cannot_seal_its_database_stops_cleanly(tmp_path: Path) -> None:
+    """The next start looks at the structure instead."""
+    shim = Shim(tmp_path)
+    broker = BrokerProcess(shim.data, ["--admin", "none"], env=shim.env())
+    broker.start()
+    shim.fail(Op.WRITE, 2, errno.EIO, name=".meta.json")  # behind the one that tells of the stop
+    assert broker.terminate() == 0
+    assert shim.failed == 1
+    assert "not_sealed" in broker.log.read_text()
+
+
+@pytest.mark.parametrize(("op", "name"), [(Op.UNLINK, "control.sock"), (Op.TRUNCATE, "lock")])
+def test_stop_is_clean_though_it_cannot_clear_up(tmp_path: Path, op: Op, name: str) -> None:
+    """What stays is as after a kill, which the next start does not mind."""
+    shim = Shim(tmp_path)
+    broker = BrokerProcess(shim.data, ["--admin", "none"], env=shim.env())
+    broker.start()
+    shim.fail(op, 1, errno.EIO, name=name)
+    assert broker.terminate() == 0
+    assert shim.failed == 1
+
+
+def test_failing_calls_find_a_broker_that_carries_on(figure: Callable[[str], None]) -> None:
+    """A fault test that cannot fail is worth nothing."""
+    code, lines = _try("--sample", "4", "--ops", "SYNC", "--errors", "EIO", "--mutant", "CarriesOn")
+    lost = [line for line in lines if "confirmed and lost" in line]
+    lives = {line.partition(" folder")[0] for line in lost}
+    figure(f"mutant CarriesOn: confirmed messages lost in {len(lives)} lives with a failed fsync")
+    assert code == 1
+    assert lost

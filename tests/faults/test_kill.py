@@ -1,0 +1,45 @@
+"""``kill -9`` under mixed load: nothing confirmed is lost, nothing done comes again.
+
+``python -m tests.faults.kill --kills 500`` kills more often, ``PHPMQ_SEED=…`` repeats the choices
+of a run.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults import kill
+
+pytestmark = pytest.mark.faults
+
+KILLS = 20
+SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+
+
+async def test_broker_loses_nothing_when_it_is_killed(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """F3 of ``storage.md`` 11."""
+    began = time.perf_counter()
+    lives = await kill.killed(tmp_path, SEED, KILLS)
+    for line in kill.figures_of_kills(lives, SEED, time.perf_counter() - began):
+        figure(line)
+    assert lives.ledger.offences == []
+    assert not lives.ledger.unanswered.keys() & lives.ledger.confirmed
+
+
+@pytest.mark.parametrize(
+    "mutant", ["ConfirmsBeforeCommit", "ForgetsAcknowledgements", "ForgetsKeys"]
+)
+async def test_ledger_finds_a_broker_that(
+    tmp_path: Path, mutant: str, figure: Callable[[str], None]
+) -> None:
+    """A fault test that cannot fail is worth nothing."""
+    lives = await kill.killed(tmp_path, SEED, 40, mutant)
+    found = lives.ledger.offences[:1]
+    figure(f"mutant {mutant}: found after {lives.kills.total()} kills: {found}")
+    assert found

@@ -1,0 +1,287 @@
+"""Links that are cut, reset, slow or silent: nothing is lost, and with keys nothing is doubled.
+
+``PHPMQ_MESSAGES=5000`` sends so many over links that break again and again; ``PHPMQ_SEED=…``
+repeats the choices of a run.
+"""
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.client.aio import connect
+from phpmq_lite.client.backoff import Backoff
+from phpmq_lite.client.blocking import connect_blocking
+from tests.acceptance.peers import Admin, Peer
+from tests.faults.links import BadLinks, Ending, Link
+from tests.faults.test_kill import SEED
+from tests.preloaded import BrokerProcess, broker_process
+
+pytestmark = pytest.mark.faults
+
+MESSAGES = int(os.environ.get("PHPMQ_MESSAGES", "300"))
+QUICK = 0.002, 0.02  # seconds until a client comes back
+KEY = b"key-of-this-one"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    data = tmp_path_factory.mktemp("links") / "data"
+    flags = ("--admin", "127.0.0.1:0", "--set", "queues.max_deliveries=0")
+    with broker_process(data, *flags) as running:
+        yield running
+
+
+def stored(broker: BrokerProcess, queue: str) -> list[bytes]:
+    """Give the contents that were ever stored in a queue, in order."""
+    with closing(sqlite3.connect(f"file:{broker.data / 'phpmq.db'}?mode=ro", uri=True)) as database:
+        rows = database.execute(
+            "SELECT content FROM body JOIN (SELECT seq, queue_id FROM message UNION ALL "
+            "SELECT seq, queue_id FROM history) USING (seq) JOIN queue USING (queue_id) "
+            "WHERE name = ? ORDER BY seq", (queue,)
+        ).fetchall()  # fmt: skip
+    return [content for (content,) in rows]
+
+
+# -- cuts at every byte
+
+
+@pytest.mark.parametrize("ending", ["close", "reset"])
+def test_publish_that_is_cut_at_any_byte_is_stored_once_when_it_is_repeated(
+    broker: BrokerProcess, ending: str, figure: Callable[[str], None]
+) -> None:
+    """Half of a frame is nothing, and a whole one whose receipt was lost is not stored again."""
+    queue = f"cut-{ending}"
+    cuts = 0
+    with Peer(broker.port) as again:
+        length = len(again.side.publish(queue, b"{000}", key=KEY + b"000"))
+        for cuts in range(length + 1):
+            key, body = KEY + b"%03d" % cuts, b"{%03d}" % cuts
+            with Peer(broker.port) as peer:
+                peer.send(peer.side.publish(queue, body, key=key)[:cuts])
+                getattr(peer, ending)()
+            assert again.confirm(queue, body, key=key) is None
+    assert stored(broker, queue) == [b"{%03d}" % number for number in range(length + 1)]
+    figure(f"a publish cut at each of {cuts + 1} places, {ending}: stored once each")
+
+
+def test_receipt_that_is_cut_at_any_byte_makes_no_double(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    with Peer(broker.port) as again:
+        again.publish("cut-receipt", b"{000}", key=KEY + b"000")
+        length = len(again.socket.recv(1 << 16))
+        with BadLinks(broker.port, lambda number: Link(down=number, ending="reset")) as links:
+            for number in range(length):
+                key, body = KEY + b"%03d" % number, b"{%03d}" % number
+                with Peer(links.port) as peer:
+                    peer.publish("cut-receipt", body, key=key)
+                    assert len(peer.rest()) <= number
+                assert again.confirm("cut-receipt", body, key=key) is None
+    assert stored(broker, "cut-receipt") == [b"{%03d}" % n for n in range(length)]
+    figure(f"a receipt cut at each of {length} places: stored once each")
+
+
+def test_messages_come_again_in_order_wherever_their_dispatches_were_cut(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    """Each consumer leaves at another byte of its dispatches; the next one gets them as before."""
+    contents = [b"1", b"2", b"3"]
+    with Peer(broker.port) as peer:
+        peer.store("cut-dispatch", *contents)
+        peer.consume("cut-dispatch", 1)
+        length = len(peer.socket.recv(1 << 16))  # of one
+    with BadLinks(broker.port, lambda number: Link(down=length + number)) as links:
+        for number in range(length + 1):
+            with Peer(links.port) as peer:
+                peer.consume("cut-dispatch", 3)
+                frames = peer.side.receive(peer.rest())
+                got = [getattr(frame, "content", b"") for frame in frames]
+                assert got == contents[: 1 + number // length]
+    with Peer(broker.port) as peer:
+        peer.consume("cut-dispatch", 3)
+        assert peer.bodies(3) == contents
+    figure(f"dispatches cut at each of {length + 1} places: come again in their order")
+
+
+def test_acknowledgement_that_is_cut_at_any_byte_counts_only_whole(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    with Peer(broker.port) as peer:
+        peer.store("cut-ack", b"first")
+        peer.consume("cut-ack", 1)
+        (first,) = peer.dispatches(1)
+        frame = peer.side.acknowledge(first.queue, first.message_id)
+    for cut in range(len(frame)):
+        with Peer(broker.port) as peer:
+            peer.consume("cut-ack", 1)
+            (again,) = peer.dispatches(1)
+            assert again.message_id == first.message_id
+            peer.send(frame[:cut])
+    with Peer(broker.port) as peer:
+        peer.consume("cut-ack", 1)
+        peer.ack(*peer.dispatches(1))
+        peer.store("cut-ack", b"second")
+        assert peer.bodies(1) == [b"second"]
+    figure(f"an acknowledgement cut at each of {len(frame)} places: its message came again")
+
+
+# -- our clients over links that break all the time
+
+
+def breaking(rng: random.Random) -> Callable[[int], Link]:
+    """Give links that end after some bytes, either way; some are slow, some pass single bytes."""
+
+    def link(_number: int) -> Link:
+        ending: Ending = rng.choice(("close", "reset"))
+        up, down = (int(rng.expovariate(1 / 6_000)) for _ in range(2))
+        piece, delay_s = rng.choice(((1 << 16, 0.0), (1 << 16, 0.002), (700, 0.001), (1, 0.0)))
+        return Link(up + 150, down + 150, ending, piece, delay_s)
+
+    return link
+
+
+def test_blocking_clients_lose_and_double_nothing_over_breaking_links(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    rng = random.Random(SEED)
+    bodies = [b"b%d" % number for number in range(MESSAGES)]
+    got: list[bytes] = []
+
+    def consume(port: int) -> None:
+        with (
+            connect_blocking("127.0.0.1", port, backoff=Backoff(*QUICK)) as client,
+            client.consume("blocking", credit=20) as consumer,
+        ):
+            for delivery in consumer:
+                got.append(delivery.body)
+                delivery.ack()
+                if delivery.body == bodies[-1]:
+                    return
+
+    with BadLinks(broker.port, breaking(rng)) as links:
+        thread = threading.Thread(target=consume, args=(links.port,))
+        thread.start()
+        with connect_blocking("127.0.0.1", links.port, backoff=Backoff(*QUICK)) as client:
+            assert client.publish_many("blocking", bodies, window=20) == MESSAGES
+        thread.join()
+    judge(broker, "blocking", bodies, got, links.connections, figure)
+
+
+async def test_clients_lose_and_double_nothing_over_breaking_links(
+    broker: BrokerProcess, figure: Callable[[str], None]
+) -> None:
+    rng = random.Random(SEED + 1)
+    bodies = [b"a%d" % number for number in range(MESSAGES)]
+    got: list[bytes] = []
+    with BadLinks(broker.port, breaking(rng)) as links:
+
+        async def consume() -> None:
+            backoff = Backoff(*QUICK)
+            async with (
+                connect("127.0.0.1", links.port, backoff=backoff) as client,
+                client.consume("aio", credit=20) as consumer,
+            ):
+                async for delivery in consumer:
+                    got.append(delivery.body)
+                    delivery.ack()
+                    if delivery.body == bodies[-1]:
+                        return
+
+        consuming = asyncio.create_task(consume())
+        async with connect("127.0.0.1", links.port, backoff=Backoff(*QUICK)) as client:
+            assert await client.publish_many("aio", bodies, window=20) == MESSAGES
+        await consuming
+    judge(broker, "aio", bodies, got, links.connections, figure)
+
+
+def judge(
+    broker: BrokerProcess, queue: str, bodies: list[bytes], got: list[bytes], connections: int,
+    figure: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Compare what was confirmed with what is stored, and with what came, in which order."""
+    times = Counter(stored(broker, queue))
+    lost = [body for body in bodies if not times[body]]
+    doubled = [body for body, count in times.items() if count > 1]
+    again = len(got) - len(set(got))
+    figure(
+        f"{queue} clients over breaking links, seed {SEED}: {len(bodies):,} messages over "
+        f"{connections:,} connections, {len(lost)} lost, {len(doubled)} doubled, "
+        f"{again:,} came again"
+    )
+    assert (lost, doubled) == ([], [])
+    assert set(got) == set(bodies)
+    first_times = list(dict.fromkeys(got))
+    order = {body: place for place, body in enumerate(stored(broker, queue))}
+    assert all(order[one] < order[next_one] for one, next_one in pairwise(first_times))
+
+
+# -- links without a word
+
+
+def test_what_a_silent_link_holds_goes_to_others_in_its_old_place(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """What its consumer says is swallowed, and no end of it ever comes."""
+    flags = ("--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1")
+    with broker_process(tmp_path / "data", *flags) as broker, Peer(broker.port) as other:
+        other.store("silent", b"1", b"2", b"3")
+        said = len(other.side.consume("silent", 2))
+        with (
+            BadLinks(broker.port, lambda _: Link(up=said, ending="silence")) as links,
+            Peer(links.port) as lost,
+        ):
+            lost.consume("silent", 2)
+            lost.ack(*lost.dispatches(2))
+            other.consume("silent", 1)
+            for content in (b"3", b"1", b"2"):
+                (dispatch,) = other.dispatches(1)
+                assert dispatch.content == content
+                other.ack(dispatch)
+            clients = Admin(broker.admin[0]).metrics()["phpmq_clients"]
+    figure("a link that swallows acknowledgements: what it held came again, in its order")
+    assert clients == 2
+
+
+# -- mutants
+
+
+def test_repeated_publishes_show_a_broker_that_ignores_keys(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    with (
+        mutant(tmp_path, "IgnoresKeys") as broker,
+        pytest.raises(AssertionError) as found,
+    ):
+        test_receipt_that_is_cut_at_any_byte_makes_no_double(broker, figure)
+    figure(f"mutant IgnoresKeys: found: {str(found.value).splitlines()[0][:80]}")
+
+
+def test_consumers_that_return_show_a_broker_that_loses_the_order(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    with (
+        mutant(tmp_path, "ReturnsToTheEnd") as broker,
+        pytest.raises((AssertionError, TimeoutError)) as found,
+    ):
+        test_messages_come_again_in_order_wherever_their_dispatches_were_cut(broker, figure)
+    figure(f"mutant ReturnsToTheEnd: found: {str(found.value).splitlines()[0][:80]}")
+
+
+@contextmanager
+def mutant(folder: Path, name: str) -> Iterator[BrokerProcess]:
+    """Run a broker with a defect."""
+    broker = BrokerProcess(folder / "data", program=("-m", "tests.faults.mutants", name))
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.kill()

@@ -1,0 +1,104 @@
+"""A message that ends its consumer's connection dies after some deliveries; its neighbours do not.
+
+F16 of ``storage.md`` 11.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.peers import Peer
+from tests.preloaded import BrokerProcess
+
+pytestmark = pytest.mark.faults
+
+PATIENCE_S = 5.0  # with what is not dispatched by then
+MOST = 20  # deliveries, by default
+POISON = b"poison"
+GOOD = [b"good %d" % number for number in range(30)]
+
+
+def work_off(broker: BrokerProcess) -> tuple[int, float]:
+    """Consume with programs that die of the poison; give the connections, and how late it was."""
+    with Peer(broker.port) as publisher:
+        publisher.store("work", *GOOD[:10], POISON, *GOOD[10:])
+    done: list[bytes] = []
+    connections, began = 0, time.perf_counter()
+    while len(done) < len(GOOD):
+        connections += 1
+        assert connections <= 2 * MOST, f"{POISON!r} comes again and again"
+        with Peer(broker.port) as peer:
+            peer.consume("work", 10)
+            peer.socket.settimeout(PATIENCE_S)
+            while len(done) < len(GOOD):
+                (dispatch,) = peer.dispatches(1)
+                if dispatch.content == POISON:
+                    peer.reset()
+                    break
+                done.append(dispatch.content)
+                peer.ack(dispatch)
+            else:
+                peer.barrier()
+    took_ms = (time.perf_counter() - began) * 1_000
+    assert done == GOOD, "in their order"
+    return connections, took_ms
+
+
+def lives(broker: BrokerProcess) -> dict[bytes, tuple[Any, ...]]:
+    """Give outcome, reason, deliveries and charged of all that is settled in the queue."""
+    with closing(sqlite3.connect(f"file:{broker.data / 'phpmq.db'}?mode=ro", uri=True)) as database:
+        rows = database.execute(
+            "SELECT content, outcome, reason, deliveries, charged FROM history "
+            "JOIN body USING (seq) JOIN queue USING (queue_id) WHERE name = 'work'"
+        ).fetchall()
+    return {row[0]: row[1:] for row in rows}
+
+
+def judge(broker: BrokerProcess) -> tuple[int, float]:
+    """Work it off, and look what was charged."""
+    connections, took_ms = work_off(broker)
+    ends = lives(broker)
+    assert ends.pop(POISON) == (4, "max_deliveries", MOST, MOST)  # dead
+    charged = {content: end for content, end in ends.items() if end[0] != 2 or end[-1]}
+    assert charged == {}, "neighbours that were charged, or not acknowledged"
+    with Peer(broker.port) as peer:
+        peer.consume("work.dlq", 5)
+        assert b'"raw":"poison"' in peer.bodies(1)[0]
+    return connections, took_ms
+
+
+def run(folder: Path, *program: str) -> BrokerProcess:
+    broker = BrokerProcess(folder / "data", program=program or ("-m", "phpmq_lite"))
+    broker.start()
+    return broker
+
+
+def test_poison_dies_and_its_neighbours_are_charged_nothing(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    broker = run(tmp_path)
+    try:
+        connections, took_ms = judge(broker)
+    finally:
+        broker.kill()
+    figure(
+        f"poison: dead after {MOST} deliveries, which ended {connections - 1} connections; "
+        f"{len(GOOD)} neighbours charged nothing, the last of them after {took_ms:.0f} ms"
+    )
+
+
+def test_neighbours_show_a_broker_that_charges_all_that_was_held(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    broker = run(tmp_path, "-m", "tests.faults.mutants", "ChargesAllThatWasHeld")
+    try:
+        with pytest.raises((AssertionError, TimeoutError)) as found:
+            judge(broker)
+    finally:
+        broker.kill()
+    figure(f"mutant ChargesAllThatWasHeld: found: {str(found.value).splitlines()[0][:80]}")

@@ -1,0 +1,89 @@
+"""A power cut at any moment: what was confirmed is there, what was ended stays ended (F1).
+
+``PHPMQ_POINTS=1000 python -m pytest tests/faults/test_power.py`` cuts more often, and so does
+``python -m tests.faults.power --points 1000``; ``PHPMQ_SEED=…`` repeats the choices of a run.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.storage.store import Store
+from tests.faults import books, disk_mutants
+from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, record
+from tests.faults.shim import IS_AVAILABLE
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
+]
+
+POINTS = int(os.environ.get("PHPMQ_POINTS", "100"))
+SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+SERVED = 2  # disks of a recording on which the broker itself is started
+MUTANT_POINTS = 16
+EXPECTED = {  # what each mutant breaks
+    "SyncsLess": books.LOST,
+    "ConfirmsBeforeCommit": books.LOST,
+    "DispatchesBeforeCommit": books.UNSTORED,
+    "SettlesLate": books.UNDONE,
+    "ForgetsKeys": books.FORGOTTEN,
+}
+
+
+@pytest.mark.timeout(120 + POINTS)
+async def test_broker_keeps_its_word_over_a_power_cut(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """F1 of ``storage.md`` 11."""
+    tally, rng = Tally(), random.Random(SEED)
+    while tally.points < POINTS:
+        folder = tmp_path / str(tally.points)
+        logs = await record(folder, rng)
+        cut(logs, min(POINTS_OF_A_RUN, POINTS - tally.points), rng, tally, served=SERVED)
+    figure(f"power: seed {SEED}")
+    for line in tally.lines:
+        figure(line)
+    assert tally.examples == {}
+    assert tally.confirmed
+    assert tally.ended
+
+
+@pytest.mark.parametrize("mutant", EXPECTED)
+async def test_power_cut_finds_a_broker_that(
+    tmp_path: Path, mutant: str, figure: Callable[[str], None]
+) -> None:
+    """A fault test that cannot fail is worth nothing."""
+    tally, rng = Tally(), random.Random(SEED)
+    for number in range(3):  # a lucky one may get through the first
+        logs = await record(tmp_path / str(number), rng, mutant, lives=1)
+        cut(logs, MUTANT_POINTS, rng, tally)
+        if EXPECTED[mutant] in tally.examples:
+            break
+    found = tally.count(EXPECTED[mutant])
+    disks = sum(tally.disks.values())
+    figure(f"mutant {mutant}: {EXPECTED[mutant]} on {found} of {disks} disks")
+    assert found
+
+
+def test_each_mutant_is_tried() -> None:
+    assert disk_mutants.MUTANTS.keys() == {*EXPECTED, "CarriesOn"}  # see test_io_errors.py
+
+
+async def test_power_cut_finds_a_start_that_gives_numbers_again(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    """The next number is stored; what is alive does not tell it."""
+    kinds: tuple[type[Store], ...] = (Store, disk_mutants.NumbersAnewStore)
+    logs = await record(tmp_path, random.Random(SEED), lives=1)
+    found = []
+    for kind in kinds:
+        tally = Tally()
+        cut(logs, MUTANT_POINTS, random.Random(SEED), tally, store=kind)
+        found.append(tally.count(books.REUSED))
+    figure(f"mutant NumbersAnew: {books.REUSED} on {found[1]} of {sum(tally.disks.values())} disks")
+    assert found[0] == 0
+    assert found[1]

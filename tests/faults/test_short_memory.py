@@ -1,0 +1,131 @@
+"""A broker that gets no more memory: it refuses, or it ends and is started again; never in between.
+
+``RLIMIT_AS`` stands for the limit of a container that is set too low.
+"""
+
+import asyncio
+import random
+import resource
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.measures import MIB
+from tests.acceptance.peers import Peer
+from tests.faults.ledger import Crowd, Ledger, Load, is_drained
+from tests.faults.test_kill import SEED
+from tests.preloaded import BrokerProcess
+
+pytestmark = pytest.mark.faults
+
+ROOM = (2 * MIB, 16 * MIB, 40 * MIB)  # beyond what it has at rest
+RECEIPTS = 2_000
+FAIL_STOP = 74
+END_S = 10  # who does not work has ended by then
+
+
+def address_space(pid: int) -> int:
+    """Return the size of a process's address space (VmSize)."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+def press(broker: BrokerProcess) -> None:
+    """Send large messages on many connections, until each is refused or taken."""
+    with ExitStack() as stack, suppress(OSError, AssertionError):
+        for number in range(12):
+            peer = stack.enter_context(Peer(broker.port))
+            peer.publish("large", b"press %010d" % number + b"." * (4 * MIB), key=b"%d" % number)
+
+
+@contextmanager
+def short_of_memory(pid: int, room: int) -> Iterator[None]:
+    """Let a process take no more than ``room`` beyond what it has."""
+    free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid) + room, free[1]))
+    yield
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_AS, free)
+
+
+async def load(broker: BrokerProcess, ledger: Ledger) -> None:
+    """Have a crowd and large messages come together; return when all have left."""
+    crowd = Crowd(ledger, broker.port)
+    pressing = threading.Thread(target=press, args=(broker,))
+    pressing.start()
+    working = asyncio.create_task(crowd.work(RECEIPTS, crowd.leave))
+    while not (await asyncio.wait({working}, timeout=0.1))[0]:
+        if any(client.ended.done() for client in crowd.clients):
+            crowd.leave()  # without one of them the others would wait for ever
+    with suppress(OSError):  # it was gone before all had come
+        await working
+    for client in crowd.clients:
+        await client.ended
+    await asyncio.to_thread(pressing.join)
+
+
+def is_at_work(broker: BrokerProcess) -> bool:
+    """Tell whether it does all that a broker does."""
+    try:
+        with Peer(broker.port) as peer:
+            peer.socket.settimeout(END_S)
+            assert peer.confirm("after", b"after 0000000000") is None
+            peer.consume("after", 1)
+            peer.ack(*peer.dispatches(1))
+            assert peer.confirm("after", b"after 0000000001") is None
+    except (OSError, AssertionError):
+        return False
+    return True
+
+
+async def live_short(folder: Path, room: int, *program: str) -> tuple[Ledger, bool, int]:
+    """Load a broker without memory, and see what it did by what the next one finds.
+
+    Returns the books, whether it was still at work, and its exit code.
+    """
+    broker = BrokerProcess(folder / "data", program=program or ("-m", "phpmq_lite"))
+    ledger = Ledger(random.Random(SEED))
+    broker.start()
+    process = broker.process
+    assert process is not None
+    try:
+        with short_of_memory(broker.pid, room):
+            await load(broker, ledger)
+        is_alive = is_at_work(broker)
+        code = broker.terminate() if is_alive else await asyncio.to_thread(process.wait, END_S)
+        broker.kill()  # it has ended
+        broker.start()
+        ledger.compare(broker.data)
+        drain = Crowd(ledger, broker.port, Load(acks_all=True))
+        await drain.drain(lambda: is_drained(broker.data))
+        assert broker.terminate() == 0
+    finally:
+        broker.kill()
+    ledger.audit(broker.data)
+    return ledger, is_alive, code
+
+
+@pytest.mark.parametrize("room", ROOM)
+async def test_broker_without_memory_loses_nothing(
+    tmp_path: Path, room: int, figure: Callable[[str], None]
+) -> None:
+    ledger, is_alive, code = await live_short(tmp_path, room)
+    figure(
+        f"{room // MIB} MiB of room: {'went on' if is_alive else 'fail-stop'}, exit code {code}; "
+        f"{len(ledger.confirmed):,} confirmed, {len(ledger.offences)} lost"
+    )
+    assert ledger.offences == []
+    assert code == (0 if is_alive else FAIL_STOP)
+
+
+async def test_clients_show_a_broker_that_is_half_alive(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    program = ("-m", "tests.faults.mutants", "StaysHalfAlive")
+    with pytest.raises(subprocess.TimeoutExpired):
+        await live_short(tmp_path, ROOM[0], *program)
+    figure("mutant StaysHalfAlive: found: it neither works nor ends")

@@ -1,0 +1,117 @@
+"""A disk whose fsync takes 200 ms: the loop lives, nothing times out, all that is confirmed stands.
+
+F10 of ``storage.md`` 11.  The disk turns slow in the middle of the work, as real ones do.
+"""
+
+import random
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance.measures import Times
+from tests.acceptance.peers import WAIT_S, Admin, Peer
+from tests.faults.ledger import Crowd, Ledger, Load, is_drained
+from tests.faults.shim import Shim
+from tests.faults.test_kill import SEED
+
+pytestmark = pytest.mark.faults
+
+DELAY_MS = 200
+LIVES_MS = 100.0  # half of the answers of a loop that waits for the disk take longer
+ALONE = 15
+CROWD = 3_000
+
+
+@contextmanager
+def broker_on(data: Path, *program: str) -> Iterator[tuple[BrokerProcess, Shim]]:
+    """Run a broker whose disk can turn slow; what a consumer holds goes back after a second."""
+    shim = Shim(data.parent, data)
+    flags = ["--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1"]
+    broker = BrokerProcess(data, flags, env=shim.env())
+    broker.program = program or broker.program
+    broker.start()
+    try:
+        yield broker, shim
+    finally:
+        broker.kill()
+
+
+@contextmanager
+def asked(url: str) -> Iterator[dict[str, list[float]]]:
+    """Ask for the health and a page again and again; how long each took, in ms."""
+    took_ms: dict[str, list[float]] = {"livez": [], "queues": []}
+    is_over = threading.Event()
+
+    def ask() -> None:
+        for path in cycle(took_ms):
+            began = time.perf_counter()
+            with urllib.request.urlopen(url.rstrip("/") + "/" + path, timeout=WAIT_S) as answer:
+                assert answer.read()
+            took_ms[path].append((time.perf_counter() - began) * 1_000)
+            if is_over.wait(0.02):
+                return
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield took_ms
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Times, Times]:
+    """Have one publisher wait for each receipt, on a fast disk and then on a slow one.
+
+    Returns the times of the health's answers and of a page's from then on.
+    """
+    with Peer(broker.port) as peer:
+        for number in range(50):  # the disk is known to be fast
+            assert peer.confirm("alone", b"fast %011d" % number) is None
+        shim.delay_sync_ms = DELAY_MS
+        with asked(broker.admin[0]) as took_ms:
+            for number in range(ALONE):
+                assert peer.confirm("alone", b"slow %011d" % number) is None
+        return Times(took_ms["livez"]), Times(took_ms["queues"])
+
+
+async def test_loop_lives_while_the_disk_is_slow(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    ledger = Ledger(random.Random(SEED))
+    with broker_on(tmp_path / "data") as (broker, shim):
+        health, page = confirm_alone(broker, shim)
+        crowd = Crowd(ledger, broker.port, Load(acks_all=True))
+        began = time.perf_counter()
+        await crowd.work(CROWD, crowd.leave)
+        rate = CROWD / (time.perf_counter() - began)
+        lag_ms = Admin(broker.admin[0]).metrics()["phpmq_event_loop_lag_seconds"] * 1_000
+        shim.delay_sync_ms = 0
+        await Crowd(ledger, broker.port, Load(acks_all=True)).drain(lambda: is_drained(broker.data))
+        assert broker.terminate() == 0
+    ledger.audit(broker.data)
+    figure(
+        f"fsync takes {DELAY_MS} ms more: health answers in {health}, a page in {page}; "
+        f"loop lag {lag_ms:.1f} ms; a crowd gets {rate:,.0f} receipts/s; "
+        f"{len(ledger.offences)} lost, {ledger.redelivered} redelivered"
+    )
+    assert ledger.offences == []
+    assert ledger.redelivered == 0
+    assert health.p50 < LIVES_MS
+
+
+def test_health_shows_a_broker_that_waits_in_its_loop(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    program = ("-m", "tests.faults.mutants", "WaitsForTheDiskInTheLoop")
+    with broker_on(tmp_path / "data", *program) as (broker, shim):
+        health, _ = confirm_alone(broker, shim)
+    figure(f"mutant WaitsForTheDiskInTheLoop: health answers in {health}")
+    assert health.p50 > LIVES_MS
