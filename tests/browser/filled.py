@@ -113,6 +113,7 @@ async def fill(site: Site) -> None:
     await _trace(client)
     await _hold(site)
     await _pipeline(site)
+    await _back_up(site)
 
 
 async def _settle(client: Client) -> None:
@@ -158,6 +159,14 @@ async def _hold(site: Site) -> None:
         first = await anext(deliveries)
         site.ids.setdefault(f"held in {name}", first.message_id)
         site.held.append(deliveries)
+
+
+async def _back_up(site: Site) -> None:
+    """Make a backup, as the command line asks for one."""
+    control = aiohttp.UnixConnector(path=str(site.running.data / "control.sock"))
+    async with aiohttp.ClientSession(connector=control, raise_for_status=True) as http:
+        headers = {"Origin": "http://localhost"}
+        await http.post("http://localhost/api/v1/backups", json={}, headers=headers)
 
 
 async def _pipeline(site: Site) -> None:

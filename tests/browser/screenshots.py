@@ -34,6 +34,7 @@ EMPTY: Final = (
     "/insights",
     "/insights?tab=claims",
     "/insights?tab=readers",
+    "/system/backups",
 )
 ORDER: Final = {
     "type": "object",

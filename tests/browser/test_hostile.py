@@ -1,7 +1,7 @@
 """Hostile strings in every place that is shown, on every page: no dialog, no report, no node."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -95,7 +95,9 @@ def test_there_are_enough_strings() -> None:
     assert len(STRINGS) >= 60
 
 
-async def test_hostile_strings_do_nothing_on_any_page(hostile: Site, chromium: Any) -> None:
+async def test_hostile_strings_do_nothing_on_any_page(
+    hostile: Site, chromium: Any, figure: Callable[[str], None]
+) -> None:
     page, troubles = await open_tab(chromium)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -115,6 +117,10 @@ async def test_hostile_strings_do_nothing_on_any_page(hostile: Site, chromium: A
         if await page.evaluate(FOREIGN):
             foreign.append(name)
     own = hostile.url("")
+    figure(
+        f"{len(STRINGS)} hostile strings on {len(tour)} pages: "
+        f"{len(troubles)} dialogs or CSP reports, {len(foreign)} foreign nodes"
+    )
     assert [url for url in asked if not url.startswith(own)] == []
     assert (foreign, troubles) == ([], [])
 

@@ -185,11 +185,13 @@ async def as_socket(page: Any, base: str) -> object:
 @pytest.mark.parametrize("attack", [as_method, as_body, as_form, as_socket])
 @pytest.mark.parametrize("host", ["127.0.0.1", EVIL])
 async def test_browser_that_talks_to_the_tcp_port_stores_nothing(
-    broker: Running, evil: Any, attack: Attack, host: str
+    broker: Running, evil: Any, attack: Attack, host: str, figure: Callable[[str], None]
 ) -> None:
     async with asyncio.timeout(30):
         await attack(evil, f"http://{host}:{broker.port}/")
-    assert await stored(broker) == 0
+    count = await stored(broker)
+    figure(f"Chromium to the TCP port, {attack.__name__} to {host}: {count} messages stored")
+    assert count == 0
     assert broker.service.front.figures.clients_opened > 0  # it did come through
 
 

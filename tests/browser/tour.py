@@ -14,7 +14,9 @@ from phpmq_lite.admin.routes import ROUTES
 from tests.browser.filled import BODIES, SHOP_TRACE, Site
 
 # Routes that answer with something else than a page, or lead to one.
-NO_PAGES: Final = frozenset({"livez", "readyz", "startupz", "metrics", "body", "search"})
+NO_PAGES: Final = frozenset(
+    {"livez", "readyz", "startupz", "metrics", "body", "search", "backup-download"}
+)
 TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
 MORE: Final = {
     "queue": ("?tab=dead", "?tab=history", "?state=dispatched", "?tab=consumers", "?tab=charts",

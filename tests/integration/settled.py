@@ -1,10 +1,8 @@
 """A data folder with many settled messages, made at once; and readers of their Arrow streams."""
 
-import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -130,12 +128,6 @@ async def read_counted(session: aiohttp.ClientSession, url: str) -> Any:
     if table.num_rows != announced:
         raise ShortStreamError(f"{table.num_rows} rows came, {announced} were announced")
     return table
-
-
-async def until(check: Callable[[], bool]) -> None:
-    """Wait for what another process does; fails with the test's own limit."""
-    while not check():  # noqa: ASYNC110 - it tells nobody
-        await asyncio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

@@ -26,7 +26,8 @@ API_LISTS = (
     "/api/v1/dead", "/api/v1/dead/groups", "/api/v1/history", "/api/v1/traces/7b3f-1",
     "/api/v1/audit", "/api/v1/config",
 )  # fmt: skip
-ELSEWHERE = {"login", "setup", "search"}  # lead to another page
+# Lead to another page, or to a file that is not there.
+ELSEWHERE = {"login", "setup", "search", "backup-download"}
 OTHER_STATE = {"message-release-form": 1, "message-restore-form": 2, "message-redrive-form": 3}
 ODD = (
     "limit=0", "limit=201", "limit=x", "limit=9999999999999999999999", "cursor=x", "cursor=%00",

@@ -32,9 +32,8 @@ from tests.integration.settled import (
     read_counted,
     retire,
     settled_folder,
-    until,
 )
-from tests.integration.visitors import House
+from tests.integration.visitors import House, until
 from tests.preloaded import broker_process
 
 reading = pytest.mark.asyncio(loop_scope="module")  # with ``shared``

@@ -9,7 +9,7 @@ import pytest
 
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, QueueSettings
+from phpmq_lite.model import Limits, Loaded, Now, QueueSettings
 from phpmq_lite.storage.store import Store
 from phpmq_lite.testing import FakeClock
 from tests.driving import make_database, open_store
@@ -26,7 +26,7 @@ class Batches:
     def __init__(self, store: Store, is_split: bool) -> None:
         self.store = store
         self.is_split = is_split  # where a batch may end or go on, it ends
-        self.core = Broker(store.recover(0, 0, 10), Limits(), QueueSettings())
+        self.core = Broker(store.recover(Now(0, 0), 0, 10), Limits(), QueueSettings())
         self.clock = FakeClock()
         self.loaded: Loaded | None = None
         self.core.begin(self.clock.now())

@@ -17,9 +17,8 @@ from phpmq_lite.admin import arrow, uploads
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.api import staging
 from phpmq_lite.admin.insights.file import SummaryFile
-from tests.integration.settled import until
 from tests.integration.site import Site, running_site
-from tests.integration.visitors import House, Visitor, house
+from tests.integration.visitors import House, Visitor, house, until
 from tests.unit.admin.insights.cases import as_bytes, summary
 
 NOW = 1_790_000_000_000

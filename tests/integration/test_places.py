@@ -28,6 +28,7 @@ from phpmq_lite.storage.search import Search
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import Store
 from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.testing import FakeClock
 
 INSERT = (
     "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at, published_at, "
@@ -133,7 +134,7 @@ def test_rows_that_left_before_they_had_a_place_are_passed_over(ledger: Ledger) 
 
 def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
     store = Store(ledger.connection)
-    upkeep = Upkeep(ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20)
+    upkeep = Upkeep(ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters)
     upkeep._places = Places(timer=lambda: 0.0)  # however slow the machine is
     ledger.fill(ROWS * 2 + 5)
     assert upkeep(store, Now(1, 1), False)

@@ -167,7 +167,7 @@ def test_oldest_go_when_their_bodies_are_too_large(store: Store) -> None:
 def test_rows_go_when_they_are_older_than_the_age(store: Store) -> None:
     for at in (10, 20, 30, 40):
         store.fill(1, at=at)
-    assert step(store.connection, RetentionBounds(age_ms=70), now_wall_ms=100) == 2
+    assert step(store.connection, RetentionBounds(age_ms=70), now_ms=100) == 2
     assert store.offsets() == [3, 4]  # 30 is exactly as old as allowed
 
 
@@ -199,12 +199,12 @@ def test_newest_row_stays_so_that_numbers_go_on_without_a_gap(store: Store) -> N
 
 def test_newest_row_stays_without_its_body_where_it_is_too_old(store: Store) -> None:
     store.fill(2, at=10)
-    assert step(store.connection, RetentionBounds(age_ms=70), now_wall_ms=80) == 0
+    assert step(store.connection, RetentionBounds(age_ms=70), now_ms=80) == 0
     assert store.number("SELECT count(*) FROM body") == 2
-    assert step(store.connection, RetentionBounds(age_ms=70), now_wall_ms=81) == 1
+    assert step(store.connection, RetentionBounds(age_ms=70), now_ms=81) == 1
     assert (store.offsets(), store.number("SELECT count(*) FROM body")) == ([2], 0)
     assert store.number("SELECT next_number FROM line") == 3
-    assert step(store.connection, RetentionBounds(age_ms=70), now_wall_ms=81) == 0
+    assert step(store.connection, RetentionBounds(age_ms=70), now_ms=81) == 0
 
 
 def test_numbers_have_no_gap_after_a_rollback(store: Store) -> None:

@@ -4,7 +4,7 @@ Made from the one table of routes, so a new route is in it from its first day.
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +102,9 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         yield Stage(home, people, tokens, made["ids"][0])
 
 
-async def test_writing_route_is_refused_to_smaller_roles(stage: Stage) -> None:
+async def test_writing_route_is_refused_to_smaller_roles(
+    stage: Stage, figure: Callable[[str], None]
+) -> None:
     before, wrong, count = stage.everything(), [], 0
     for route in WRITING:
         for role in Role:
@@ -119,11 +121,13 @@ async def test_writing_route_is_refused_to_smaller_roles(stage: Stage) -> None:
                 wrong.append((route.name, str(role), status, rows))
     assert wrong == []
     assert stage.everything() == before
-    print(f"{len(WRITING)} writing routes, {count} refused by role: 0 allowed, 0 unaudited")  # noqa: T201
+    figure(f"{len(WRITING)} writing routes, {count} refused by role: 0 allowed, 0 unaudited")
 
 
 @pytest.mark.parametrize("way", FOREIGN)
-async def test_change_from_elsewhere_is_refused(stage: Stage, way: str) -> None:
+async def test_change_from_elsewhere_is_refused(
+    stage: Stage, way: str, figure: Callable[[str], None]
+) -> None:
     before, wrong = stage.everything(), []
     for route in WRITING:
         role = route.role
@@ -137,7 +141,7 @@ async def test_change_from_elsewhere_is_refused(stage: Stage, way: str) -> None:
             wrong.append((route.name, status, rows))
     assert wrong == []
     assert stage.everything() == before
-    print(f"{way}: {len(WRITING)} routes, all refused")  # noqa: T201
+    figure(f"changes from elsewhere, {way}: {len(WRITING)} routes, all refused")
 
 
 async def test_reading_route_is_refused_to_smaller_roles(stage: Stage) -> None:

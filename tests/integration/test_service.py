@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, cast
 from urllib.error import HTTPError, URLError
@@ -23,9 +23,9 @@ import pytest
 from phpmq_lite import process, service, testing
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.wal_guard import check_wal
-from phpmq_lite.storage.wal_scan import WalScan
+from phpmq_lite.storage.checkup import Checkup, check_files
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.seal import seal
 from phpmq_lite.testing import running_service
 from tests.acceptance.peers import (
     WAIT_S,
@@ -210,6 +210,8 @@ def test_newer_database_is_refused(data: Path) -> None:
     with sqlite3.connect(data / DATABASE) as database:
         database.execute("PRAGMA user_version = 9999")
     database.close()
+    with closing(DataFolder.open(data)) as folder:
+        seal(folder)
     words = refusal(data)
     assert words.startswith("exit code 1:")
     assert "schema version 9999" in words
@@ -439,11 +441,11 @@ async def test_pages_answer_while_the_database_is_being_recovered(
 ) -> None:
     go_on, is_open = threading.Event(), asyncio.Event()
 
-    def check_later(*args: Any, **more: Any) -> WalScan:
+    def check_later(*args: Any, **more: Any) -> Checkup:
         go_on.wait(WAIT_S)
-        return check_wal(*args, **more)
+        return check_files(*args, **more)
 
-    monkeypatch.setattr(service, "check_wal", check_later)
+    monkeypatch.setattr(service, "check_files", check_later)
     broker = service.Service(testing.settings_for(data), lambda _line: is_open.set())
     running = asyncio.create_task(broker.run())
     try:

@@ -204,7 +204,7 @@ def test_rows_of_dropped_tokens_are_removed_in_slices(make: MakeDriver) -> None:
 
 def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> None:
     driver = make()
-    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), 64 << 20)
+    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), 64 << 20, driver.clock.counters)
     stage(driver, "a", *[b"x"] * 120)
     driver.clock.advance(86_400)
     stage(driver, "b", b"y")

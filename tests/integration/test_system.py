@@ -16,6 +16,7 @@ import pytest
 
 from phpmq_lite import logs
 from phpmq_lite.client import connect
+from phpmq_lite.storage.checkup import Checkup
 from phpmq_lite.storage.starts import Starting
 from phpmq_lite.storage.wal_scan import WalScan
 from phpmq_lite.testing import Running, running_service
@@ -298,13 +299,14 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
     starting.look(database.connection, NOW_MS)
     report = starting.report
     assert (report.expired, report.expired_by_queue) == (3, {"orders": 2, "mail": 1})
-    assert starting.down_from_ms == NOW_MS - 100_000 + 7
+    assert starting.down_from_ms == NOW_MS - 100_000
     assert report.version_before is None
 
 
 def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
     starting = Starting("0.2.0", NOW_MS, was_clean=False)
-    starting.note_wal(WalScan(commits=3, frames=9, first_bad=10, commits_behind=2, last_behind=20))
+    wal = WalScan(commits=3, frames=9, first_bad=10, commits_behind=2, last_behind=20)
+    starting.note_files(Checkup(wal, ["the files"]))
     starting.note_error({"message": "SQLITE_IOERR: disk I/O error"})
     report = starting.report
     assert (report.wal_commits, report.wal_frames, report.wal_dropped) == (3, 9, 2)

@@ -24,7 +24,7 @@ def size_after(driver: Driver, body: int, *, is_idle: bool) -> int:
     """Publish as much as makes the log that long, have it looked after, and give what is left."""
     driver.publish(bytes(body))
     driver.store.wal_bytes = LONG_WAL_BYTES
-    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), LIMIT)
+    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), LIMIT, driver.clock.counters)
     while upkeep(driver.store, driver.clock.now(), is_idle):
         pass
     return driver.path.with_name(driver.path.name + "-wal").stat().st_size

@@ -1,8 +1,9 @@
 """Visitors of a real broker: a browser with its cookies, a program with a token."""
 
+import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from html import unescape
 from pathlib import Path
@@ -149,6 +150,12 @@ async def house(data: Path, **sections: Any) -> AsyncIterator[House]:
     """Run a broker."""
     async with running_service(data, **sections) as broker:
         yield House(broker)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Wait for what tells nobody when it happens; fails with the test's own limit."""
+    while not check():  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0.01)
 
 
 def shown(text: str) -> str:

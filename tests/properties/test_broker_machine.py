@@ -24,6 +24,7 @@ from phpmq_lite.broker import sweeps, turns
 from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.model import Limits, QueueSettings, State
 from phpmq_lite.storage import store as stores
+from phpmq_lite.storage.verify import check_all
 from tests.driving import Client, Driver, Turn
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model
@@ -84,10 +85,14 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.is_at_rest = True
 
     def teardown(self) -> None:
+        checks = check_all(self.driver.store.connection)
         self.driver.close()
         for each in self.patches:
             each.stop()
         self.folder.cleanup()
+        # All but the bodies, which ``damage`` damages.
+        found = {check.name: check.problems for check in checks if check.name != "bodies"}
+        assert not any(found.values()), found
 
     @initialize()
     def make_queues(self) -> None:

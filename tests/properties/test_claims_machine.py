@@ -21,6 +21,7 @@ from phpmq_lite.broker.operations import Action, Options, PublishedStage, Staged
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.storage import recall
+from phpmq_lite.storage.verify import check_all
 from tests.driving import Client, Driver, Question
 
 pytestmark = pytest.mark.timeout(1_800)
@@ -67,10 +68,12 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         self.worker: Client | None = None
 
     def teardown(self) -> None:
+        checks = check_all(self.driver.store.connection)
         self.driver.close()
         for each in self.patches:
             each.stop()
         self.folder.cleanup()
+        assert [problem for check in checks for problem in check.problems] == []
 
     @initialize()
     def make_queue(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.model import Batch, QueueSettings, checksum
+from phpmq_lite.model import AuditEntry, Batch, QueueSettings, checksum
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.status import ClientStatus, QueueStatus, Status
@@ -109,6 +109,9 @@ class FakeEngine:
     async def call(self, command: Callable[[Any, Callable[[Any], None]], None]) -> Any:
         """Refuse: nothing is ever changed here."""
         raise NotImplementedError
+
+    async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
+        raise AssertionError("nobody decides here")
 
     async def pause(self) -> None:
         """Wait for nothing: no batch is ever stored here."""

@@ -4,6 +4,7 @@ from phpmq_lite.admin.attention import NOTICES_MAX, Notice, Seen, notices
 from phpmq_lite.model import QueueSettings
 from phpmq_lite.server.status import QueueStatus, Status
 from phpmq_lite.storage.signs import LOOKED_AT, Holding
+from phpmq_lite.storage.space import Shortage
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 MINUTE_MS = 60_000
@@ -101,6 +102,15 @@ def test_broker_tells_its_own_troubles() -> None:
     assert told[4].text == "3 publishes refused in the last hour: paused 2, too_large 1"
 
 
+def test_want_of_room_is_told_instead_of_how_full_the_disk_is() -> None:
+    shortage = Shortage("disk_full", "disk full", "the disk is full")
+    told = found(shortage=shortage, trouble="locked", seen=Seen(NOW_MS, disk_share=0.94))
+    assert [(n.level, n.who, n.text) for n in told] == [
+        ("bad", "Storage", "Nothing can be stored: locked"),
+        ("bad", "Publishing", "No message is taken: the disk is full"),
+    ]
+
+
 def test_long_list_ends() -> None:
     queues = [queue_status(f"q{at}", at, ready=1) for at in range(NOTICES_MAX + 5)]
     assert len(found(*queues)) == NOTICES_MAX
@@ -128,3 +138,21 @@ def test_consumers_of_a_retry_queue_are_told() -> None:
 def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
     orders = queue_status("orders", 1, settings=QueueSettings(dead_letter_queue="failed"))
     assert found(orders, queue_status("failed", 2, ready=3)) == []
+
+
+def test_damage_and_a_failed_backup_are_told() -> None:
+    seen = Seen(NOW_MS, damage=["structure: page 7"], backup_error="no space")
+    assert [(n.level, n.who, n.text, n.route) for n in found(seen=seen)] == [
+        ("bad", "Damage", "structure: page 7", "backups"),
+        ("bad", "Backup", "The last one failed: no space", "backups"),
+    ]
+
+
+def test_backup_that_is_late_twice_over_is_told() -> None:
+    hour_ms = 60 * MINUTE_MS
+    seen = Seen(NOW_MS, backup_age_ms=2 * hour_ms, backup_each_ms=hour_ms)
+    assert found(seen=seen) == []
+    seen = Seen(NOW_MS, backup_age_ms=3 * hour_ms, backup_each_ms=hour_ms)
+    assert [(n.level, n.text) for n in found(seen=seen)] == [
+        ("warn", "The newest is 3 h old; one is to be made every 1 h")
+    ]

@@ -9,7 +9,7 @@ from phpmq_lite.admin.http_figures import HttpFigures
 from phpmq_lite.admin.labels import Labels
 from phpmq_lite.admin.metrics import Readings
 from phpmq_lite.broker.histogram import BUCKETS, bucket
-from phpmq_lite.server.engine import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.commits import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import Status
 from tests.unit.admin.cases import HOSTILE, NOW_MS, broker_status, client_status, queue_status
 

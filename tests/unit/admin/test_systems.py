@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.admin import systems
+from phpmq_lite.admin import limits, systems
 from phpmq_lite.admin.conditions import percent
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.measures import Disk, Measures
@@ -70,7 +70,7 @@ def test_limit_that_is_reached_stands_out() -> None:
     status = broker_status(
         queue_status(), held=10, clients=tuple(client_status(n) for n in range(85))
     )
-    gauges = {gauge.setting: gauge for gauge in systems.limits(settings, status)}
+    gauges = {gauge.setting: gauge for gauge in limits.limits(settings, status, limits.Http())}
     assert gauges["limits.held"].level == "bad"
     assert gauges["limits.connections"].level == "warn"
     assert gauges["limits.connections_per_address"].shown == "85"

@@ -8,7 +8,7 @@ import pytest
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session
-from phpmq_lite.server.watch import TimeLimits, Watch, overdue
+from phpmq_lite.server.watch import TimeLimits, Watch, excuse, overdue
 
 LIMITS = TimeLimits(frame_s=60, frame_bytes_per_s=1_000, write_s=30, silent_s=10, places=10)
 LATE = "a message took too long to arrive"
@@ -84,6 +84,14 @@ def test_peer_that_does_not_take_the_rest_is_ended() -> None:
     """Its connection was closed, but a few bytes are still to leave, and its place is taken."""
     assert verdict(Peer(closing_at=100), 130) is None
     assert verdict(Peer(closing_at=100), 130.1) == "it does not take the rest"
+
+
+@pytest.mark.parametrize("since", ["frame_began_at", "choked_at", "closing_at"])
+def test_peer_is_excused_for_a_time_in_which_the_broker_stood_still(since: str) -> None:
+    peer = Peer(**{since: 100.0})  # type: ignore[arg-type]
+    excuse(cast(Session, peer), 50.0)
+    assert (peer.last_read_at, verdict(peer, 180)) == (50.0, None)
+    assert verdict(peer, 250) is not None
 
 
 def test_silent_peers_stay_while_there_is_room() -> None:

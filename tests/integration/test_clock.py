@@ -1,0 +1,237 @@
+"""A clock that is far ahead at a start; and history that was settled by a wrong clock."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite import clock
+from phpmq_lite.client.aio import connect
+from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
+from phpmq_lite.model import Now
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.clock_steps import KEPT, Steps, note_clock
+from phpmq_lite.storage.retention import RetentionBounds
+from tests.driving import Driver
+from tests.integration.visitors import House, Visitor, house, until
+
+DAY_MS = 86_400_000
+AWAY_DAYS = 20
+
+
+def age(data: Path, days: int = AWAY_DAYS) -> None:
+    """Have a stopped broker's database be that many days old, from before a boot."""
+    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as connection:
+        for table, column in (("message", "deadline_ms"), ("message", "published_at")):
+            connection.execute(f"UPDATE {table} SET {column} = {column} - ?", (days * DAY_MS,))
+        connection.execute("UPDATE counter SET value = value - ? WHERE name = 'last_seen_ms'",
+                           (days * DAY_MS,))  # fmt: skip
+        connection.execute("UPDATE counter SET value = 1 WHERE name = 'clock_boot'")
+    meta = data / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"seal": None}))
+
+
+@asynccontextmanager
+async def in_doubt(data: Path) -> AsyncIterator[House]:
+    """Run a broker with a message that has a day left, and one that has thirty."""
+    async with house(data) as home:
+        for content, days in (("short", 1), ("long", 30)):
+            message = {"content": content, "ttl_s": days * 86_400}
+            await home.control("POST", "/queues/orders/messages", message)
+    age(data)
+    async with house(data) as home:
+        yield home
+
+
+async def ready(home: House) -> list[str]:
+    """Give what is ready, in words."""
+    found = await home.control("GET", "/messages?q=state:ready")
+    return [item["preview"] for item in reversed(found["items"])]
+
+
+async def test_nothing_expires_by_a_clock_in_doubt_and_a_restart_remembers(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    async with in_doubt(data) as home, Visitor(home.url) as browser:
+        assert await ready(home) == ["short", "long"]
+        told = await home.control("GET", "/clock")
+        assert told["doubt_ms"] > DOUBT_MS
+        assert told["would_expire"] == 1
+        assert "Is the clock right?" in (await browser.get("/system")).text
+        assert "whether it is right" in (await browser.get("/")).text
+    async with house(data) as home:
+        assert (await home.control("GET", "/clock"))["doubt_ms"] == told["doubt_ms"]
+        assert await ready(home) == ["short", "long"]
+
+
+async def test_operator_keeps_the_deadlines(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with in_doubt(data) as home, Visitor(home.url) as browser:
+        assert (await browser.post("/system/clock", decision="keep")).status == 303
+        assert await ready(home) == ["short", "long"]
+        assert "Is the clock right?" not in (await browser.get("/system")).text
+        assert home.rows("SELECT action, target FROM audit WHERE action LIKE 'clock%'") == [
+            ("clock.decide", "keep")
+        ]
+        again = await browser.post("/system/clock", decision="expire")
+        assert again.status == 409, "it is decided once"
+    async with house(data) as home:
+        assert (await home.control("GET", "/clock"))["doubt_ms"] == 0
+        assert await ready(home) == ["short", "long"]
+
+
+async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
+    """For what was there before; what came since keeps its deadline, also over a restart."""
+    data = tmp_path / "data"
+    async with in_doubt(data) as home:
+        message = {"content": "since", "ttl_s": 86_400}
+        await home.control("POST", "/queues/orders/messages", message)
+        told = await home.control("POST", "/clock", {"decision": "expire"})
+        assert (told["doubt_ms"], told["would_expire"]) == (0, None)
+        async with asyncio.timeout(20):
+            while "short" in await ready(home):  # noqa: ASYNC110 - nothing waits for an expiry
+                await asyncio.sleep(0.01)
+        assert await ready(home) == ["long", "since"]
+        rows = home.rows("SELECT deadline_ms FROM message ORDER BY seq")
+    async with house(data) as home:
+        assert await ready(home) == ["long", "since"]
+        now_ms = home.broker.service.front.summary().clock_steady_ms
+    days = [round((deadline_ms - now_ms) / DAY_MS) for (deadline_ms,) in rows]
+    assert days == [10, 1]
+
+
+# -- the history keeps its age
+
+
+def settled(driver: Driver, *walls_ms: int) -> None:
+    """Settle a message at each of these times of the wall clock."""
+    for number, wall_ms in enumerate(walls_ms, 1):
+        driver.store.execute(
+            'INSERT INTO history ("offset", seq, token, queue_id, outcome, settled_at, position,'
+            " published_at, deliveries, charged, size, crc)"
+            " VALUES (?, ?, 0, 1, 2, ?, 0, 0, 1, 0, 1, 0)",
+            (number, number, wall_ms),
+        )
+    driver.store.set_counters({"placed_upto": len(walls_ms), "history_rows": len(walls_ms)})
+
+
+def kept(driver: Driver) -> list[int]:
+    return [row[0] for row in driver.store.execute('SELECT "offset" FROM history')]
+
+
+def at(steady_ms: int, step_ms: int = 0) -> dict[str, int]:
+    return Clock(read=lambda: (0, 0)).counters(Now(steady_ms + step_ms, steady_ms))
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(tmp_path)
+
+
+def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: Driver) -> None:
+    """Nor does what was settled in that minute stay for a year, and hold up the rest."""
+    connection, bounds = driver.store.connection, RetentionBounds()
+    year = 365 * DAY_MS
+    note_clock(connection, at(0))
+    settled(driver, DAY_MS)
+    note_clock(connection, at(2 * DAY_MS, year), has_jumped=True)
+    assert retention.step(connection, bounds, 2 * DAY_MS).rows == 0
+    driver.store.execute("DELETE FROM history")
+    settled(driver, DAY_MS, 2 * DAY_MS + year, 3 * DAY_MS)
+    driver.store.execute("DELETE FROM clock_step")
+    driver.store.connection.executemany(
+        "INSERT INTO clock_step (from_offset, at_ms, step_ms) VALUES (?, ?, ?)",
+        [(1, 0, 0), (2, 2 * DAY_MS, year), (3, 2 * DAY_MS + 60_000, 0)],
+    )
+    for days, expected in ((7, [1, 2, 3]), (8.5, [2, 3]), (9.5, [3])):
+        while retention.step(connection, bounds, int(days * DAY_MS)).has_more:
+            pass
+        assert kept(driver) == expected
+
+
+def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> None:
+    connection, bounds = driver.store.connection, RetentionBounds()
+    for day in range(3):
+        note_clock(connection, at(day * DAY_MS, day * 10_000), has_jumped=True)
+    settled(driver, 500 * DAY_MS)
+    retention.step(connection, bounds, 300 * DAY_MS)
+    assert len(connection.execute("SELECT * FROM clock_step").fetchall()) == 3
+    retention.step(connection, bounds, 500 * DAY_MS)
+    assert connection.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
+    assert Steps.read(connection).of(1) == 20_000
+    assert KEPT >= 100
+
+
+def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:
+    connection = driver.store.connection
+    for minute in range(5):
+        note_clock(connection, at(minute * 60_000, 1_000 + minute))
+    assert connection.execute("SELECT count(*) FROM clock_step").fetchone() == (1,)
+
+
+# -- while the broker runs
+
+
+class Hands:
+    """Sets the clocks of the broker in this process."""
+
+    def __init__(self) -> None:
+        self.wall_ms = self.running_ms = 0  # added to what they show
+
+    def read(self) -> tuple[int, int]:
+        wall_ms, running_ms = read_clocks()
+        return wall_ms + self.wall_ms, running_ms + self.running_ms
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    made = Hands()
+    monkeypatch.setattr(clock, "read_clocks", made.read)
+    return made
+
+
+async def test_jump_is_stored_and_told_at_once_also_while_nothing_happens(
+    tmp_path: Path, hands: Hands
+) -> None:
+    async with house(tmp_path / "data") as home, Visitor(home.url) as browser:
+        message = {"content": "{}", "ttl_s": 3_600}
+        await home.control("POST", "/queues/orders/messages", message)
+        (before,) = home.rows("SELECT deadline_ms FROM message")
+        hands.wall_ms = 365 * DAY_MS
+        count = "SELECT count(*) FROM clock_step"
+        await until(lambda: home.rows(count) == [(2,)])
+        (step,) = home.rows("SELECT value FROM counter WHERE name = 'clock_step_ms'")
+        assert abs(step[0] - 365 * DAY_MS) < 2_000
+        assert await ready(home) == ["{}"]
+        assert home.rows("SELECT deadline_ms FROM message") == [before]
+        assert (await home.control("GET", "/clock"))["jumps"] == 1
+        assert "Was set once since the start, the last time ahead" in (await browser.get("/")).text
+
+
+async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
+    tmp_path: Path, hands: Hands
+) -> None:
+    """F15 of ``storage.md`` 11: acknowledgements that lie in the sockets are read first."""
+    queues = {"ack_timeout_s": 60, "max_deliveries": 0}
+    async with house(tmp_path / "data", queues=queues) as home:
+        await home.control("POST", "/queues/orders/messages", {"content": "{}"})
+        engine = home.broker.service.front.engine
+        assert engine is not None
+        async with (
+            connect(home.broker.host, home.broker.port) as client,
+            client.consume("orders", credit=1) as deliveries,
+        ):
+            delivery = await anext(deliveries)
+            hands.wall_ms = hands.running_ms = 100_000
+            batches = engine.core.batch_number
+            await home.control("POST", "/queues/other/messages", {"content": "{}"})
+            await until(lambda: engine.core.batch_number > batches)
+            queue = home.broker.service.front.status().queues[0]
+            assert (queue.dispatched, queue.totals["returned"]) == (1, 0)
+            delivery.ack()
+            await until(lambda: not home.broker.service.front.summary().held)

@@ -1,0 +1,136 @@
+"""Connections to the admin: how many there may be, and how slow one may be (``security.md`` 9)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.admin.doors import ANSWER, BODY, HEAD, Doors, Patience
+from phpmq_lite.server.admission import Admission
+from phpmq_lite.testing import Running, running_service
+from tests.integration.visitors import until
+
+WAIT_S = 20
+Come = Callable[[], Awaitable["Visitor"]]
+GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+POST = (
+    b"POST /api/v1/queues/orders/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+    limits = {"http_connections": 5, "http_connections_per_address": 3}
+    async with running_service(tmp_path / "data", limits=limits) as running:
+        yield running
+
+
+def doors_of(broker: Running) -> Doors:
+    context = broker.service._context
+    assert context is not None
+    return context.doors
+
+
+@pytest.fixture
+async def come(broker: Running) -> AsyncIterator[Come]:
+    """Connect; all are closed at the end."""
+    port = int(broker.admin_url.rstrip("/").rpartition(":")[2])
+    visitors: list[Visitor] = []
+
+    async def connect() -> Visitor:
+        visitors.append(Visitor(*await asyncio.open_connection("127.0.0.1", port)))
+        return visitors[-1]
+
+    yield connect
+    for visitor in visitors:
+        visitor.writer.transport.abort()
+
+
+class Visitor:
+    """A connection to the admin."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self) -> bytes:
+        """Ask, and give the first line of the answer; empty where it was turned away."""
+        try:
+            self.writer.write(GET)
+            async with asyncio.timeout(WAIT_S):
+                line = await self.reader.readline()
+                if line:
+                    head = await self.reader.readuntil(b"\r\n\r\n")
+                    await self.reader.readexactly(
+                        int(head.split(b"Content-Length: ")[1].split()[0])
+                    )
+                return line
+        except ConnectionError:
+            return b""
+
+    async def rest(self) -> bytes:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return await self.reader.read()
+        except ConnectionError:
+            return b""
+
+
+async def test_connections_past_the_limit_are_turned_away_and_places_come_free(
+    broker: Running, come: Come
+) -> None:
+    inside = [await come() for _ in range(5)]
+    for visitor in inside:
+        assert b"200" in await visitor.ask()
+    assert await (await come()).ask() == b""
+    assert b"200" in await inside[0].ask(), "who is in goes on"
+    inside[0].writer.close()
+    doors = doors_of(broker)
+    await until(lambda: len(doors.open) < 5)
+    assert b"200" in await (await come()).ask()
+    assert doors.gate.refused.total() == 1
+
+
+async def test_slow_peers_are_ended_with_a_reason(broker: Running, come: Come) -> None:
+    doors, loop = doors_of(broker), asyncio.get_running_loop()
+    silent, head, body, idle = [await come() for _ in range(4)]
+    head.writer.write(GET[:-2])
+    body.writer.write(POST + b"{")
+    assert b"200" in await idle.ask()
+    await until(lambda: sum(door.has_begun for door in doors.open) == 2)
+    assert len(doors.open) == 4
+    doors.look(loop.time() + 5)
+    assert doors.ended.total() == 0
+    doors.look(loop.time() + 25)
+    assert doors.ended == {HEAD: 2}
+    assert (await head.rest()).startswith(b"HTTP/1.1 408 ")
+    assert await silent.rest() == b""
+    doors.look(loop.time() + 60)
+    assert doors.ended == {HEAD: 2, BODY: 1}
+    assert b"408" in await body.rest()
+    assert b"200" in await idle.ask(), "between two requests it may be silent"
+
+
+async def test_peer_that_does_not_read_its_answer_is_ended(broker: Running, come: Come) -> None:
+    doors, loop = doors_of(broker), asyncio.get_running_loop()
+    doors.patience = Patience(answer_s=1.0)
+    visitor = await come()
+    page = b"GET /static/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    visitor.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    visitor.writer.write(page * 2_000)
+    async with asyncio.timeout(WAIT_S):
+        at = loop.time()
+        while not doors.ended:
+            at += 0.7
+            doors.look(at)
+            await asyncio.sleep(0.01)
+    assert set(doors.ended) == {ANSWER}
+
+
+def test_trusted_proxy_is_not_one_address() -> None:
+    from ipaddress import ip_network
+
+    doors = Doors(Admission(5, 1, 5), [ip_network("10.0.0.0/8")])
+    assert [doors.name_of(host) for host in ("10.1.2.3", "192.0.2.1", None)] == [
+        None, "192.0.2.1", None,
+    ]  # fmt: skip

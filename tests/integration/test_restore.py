@@ -1,0 +1,494 @@
+"""Backup, verify, seal, restore and drill on real files: what each takes, changes and refuses."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError, StorageFullError
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage import backup as backups
+from phpmq_lite.storage import restore as restores
+from phpmq_lite.storage.backup import Backup, Making, listed, read_backup, remove_old
+from phpmq_lite.storage.checkup import check_files
+from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
+from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.restore import RAISED, drill, restore
+from phpmq_lite.storage.seal import seal
+from phpmq_lite.storage.verify import verify
+from tests.driving import Driver
+
+NEXT = "CREATE TABLE later (x INTEGER);\nALTER TABLE queue ADD COLUMN colour TEXT;\n"
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    """A broker with alive, settled and dead messages, of which it holds one."""
+    made = Driver(tmp_path)
+    made.publish(b"a", b"b", b"c", b"d")
+    worker = made.consume(3)
+    first, second, _ = worker.take()
+    worker.acknowledge("orders", first.message_id)
+    worker.dead_letter("orders", second.message_id)
+    made.step()
+    made.store.execute("INSERT INTO meta VALUES ('history_id', 'before') ON CONFLICT DO NOTHING")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def backup(driver: Driver, tmp_path: Path) -> Backup:
+    return Making(driver.path, tmp_path / "backups", "1.2.3").run()
+
+
+@pytest.fixture
+def data(driver: Driver, tmp_path: Path) -> Path:
+    """A data folder that was closed cleanly, with the same messages."""
+    driver.store.checkpoint("TRUNCATE")
+    folder = DataFolder.open(tmp_path / "data")
+    with closing(folder):
+        shutil.copyfile(driver.path, folder.database)
+        folder.record(has_messages=True)
+        seal(folder)
+    return folder.path
+
+
+def problems(path: Path) -> list[str]:
+    return [problem for check in verify(path) for problem in check.problems]
+
+
+def change(database: Path, sql: str) -> None:
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        connection.execute(sql)
+
+
+def one(database: Path, sql: str) -> object:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(sql).fetchone()[0]
+
+
+def flip(file: Path, at: int) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
+# -- backup
+
+
+def test_backup_holds_everything_and_says_so(backup: Backup, driver: Driver) -> None:
+    told = backup.manifest
+    assert (told.queues, told.messages, told.settled, told.bodies) == (2, 3, 2, 5)
+    assert (told.last_seq, told.last_offset, told.version) == (5, 2, "1.2.3")
+    assert told.bytes == backup.database.stat().st_size
+    assert problems(backup.database) == []
+    with closing(sqlite3.connect(backup.database)) as copy:
+        assert copy.execute("SELECT * FROM body").fetchall() == driver.rows("SELECT * FROM body")
+
+
+def test_backup_is_private_and_has_no_path_of_others(backup: Backup) -> None:
+    assert backups.is_id(backup.manifest.id)
+    assert backup.folder.stat().st_mode & 0o777 == 0o700
+    assert {file.name: file.stat().st_mode & 0o777 for file in backup.folder.iterdir()} == {
+        "phpmq.db": 0o600, "manifest.json": 0o600,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "..", "a", "20260101T000000Z/..", "20260101T000000Z-", "/"])
+def test_nothing_else_is_an_id(text: str) -> None:
+    assert not backups.is_id(text)
+
+
+def test_backups_are_listed_newest_first_and_the_oldest_go(driver: Driver, tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    made = [Making(driver.path, folder, "").run().manifest.id for _ in range(4)]
+    assert len(set(made)) == 4
+    assert [each.manifest.id for each in listed(folder)] == made[::-1]
+    assert remove_old(folder, 2) == made[1::-1]
+    assert [each.manifest.id for each in listed(folder)] == made[:1:-1]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(made[2:])
+
+
+def test_what_is_not_whole_is_no_backup(backup: Backup) -> None:
+    folder = backup.folder.parent
+    (folder / "20200101T000000Z").mkdir()
+    (folder / ".half.new").mkdir()
+    (folder / "notes").write_text("mine")
+    assert listed(folder) == [backup]
+    (backup.folder / "manifest.json").write_text("{}")
+    assert listed(folder) == []
+
+
+def test_backup_needs_twice_the_space(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = driver.path.stat().st_size
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 2 * size - 1})
+    )
+    with pytest.raises(StorageFullError, match=f"needs {2 * size:,}"):
+        Making(driver.path, tmp_path / "backups", "").run()
+    assert listed(tmp_path / "backups") == []
+
+
+def test_backup_that_is_stopped_leaves_nothing(driver: Driver, tmp_path: Path) -> None:
+    making = Making(driver.path, tmp_path / "backups", "")
+    making.stop()
+    with pytest.raises(StorageError, match="was stopped"):
+        making.run()
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
+def test_backup_that_takes_too_long_is_stopped(driver: Driver, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="was stopped"):
+        Making(driver.path, tmp_path / "backups", "").run(limit_s=0)
+
+
+def test_backup_of_a_damaged_database_fails(data: Path, tmp_path: Path) -> None:
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(4_096)
+        file.write(b"\xff" * 8_192)
+    with pytest.raises(DataDamagedError):
+        Making(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
+    assert listed(tmp_path / "backups") == []
+
+
+def test_backup_of_a_closed_database_leaves_no_trace_in_its_folder(
+    data: Path, tmp_path: Path
+) -> None:
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir())
+    Making(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir()) == before
+
+
+# -- verify
+
+
+def test_verify_finds_nothing_and_leaves_no_trace(data: Path, driver: Driver) -> None:
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir())
+    assert problems(data) == []
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir()) == before
+
+
+def test_verify_reads_what_is_in_the_wal(data: Path) -> None:
+    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA wal_autocheckpoint=0")
+        writer.execute("DELETE FROM queue")
+        shutil.copytree(data, data.with_name("killed"))
+    killed = data.with_name("killed")
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in killed.iterdir())
+    assert "5 messages are of queues that are not there" in problems(killed)
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in killed.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("UPDATE body SET content = x'ff' WHERE seq = 3", "messages alive have a bad body: seq 3"),
+        ("DELETE FROM body WHERE seq = 3", "messages alive have a bad body: seq 3"),
+        ("UPDATE body SET content = 'text' WHERE seq = 3", "messages alive have a bad body: seq 3"),
+        ("UPDATE body SET content = x'ff' WHERE seq = 1", "settled messages have a bad body"),
+        ("UPDATE queue SET live_count = 7 WHERE queue_id = 1", "1 queues count other messages"),
+        ("UPDATE message SET queue_id = 9 WHERE seq = 3", "1 messages are of queues that are not"),
+        ("UPDATE history SET seq = 3 WHERE seq = 1", "1 messages are there twice"),
+        ("UPDATE message SET position = 99 WHERE seq = 4", "1 rows have a number that was not"),
+        ("INSERT INTO counter VALUES ('deleted_lo', 1), ('history_lo', 1); "
+         'UPDATE history SET "offset" = 9 WHERE "offset" = 2', "7 offsets of the history are"),
+        ("INSERT INTO counter VALUES ('placed_upto', 2)", "6 settled messages and their places"),
+        ("INSERT INTO counter VALUES ('history_rows', 5)", "1 totals of the history are not"),
+        ("INSERT INTO claim VALUES (1, 1, 1, 0)", "1 claims are of messages that nobody can hold"),
+        ("PRAGMA user_version = 99", "schema version 99"),
+    ],
+)  # fmt: skip
+def test_verify_finds(data: Path, sql: str, found: str) -> None:
+    for each in sql.split("; "):
+        change(data / "phpmq.db", each)
+    assert any(found in problem for problem in problems(data))
+
+
+def test_verify_knows_who_died_of_a_bad_body(data: Path) -> None:
+    """It was reported then."""
+    change(data / "phpmq.db", "UPDATE body SET content = x'ff' WHERE seq = 1")
+    change(data / "phpmq.db", "UPDATE history SET reason = 'crc' WHERE seq = 1")
+    assert problems(data) == []
+
+
+def test_verify_refuses_the_folder_of_a_running_broker(data: Path) -> None:
+    with closing(DataFolder.open(data)), pytest.raises(StartRefusedError, match="is in use"):
+        verify(data)
+
+
+def test_verify_says_that_there_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(DataDamagedError, match="there is no database"):
+        verify(tmp_path)
+
+
+def test_verify_finds_a_wal_that_is_gone(data: Path) -> None:
+    with closing(DataFolder.open(data)) as folder:
+        folder.record(is_running=True)
+    assert problems(data) == ["it is missing, but the broker did not stop cleanly"]
+
+
+# -- the seal
+
+
+def test_sealed_database_starts_unchanged_only(data: Path) -> None:
+    with closing(DataFolder.open(data)) as folder:
+        assert "last clean stop" in check_files(folder).checks[-1]
+        assert folder.meta.seal is None  # it is about to be written
+        assert "structure" in check_files(folder).checks[-1]
+
+
+def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
+    database = data / "phpmq.db"
+    for at in range(100, database.stat().st_size, 997):
+        flip(database, at)
+        before = database.read_bytes()
+        with (
+            closing(DataFolder.open(data)) as folder,
+            pytest.raises(DataDamagedError, match="not as the last clean stop left it"),
+        ):
+            check_files(folder)
+        assert database.read_bytes() == before
+        (copies,) = data.glob("damaged-*")
+        assert (copies / "phpmq.db").read_bytes() == before
+        shutil.rmtree(copies)
+        flip(database, at)
+    assert problems(data) == []
+
+
+def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None:
+    change(data / "phpmq.db", "UPDATE queue SET created_at = 5")
+    with closing(DataFolder.open(data)) as folder:
+        check_files(folder, accept_loss=True)
+        assert folder.meta.seal is None
+    assert len(list(data.glob("damaged-*"))) == 1
+
+
+def test_database_with_a_wal_is_not_sealed(data: Path) -> None:
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        folder.wal.write_bytes(b"something")
+        seal(folder)
+        assert folder.meta.seal is None
+
+
+def test_broken_structure_is_refused_without_a_seal(data: Path) -> None:
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(4_096)
+        file.write(b"\xff" * 4_096)
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        before = folder.database.read_bytes()
+        with pytest.raises(DataDamagedError, match=r"is damaged: .*; it was copied to"):
+            check_files(folder)
+        assert folder.database.read_bytes() == before
+        check_files(folder, accept_loss=True)
+
+
+def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phpmq_lite.storage.checkup.QUICK_BYTES", 1)
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        assert check_files(folder).is_owed
+
+
+# -- restore
+
+
+def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, data: Path) -> None:
+    old = (data / "phpmq.db").read_bytes()
+    (data / "scrub.json").write_text("of the old one")
+    done = restore(backup.folder, data)
+    assert not (data / "scrub.json").exists()
+    assert done.aside is not None
+    assert (done.aside / "phpmq.db").read_bytes() == old
+    assert problems(data) == []
+    with closing(DataFolder.open(data)) as folder:
+        assert "last clean stop" in check_files(folder).checks[-1]
+
+
+def test_restored_numbers_go_on_far_above(backup: Backup, data: Path) -> None:
+    restore(backup.folder, data)
+    assert one(data / "phpmq.db", "SELECT next_number FROM line") == 6 + RAISED
+
+
+def test_restored_history_is_another_one(backup: Backup, data: Path) -> None:
+    before = one(backup.database, "SELECT value FROM meta WHERE name = 'history_id'")
+    restore(backup.folder, data)
+    after = one(data / "phpmq.db", "SELECT value FROM meta WHERE name = 'history_id'")
+    assert before != after
+
+
+def test_late_acknowledgement_matches_nobody_after_a_restore(
+    driver: Driver, backup: Backup, data: Path, tmp_path: Path
+) -> None:
+    """Its message came behind the backup; its number is not given to another one."""
+    driver.consume()
+    driver.publish(b"behind the backup")
+    got = (each for client in driver.clients for each in client.take())
+    late = next(each for each in got if each.body == b"behind the backup")
+    restore(backup.folder, data)
+    driver.store.connection.close()
+    shutil.copyfile(data / "phpmq.db", driver.path)
+    for end in ("-wal", "-shm"):
+        driver.path.with_name(driver.path.name + end).unlink(missing_ok=True)
+    driver.kill_and_restart()
+    driver.publish(b"new")
+    driver.connect().acknowledge("orders", late.message_id)
+    driver.step()
+    assert driver.rows("SELECT content FROM body JOIN message USING (seq) ORDER BY seq DESC LIMIT 1"
+                       ) == [(b"new",)]  # fmt: skip
+    assert driver.core.ignored.total() == 1
+
+
+def test_restore_takes_the_place_of_a_database_that_is_gone_or_broken(
+    backup: Backup, data: Path
+) -> None:
+    (data / "phpmq.db").write_bytes(b"no database")
+    (data / "phpmq.db-wal").write_bytes(b"of another one")
+    done = restore(backup.folder, data)
+    assert done.aside is not None
+    assert sorted(path.name for path in done.aside.iterdir()) == ["phpmq.db", "phpmq.db-wal"]
+    assert problems(data) == []
+    (data / "phpmq.db").unlink()
+    assert restore(backup.folder, data).aside is None
+    assert problems(data) == []
+
+
+def test_restore_makes_a_new_folder(backup: Backup, tmp_path: Path) -> None:
+    assert restore(backup.folder, tmp_path / "new" / "data").aside is None
+    assert problems(tmp_path / "new" / "data") == []
+
+
+def test_restore_of_a_bare_file(backup: Backup, tmp_path: Path) -> None:
+    """As ``before-migration-NNNN.db`` is one."""
+    assert restore(backup.database, tmp_path / "data").problems == []
+
+
+@pytest.mark.parametrize("file", ["phpmq.db", "manifest.json"])
+def test_restore_refuses_a_backup_that_is_not_what_was_made(
+    backup: Backup, data: Path, file: str
+) -> None:
+    before = (data / "phpmq.db").read_bytes()
+    flip(backup.folder / file, 9_000 if file == "phpmq.db" else 0)
+    with pytest.raises(DataDamagedError, match=r"SHA-256|is no backup"):
+        restore(backup.folder, data)
+    assert (data / "phpmq.db").read_bytes() == before
+    assert list(data.glob("replaced-*")) == []
+
+
+def test_restore_refuses_a_damaged_file_unless_the_loss_is_accepted(
+    backup: Backup, data: Path
+) -> None:
+    change(backup.database, "UPDATE body SET content = x'ff' WHERE seq = 3")
+    with pytest.raises(DataDamagedError, match="seq 3"):
+        restore(backup.database, data)
+    assert len(restore(backup.database, data, accept_loss=True).problems) == 1
+
+
+def test_restore_refuses_a_newer_backup(backup: Backup, data: Path) -> None:
+    change(backup.database, "PRAGMA user_version = 99")
+    with pytest.raises(StartRefusedError, match="schema version 99"):
+        restore(backup.database, data)
+
+
+def test_restore_refuses_a_running_broker(backup: Backup, data: Path) -> None:
+    with closing(DataFolder.open(data)), pytest.raises(StartRefusedError, match="is in use"):
+        restore(backup.folder, data)
+
+
+def test_restore_refuses_a_database_that_has_a_wal(data: Path, tmp_path: Path) -> None:
+    (data / "phpmq.db-wal").write_bytes(b"more of it")
+    with pytest.raises(DataDamagedError, match="has more of it"):
+        restore(data / "phpmq.db", tmp_path / "other")
+
+
+@pytest.mark.parametrize("step", ["_move_aside", "replace"])
+def test_restore_that_is_cut_off_starts_no_empty_broker(
+    backup: Backup, data: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there is kept, and the restore can be repeated."""
+    old = (data / "phpmq.db").read_bytes()
+
+    def cut(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if step == "replace":
+            patch.setattr(Path, "replace", cut)
+        else:
+            patch.setattr(restores, step, cut)
+        with pytest.raises(KeyboardInterrupt):
+            restore(backup.folder, data)
+    kept = [
+        path for path in (data / "phpmq.db", *data.glob("replaced-*/phpmq.db")) if path.exists()
+    ]
+    assert [path.read_bytes() for path in kept] == [old]
+    if step == "replace":
+        with pytest.raises(DataDamagedError, match="is missing"):
+            DataFolder.open(data)
+    restore(backup.folder, data)
+    assert problems(data) == []
+
+
+# -- drill
+
+
+def test_drill_passes_and_leaves_nothing(backup: Backup, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert drill(backup.folder, migrations_folder()).problems == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_drill_passes_on_the_next_versions_schema(backup: Backup, tmp_path: Path) -> None:
+    later = shutil.copytree(migrations_folder(), tmp_path / "migrations")
+    number = len(list(later.glob("*.sql"))) + 1
+    (later / f"{number:04d}_later.sql").write_text(NEXT, encoding="utf-8")
+    done = drill(backup.folder, later)
+    assert done.migrated == [f"{number:04d}_later"]
+    assert done.problems == []
+
+
+@pytest.mark.parametrize("schema", range(1, len(list(migrations_folder().glob("*.sql")))))
+def test_drill_passes_on_a_backup_of_each_older_version(tmp_path: Path, schema: int) -> None:
+    older = tmp_path / "migrations"
+    older.mkdir()
+    for path in sorted(migrations_folder().glob("*.sql"))[:schema]:
+        shutil.copyfile(path, older / path.name)
+    database = tmp_path / "old.db"
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        migrate(connection, older)
+        connection.execute("INSERT INTO queue (queue_id, name, created_at) VALUES (1, 'q', 0)")
+    made = Making(database, tmp_path / "backups", "0.1").run()
+    assert made.manifest.schema == schema
+    done = drill(made.folder, migrations_folder())
+    assert done.problems == []
+    assert len(done.migrated) == len(list(migrations_folder().glob("*.sql"))) - schema
+
+
+def test_drill_finds_a_migration_that_fails(backup: Backup, tmp_path: Path) -> None:
+    later = shutil.copytree(migrations_folder(), tmp_path / "migrations")
+    number = len(list(later.glob("*.sql"))) + 1
+    (later / f"{number:04d}_later.sql").write_text("DROP TABLE nothing;", encoding="utf-8")
+    with pytest.raises(StartRefusedError, match="later failed"):
+        drill(backup.folder, later)
+
+
+# -- what is kept
+
+
+def test_manifest_of_another_version_is_no_backup(backup: Backup) -> None:
+    told = json.loads((backup.folder / "manifest.json").read_text())
+    (backup.folder / "manifest.json").write_text(json.dumps({**told, "more": 1}))
+    assert read_backup(backup.folder) is None
+
+
+def test_meta_without_a_seal_is_read(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text('{"created_at": 5, "seal": "no number"}')
+    assert read_meta(tmp_path) == Meta(5, has_messages=True)

@@ -1,0 +1,139 @@
+"""No room on the disk: messages are refused or wait, and all that makes room goes on."""
+
+import pytest
+
+from phpmq_lite.broker import publishing, staging
+from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.queues import Shut
+from phpmq_lite.errors import RefusedError
+from tests.unit.broker.rig import Rig, bodies, receipts, sent
+
+LOW = Shut("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
+FULL = LOW._replace(reason="disk full", is_bare=True)
+
+
+def shut(rig: Rig, why: Shut | None) -> None:
+    rig.turn(lambda: rig.core.lives.shut_for(why))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    made = Rig()
+    made.publish(b"a")
+    return made
+
+
+def test_confirmed_publish_is_refused_with_the_bound_and_taken_again_later(rig: Rig) -> None:
+    one = rig.connect()
+    shut(rig, LOW)
+    batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    assert receipts(batch, one) == [(b"k", LOW.reason)]
+    assert (batch.born, rig.core.refused) == ([], {LOW.reason: 1})
+    shut(rig, None)
+    batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    assert receipts(batch, one) == [(b"k", None)]
+
+
+def test_key_that_was_stored_before_is_receipted(rig: Rig) -> None:
+    one = rig.connect()
+    rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    shut(rig, FULL)
+    batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    assert receipts(batch, one) == [(b"k", None)]
+
+
+@pytest.mark.parametrize("name", ["orders", "a new queue"])
+def test_publisher_without_a_key_waits_until_there_is_room(rig: Rig, name: str) -> None:
+    one = rig.connect()
+    shut(rig, LOW)
+    rig.begin()
+    assert rig.core.publish(one, name, b"b", None, None) is Result.PARK
+    assert rig.finish().wakes == set()
+    batch = rig.turn(lambda: rig.core.lives.shut_for(None))
+    assert batch.wakes == {one}
+    rig.begin()
+    assert rig.core.publish(one, name, b"b", None, None) is Result.DONE
+    assert len(rig.finish().born) == 1
+
+
+def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: Rig) -> None:
+    one = rig.connect()
+    rig.turn(lambda: rig.pause("orders", "publishing", True))
+    shut(rig, LOW)
+    rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
+    assert rig.turn(lambda: rig.pause("orders", "publishing", False)).wakes == set()
+    assert rig.turn(lambda: rig.core.lives.shut_for(None)).wakes == {one}
+
+
+def test_no_run_of_messages_is_taken_unseen(rig: Rig) -> None:
+    assert rig.core.plain_queue("orders") is rig.queue()
+    shut(rig, LOW)
+    assert rig.core.plain_queue("orders") is None
+    rig.turn(lambda: rig.configure("orders", {"max_deliveries": 3}))
+    assert rig.core.plain_queue("orders") is None
+    shut(rig, None)
+    assert rig.core.plain_queue("orders") is rig.queue()
+    rig.turn(lambda: rig.configure("orders", {"max_messages": 3}))
+    assert rig.core.plain_queue("orders") is None
+
+
+def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Rig) -> None:
+    one = rig.connect()
+    shut(rig, LOW)
+    rig.begin()
+    assert rig.core.publish(one, "orders", b"b", None, None) is Result.PARK
+    assert rig.core.force_publish(one, "orders", b"b", None) is Result.DONE
+    assert len(rig.finish().born) == 1
+    shut(rig, FULL)
+    rig.begin()
+    assert rig.core.publish(one, "orders", b"c", None, None) is Result.PARK
+    assert rig.core.force_publish(one, "orders", b"c", None) is Result.PARK
+    assert rig.finish().born == []
+    assert rig.turn(lambda: rig.core.lives.shut_for(None)).wakes == {one}
+
+
+def test_consumers_acknowledge_requeue_and_dead_letter(rig: Rig) -> None:
+    rig = Rig()
+    worker = rig.consumer(credit=3)
+    held = sent(rig.publish(b"a", b"b", b"c"), worker)
+    assert bodies(held) == [b"a", b"b", b"c"]
+    shut(rig, FULL)
+    core = rig.core
+    batch = rig.turn(
+        lambda: core.acknowledge(worker, "orders", held[0].message_id),
+        lambda: core.requeue(worker, "orders", held[1].message_id, 0),
+        lambda: core.dead_letter(worker, "orders", held[2].message_id),
+    )
+    assert sum(map(len, batch.settled.values())) == 2
+    assert [each.size for each in batch.born] == [1]  # the record
+
+
+@pytest.mark.parametrize("name", ["orders", "a new queue"])
+def test_operator_is_refused_with_code_and_bound(rig: Rig, name: str) -> None:
+    shut(rig, LOW)
+    rig.begin()
+    with pytest.raises(RefusedError, match="little room") as refused:
+        publishing.publish(
+            rig.core, rig.entry("queue.publish"), name, [(b"x", None)], rig.answers.append
+        )
+    assert refused.value.code == "disk_full"
+    assert rig.core.refused == {LOW.reason: 1}
+    assert rig.finish().new_queues == []
+
+
+def test_moves_and_redrives_ask_the_queue_and_hear_of_it(rig: Rig) -> None:
+    shut(rig, LOW)
+    assert rig.queue().refusal() == LOW.reason
+    shut(rig, None)
+    assert rig.queue().refusal() is None
+
+
+def test_spark_stages_nothing(rig: Rig) -> None:
+    shut(rig, LOW)
+    rig.begin()
+    with pytest.raises(RefusedError, match="little room"):
+        staging.stage(
+            rig.core, rig.entry("queue.publish"), "token", [("orders", b"x", None)],
+            rig.answers.append, after=0, is_whole=True,
+        )  # fmt: skip
+    rig.finish()

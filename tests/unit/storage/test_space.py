@@ -1,0 +1,273 @@
+"""When publishing stops and goes on, and what becomes of the ballast; the disk is a number here."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.errors import NotWritableError, StorageFullError
+from phpmq_lite.storage import space as spaces
+from phpmq_lite.storage.space import (
+    BALLAST,
+    DATABASE_FULL,
+    DISK_FULL,
+    DISK_LOW,
+    PATIENCE_S,
+    Space,
+    SpaceBounds,
+    Watermark,
+)
+
+LEAST = 1_000
+BOUNDS = SpaceBounds(free_bytes=LEAST, max_bytes=16_000, ballast_bytes=400)
+FULL = StorageFullError("the disk is full")
+LOCKED = NotWritableError("locked")
+
+
+# -- the watermark
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(0, 100), st.integers(0, 100))
+def test_watermark_remembers_the_last_bound_that_was_passed(
+    seen: list[int], least: int, gap: int
+) -> None:
+    """As a list of all that was seen says, read from its end."""
+    mark = Watermark()
+    for at, left in enumerate(seen):
+        found = mark.note(left, least, least + gap)
+        passed = (n for n in reversed(seen[: at + 1]) if n < least or n >= least + gap)
+        last = next(passed, None)
+        assert found is mark.is_short is (last is not None and last < least)
+
+
+# -- a space on a disk
+
+
+class Disk:
+    """What is free, less the ballast."""
+
+    def __init__(self, folder: Path) -> None:
+        self.room = 0
+        self.is_broken = False
+        self._ballast = folder / BALLAST
+
+    def free(self, _: Path) -> int:
+        if self.is_broken:
+            raise OSError("gone")
+        size = self._ballast.stat().st_size if self._ballast.exists() else 0
+        return self.room - size
+
+
+class Rig:
+    """A space, and what it told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk = Disk(folder)
+        self.now_s = 0.0
+        self.waits_s: list[float] = []
+        self.changes = 0
+        self.space = Space(folder, BOUNDS, timer=lambda: self.now_s, sleep=self._sleep)
+        self.space.on_change = self._note
+
+    def _sleep(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+        self.now_s += seconds
+
+    def _note(self) -> None:
+        self.changes += 1
+
+    @property
+    def detail(self) -> str:
+        """Say why nothing is published, for people."""
+        return "" if self.space.shortage is None else self.space.shortage.detail
+
+    def trouble(self) -> str | None:
+        """Say why nothing is stored."""
+        return self.space.trouble
+
+    def has_ballast(self) -> bool:
+        """Tell whether there is a reserve."""
+        return self.space.has_ballast
+
+    def look(self, room: int, used: int = 0) -> tuple[str, str] | None:
+        """Give the disk this room, have it looked at, and give why nothing is published."""
+        self.disk.room = room
+        self.space.measure(used)
+        found = self.space.shortage
+        return None if found is None else (found.code, found.reason)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    made = Rig(tmp_path)
+    monkeypatch.setattr(spaces, "_free", made.disk.free)
+    return made
+
+
+def test_publishing_stops_below_the_bound_and_goes_on_half_above_it(rig: Rig) -> None:
+    assert rig.look(LEAST) is None
+    assert rig.look(LEAST - 1) == DISK_LOW
+    assert rig.look(LEAST * 3 // 2 - 1) == DISK_LOW
+    assert rig.look(LEAST * 3 // 2) is None
+    assert rig.changes == 2
+
+
+def test_publishing_stops_where_the_database_has_more_than_its_bound(rig: Rig) -> None:
+    room = 10 * LEAST
+    assert rig.look(room, 16_000) is None
+    assert rig.look(room, 16_001) == DATABASE_FULL
+    assert rig.look(room, 15_001) == DATABASE_FULL
+    assert rig.look(room, 15_000) is None
+
+
+def test_bound_of_zero_is_none(rig: Rig) -> None:
+    rig.space.bounds = SpaceBounds()
+    assert rig.look(0, 1 << 60) is None
+
+
+def test_shortage_names_the_setting_and_its_value(rig: Rig) -> None:
+    rig.space.bounds = SpaceBounds(free_bytes=512 << 20, max_bytes=10 << 30)
+    rig.look(0)
+    assert rig.detail == (
+        "less than storage.free_bytes, 512 MiB, is free on the disk; "
+        "publishing goes on once 768 MiB are"
+    )
+    rig.look(1 << 40, 11 << 30)
+    assert "10 GiB, is in use in the database; publishing goes on below 9.4 GiB" in rig.detail
+
+
+def test_changed_bounds_count_at_the_next_look(rig: Rig) -> None:
+    assert rig.look(LEAST - 1) == DISK_LOW
+    rig.space.bounds = SpaceBounds(free_bytes=LEAST // 2)
+    assert rig.look(LEAST - 1) is None
+
+
+def test_ballast_is_made_where_twice_the_bound_is_free_and_stays(rig: Rig) -> None:
+    rig.look(2 * LEAST - 1)
+    assert not rig.has_ballast()
+    assert rig.look(2 * LEAST) is None
+    assert rig.has_ballast()
+    assert rig.space.free_bytes == 2 * LEAST - 400
+    rig.look(LEAST)
+    assert rig.has_ballast()
+
+
+def test_ballast_that_finds_no_room_leaves_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: int, _size: int) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(spaces, "_allocate", refuse)
+    assert rig.look(10 * LEAST) is None
+    assert not rig.has_ballast()
+
+
+def test_ballast_that_a_kill_cut_off_is_made_anew(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / BALLAST).write_bytes(b"x")
+    assert not rig.has_ballast()
+    rig.look(2 * LEAST + 1)
+    assert rig.has_ballast()
+
+
+def test_ballast_that_is_not_wanted_any_more_goes_with_the_next_start(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.look(2 * LEAST)
+    rig.space.bounds = SpaceBounds()
+    rig.space.begin()
+    assert not (tmp_path / BALLAST).exists()
+
+
+def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(rig: Rig) -> None:
+    rig.look(2 * LEAST)
+    rig.space.wait_after(FULL)  # the same once more, at once
+    assert (rig.waits_s, rig.has_ballast(), rig.trouble()) == ([], False, None)
+    assert rig.space.shortage is not None
+    assert rig.space.shortage.reason == DISK_FULL[1]
+    assert rig.look(LEAST * 3 // 2 - 1) == DISK_FULL
+    assert rig.look(LEAST * 3 // 2) is None
+    assert not rig.has_ballast()
+    rig.look(2 * LEAST)
+    assert rig.has_ballast()
+
+
+def test_full_disk_without_ballast_is_waited_for_as_long_as_it_takes(rig: Rig) -> None:
+    for _ in range(100):
+        rig.space.wait_after(FULL)
+    assert len(rig.waits_s) == 100
+    assert rig.trouble() == "the disk is full"
+    assert rig.changes == 2  # the shortage and the trouble
+    rig.space.note_stored()
+    rig.space.note_stored()
+    assert rig.trouble() is None
+    assert rig.changes == 3
+
+
+def test_who_can_never_write_gives_up(rig: Rig) -> None:
+    while rig.now_s < PATIENCE_S:
+        rig.space.wait_after(LOCKED)
+    with pytest.raises(NotWritableError, match="locked"):
+        rig.space.wait_after(LOCKED)
+    assert rig.trouble() == "locked"
+
+
+def test_patience_with_a_full_disk_is_none_with_a_lock(rig: Rig) -> None:
+    for _ in range(100):
+        rig.space.wait_after(FULL)
+    rig.space.wait_after(LOCKED)
+
+
+def test_patience_begins_anew_after_something_was_stored(rig: Rig) -> None:
+    rig.space.wait_after(LOCKED)
+    rig.space.note_stored()
+    rig.now_s += 2 * PATIENCE_S
+    rig.space.wait_after(LOCKED)
+
+
+def test_start_on_a_full_disk_gives_up_the_ballast_and_publishes_nothing(rig: Rig) -> None:
+    rig.look(2 * LEAST)
+    rig.disk.room = 400 + 199  # of which the ballast has 400
+    rig.space.begin()
+    assert not rig.has_ballast()
+    assert rig.look(599) == DISK_FULL
+
+
+def test_start_with_room_leaves_the_ballast(rig: Rig) -> None:
+    rig.look(2 * LEAST)
+    rig.space.begin()
+    assert rig.has_ballast()
+
+
+@pytest.mark.parametrize(("room", "stays"), [(401, False), (2 << 20, True)])
+def test_stop_gives_up_the_ballast_where_its_last_files_find_no_room(
+    rig: Rig, room: int, stays: bool
+) -> None:
+    rig.look(2 * LEAST)
+    rig.disk.room = room
+    rig.space.make_way()
+    assert rig.has_ballast() is stays
+
+
+def test_folder_that_cannot_be_looked_at_changes_nothing(rig: Rig) -> None:
+    assert rig.look(LEAST - 1) == DISK_LOW
+    rig.disk.is_broken = True
+    assert rig.look(10 * LEAST) == DISK_LOW
+
+
+def test_ballast_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only a length; on systems without an allocation of their own, too."""
+    size = 3 << 20
+    for allocate in (lambda: None, lambda: monkeypatch.delattr("os.posix_fallocate")):
+        _made(tmp_path, size, allocate)
+
+
+def _made(folder: Path, size: int, change: Callable[[], None]) -> None:
+    change()
+    (folder / BALLAST).unlink(missing_ok=True)
+    Space(folder, SpaceBounds(ballast_bytes=size)).measure(0)
+    found = (folder / BALLAST).stat()
+    assert (found.st_size, found.st_blocks * 512 >= size) == (size, True)
+    assert found.st_mode & 0o777 == 0o600
