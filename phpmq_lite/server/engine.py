@@ -204,7 +204,6 @@ class Engine:
         if self._recording is not None:  # it may dispatch what has just been stored
             self._send_stored(self._recording.batch)
         self._act(done)
-        self._look_after(is_idle=False)
 
     @property
     def _is_done(self) -> bool:
@@ -431,6 +430,7 @@ class Engine:
             connection.peer.resume()
         for work, give in batch.aside:
             self._set_aside(work, give)
+        self._look_after(is_idle=False)  # also where nothing was stored: all may be refused
 
     def _send(
         self,

@@ -114,7 +114,7 @@ class Space:
             return
         if free >= self._reserve * 3 // 2:
             self._is_bare = False
-        if free >= 2 * self._reserve and self._make_ballast():
+        if free >= self._enough_for_ballast and self._make_ballast():
             self.free_bytes = free = _free(self._folder)
         shortage = self._shortage_of(free, used_bytes)
         if shortage != self.shortage:
@@ -152,6 +152,13 @@ class Space:
     @property
     def _reserve(self) -> int:
         return max(self.bounds.free_bytes, self.bounds.ballast_bytes)
+
+    @property
+    def _enough_for_ballast(self) -> int:
+        """With it, publishing goes on or stays: what it needs is free beside it."""
+        return max(
+            self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
+        )
 
     # -- the ballast
 

@@ -104,6 +104,26 @@ async def test_cancelled_engine_does_nothing_any_more(tmp_path: Path) -> None:
     house.close()
 
 
+async def test_upkeep_is_due_beside_batches_that_store_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishers that are refused and try again at once leave no rest, and nothing to store."""
+    calls: list[object] = []
+
+    async def run(work: object) -> bool:
+        calls.append(work)
+        return False
+
+    monkeypatch.setattr(house.writer, "run", run)
+    for number in range(1, 4):
+        house.engine._upkeep_at = -1e12  # it is time for the next
+        house.engine.submit(lambda _core: None)
+        await house.rest()
+        await asyncio.sleep(0)  # its task begins
+        assert len(calls) == number
+    assert house.engine.commits.count == 0
+
+
 async def test_upkeep_that_failed_ends_it_though_nothing_else_happens(tmp_path: Path) -> None:
     async def fail() -> None:
         raise OutcomeUnknownError("the disk has gone")

@@ -144,12 +144,13 @@ def test_changed_bounds_count_at_the_next_look(rig: Rig) -> None:
     assert rig.look(LEAST - 1) is None
 
 
-def test_ballast_is_made_where_twice_the_bound_is_free_and_stays(rig: Rig) -> None:
-    rig.look(2 * LEAST - 1)
+def test_ballast_is_made_where_publishing_has_enough_beside_it_and_stays(rig: Rig) -> None:
+    enough = LEAST * 3 // 2 + 400
+    rig.look(enough - 1)
     assert not rig.has_ballast()
-    assert rig.look(2 * LEAST) is None
+    assert rig.look(enough) is None
     assert rig.has_ballast()
-    assert rig.space.free_bytes == 2 * LEAST - 400
+    assert rig.space.free_bytes == LEAST * 3 // 2
     rig.look(LEAST)
     assert rig.has_ballast()
 
@@ -192,6 +193,37 @@ def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(ri
     assert not rig.has_ballast()
     rig.look(2 * LEAST)
     assert rig.has_ballast()
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        SpaceBounds(free_bytes=0, ballast_bytes=400),
+        SpaceBounds(free_bytes=300, ballast_bytes=400),
+        SpaceBounds(free_bytes=LEAST, ballast_bytes=LEAST),
+        BOUNDS,
+    ],
+)
+def test_publishing_goes_on_with_a_reserve_and_more_room_never_stops_it(
+    bounds: SpaceBounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next full disk would find acknowledgements without one."""
+    goes_on = []
+    for room in range(0, 4 * LEAST, 50):
+        folder = tmp_path / str(room)
+        folder.mkdir()
+        rig = Rig(folder)
+        rig.space.bounds = bounds
+        monkeypatch.setattr(spaces, "_free", rig.disk.free)
+        rig.look(10 * LEAST)
+        rig.disk.room = 0
+        rig.space.wait_after(FULL)
+        rig.look(0)
+        is_taking = rig.look(room) is None
+        goes_on.append(is_taking)
+        assert not is_taking or rig.has_ballast() or rig.disk.free(folder) >= bounds.free_bytes > 0
+    assert goes_on == sorted(goes_on)
+    assert goes_on[-1]
 
 
 def test_full_disk_without_ballast_is_waited_for_as_long_as_it_takes(rig: Rig) -> None:
