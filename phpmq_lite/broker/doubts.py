@@ -28,6 +28,8 @@ def decide(
         given = (away_ms, number, number, json.dumps(changed))
         lives.batch.rare.append(("clock", "count_away", given))
         lives.note_deadline(lives.now.steady_ms)  # look at what is due
+        # What changes later in this batch would be counted in memory and on disk: nothing does.
+        lives.batch.commands = core.limits.batch_commands
     lives.batch.counters["clock_doubt_ms"] = 0
     audit.count(core, entry, 1)
     lives.batch.answers.append((answer, None))

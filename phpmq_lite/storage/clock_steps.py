@@ -8,9 +8,11 @@ age: a year ahead for a minute, everything would be a year old.  So each jump is
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
-from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.errors import StorageFullError
+from phpmq_lite.storage.outcomes import told
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import Store
 
@@ -52,16 +54,11 @@ def note_clock(
     Where the disk is full nothing is stored, and the next call makes up for it.
 
     Raises:
+        NotWritableError: nothing was stored.
         OutcomeUnknownError: fail-stop, as for a batch.
     """
-    try:
+    with suppress(StorageFullError), told(connection):
         _note(connection, counters, has_jumped=has_jumped)
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
-            name = getattr(error, "sqlite_errorname", type(error).__name__)
-            raise OutcomeUnknownError(f"{name}: {error}") from error
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
 
 
 def jump_noted(counters: Mapping[str, int]) -> Callable[[Store], None]:

@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite import clock
+from phpmq_lite.broker import doubts
 from phpmq_lite.client.aio import connect
 from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
-from phpmq_lite.model import Now
+from phpmq_lite.errors import NotWritableError
+from phpmq_lite.model import AuditEntry, Now, State
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.clock_steps import KEPT, Steps, note_clock
 from phpmq_lite.storage.retention import RetentionBounds
 from tests.driving import Driver
 from tests.integration.visitors import House, Visitor, house, until
+from tests.steering import House as SteeredHouse
+from tests.steering import Program, without_time
 
 DAY_MS = 86_400_000
 AWAY_DAYS = 20
@@ -105,6 +109,33 @@ async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
     assert days == [10, 1]
 
 
+async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_time(monkeypatch)
+    house = SteeredHouse(tmp_path)
+    house.start()
+    program = Program(house)
+    program.consume("orders", 1)
+    program.publish("orders", b"a", ttl_s=1_000)
+    await house.settle()
+    ((before_ms,),) = house.rows("SELECT deadline_ms FROM message")
+    entry = AuditEntry("local", "cli", "", "clock.decide")
+    number = house.core.lives.next_number
+    house.engine.submit(
+        lambda core: doubts.decide(
+            core, entry, 10_000, number, is_right=True, answer=lambda _: None
+        )
+    )
+    program.disconnect()
+    await house.settle()
+    assert house.rows("SELECT deadline_ms, state FROM message") == [
+        (before_ms - 10_000, State.READY)
+    ]
+    await house.stop()
+    house.close()
+
+
 # -- the history keeps its age
 
 
@@ -172,6 +203,17 @@ def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:
     for minute in range(5):
         note_clock(connection, at(minute * 60_000, 1_000 + minute))
     assert connection.execute("SELECT count(*) FROM clock_step").fetchone() == (1,)
+
+
+def test_clock_is_noted_later_while_a_stranger_has_the_lock(driver: Driver) -> None:
+    """As all else that is known not to be stored: the broker does not end of it."""
+    driver.store.wait_for_others(False)
+    with closing(sqlite3.connect(driver.path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(NotWritableError, match="locked"):
+            note_clock(driver.store.connection, at(0))
+        stranger.execute("ROLLBACK")
+    note_clock(driver.store.connection, at(0))
 
 
 # -- while the broker runs
