@@ -1,14 +1,9 @@
-"""The composition root: builds, starts and stops everything, top to bottom.
-
-Where the outcome of a commit is unknown, the process ends here at once, with exit code 74.
-"""
+"""The composition root: builds, starts and stops everything, top to bottom."""
 
 import asyncio
-import os
 import socket
 import ssl
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -20,9 +15,10 @@ from phpmq_lite import __version__, logs
 from phpmq_lite.admin import sockets
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
+from phpmq_lite.endings import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
-from phpmq_lite.errors import PhpmqError, SettingsError
+from phpmq_lite.errors import SettingsError
 from phpmq_lite.model import Stored
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
@@ -50,7 +46,6 @@ from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.clock_steps import note_clock
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.seal import seal
 from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.starts import Starting
 from phpmq_lite.storage.store import Store
@@ -62,9 +57,6 @@ if TYPE_CHECKING:
 
 DRAIN_S: Final = 5.0  # for acknowledgements of what consumers hold
 CLOSE_S: Final = 2.0  # for sockets to take what was written
-LAST_WORDS_S: Final = 0.5  # for the reason of a fail-stop to be written
-EX_IOERR: Final = 74
-_LAST_WORDS: Final = b"stopped at once, there is no memory left for the reason\n"
 _log = logs.get_logger(__name__)
 
 
@@ -228,13 +220,13 @@ class Service:
     ) -> Engine:
         """Make the core of what was stored; from here on the folder counts as in use."""
         settings = self.settings
-        stack.callback(_seal, folder)  # behind writer.close
+        stack.push_async_callback(asyncio.to_thread, seal_at_end, folder)  # behind writer.close
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._end_reading)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
-        stack.callback(_record_stop, folder, writer.space)  # ahead of writer.close
+        stack.push(partial(record_stop, folder, writer.space))  # ahead of writer.close
         core = Broker(
             stored, limits_of(settings), queue_defaults_of(settings), Intake(self.schemas)
         )
@@ -311,7 +303,7 @@ class Service:
         pages: asyncio.Task[None],
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(_run(engine, folder))
+            work = tasks.create_task(run_engine(engine, folder))
             looking = tasks.create_task(watch.run())
             sampling = tasks.create_task(sampler.run())
             reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
@@ -437,58 +429,3 @@ def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Se
         http_guard=tcp.http_guard,
     )
     return Session(shared, side, kind)
-
-
-async def _run(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine; after a failure in the middle of its work its memory is worth nothing.
-
-    A defect, or no memory left: nothing of the open batch was told to anybody, and the next start
-    reads what is true.
-    """
-    try:
-        await engine.run()
-    except Exception as error:
-        fail_stop(folder, error)
-
-
-def _record_stop(folder: DataFolder, space: Space) -> None:
-    """Say that no WAL will lie there any more; where that cannot be said, let it lie."""
-    space.make_way()
-    try:
-        folder.record(is_running=False)
-    except OSError as error:
-        _log.warning("stopped as by a kill, the stop cannot be recorded", reason=str(error))
-        sys.stderr.flush()
-        os._exit(0)  # all is stored; closing the database would remove the WAL
-
-
-def _seal(folder: DataFolder) -> None:
-    """Seal the closed database; without a seal the next start checks its structure."""
-    try:
-        seal(folder)
-    except OSError as error:
-        _log.warning("not_sealed", reason=str(error))
-
-
-def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """End the process without another word to anybody: nothing may be written any more.
-
-    In whatever thread.  Closing the database would checkpoint; the next start reads the truth
-    instead.  Where the disk does not even take the reason, nobody waits for it.
-    """
-    try:
-        threading.Thread(target=_exit_late, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: where
-        reason = str(error) or type(error).__name__
-        _log.error("stopped at once, nothing can be stored for sure", reason=reason, **trace)
-        folder.write_last_error(error, time.time_ns() // 1_000_000)
-        sys.stderr.flush()
-    except MemoryError:
-        os.write(sys.stderr.fileno(), _LAST_WORDS)
-    finally:
-        os._exit(EX_IOERR)
-
-
-def _exit_late() -> None:
-    time.sleep(LAST_WORDS_S)
-    os._exit(EX_IOERR)

@@ -39,6 +39,7 @@ OURS: Final[dict[str, set[str]]] = {
     "admin": {
         "server.admission",
         "server.endpoints",
+        "server.progress",
         "server.sockets",
         "server.unix_sockets",
         "server.commits",
@@ -104,6 +105,7 @@ OURS: Final[dict[str, set[str]]] = {
         "admin",
         "broker",
         "clock",
+        "endings",
         "envelopes",
         "errors",
         "export",
@@ -116,6 +118,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage",
         "__init__",  # the version
     },
+    "endings": {"server.engine", "storage", "logs", "errors"},
     "process": {"service", "settings", "logs", "errors"},
     "cli": {ANY},
     "testing": {ANY},

@@ -20,12 +20,14 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from phpmq_lite import process, service, testing
+from phpmq_lite import endings, process, service, testing
+from phpmq_lite.endings import record_stop
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.storage.checkup import Checkup, check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.seal import seal
+from phpmq_lite.storage.space import Space
 from phpmq_lite.testing import running_service
 from tests.acceptance.peers import (
     WAIT_S,
@@ -492,8 +494,38 @@ async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:
         assert running.service.front.status().queues[0].totals["acked"] == 0
 
 
+async def test_seal_of_a_slow_disk_does_not_hold_up_the_end_of_a_stop(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has to go on: it ends the process after ten seconds."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(endings, "seal", lambda _folder: threads.append(threading.current_thread()))
+    async with running_service(data):
+        pass
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
 async def test_second_service_on_a_data_folder_is_refused(data: Path) -> None:
     async with running_service(data):
         with pytest.raises(StartRefusedError, match=f"{data} is in use"):
             async with running_service(data):
                 pass
+
+
+@pytest.mark.parametrize(("failure", "code"), [(None, 0), (OSError("no room"), 74)])
+def test_stop_that_cannot_be_recorded_tells_a_failure_from_a_stop(
+    data: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError | None, code: int
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    folder = DataFolder.open(data)
+    folder.record(is_running=True)
+
+    def fail(*_: object, **_more: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(DataFolder, "record", fail)
+    record_stop(folder, Space(data), None, failure, None)
+    folder.close()
+    assert codes == [code]
