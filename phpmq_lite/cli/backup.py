@@ -111,7 +111,7 @@ def _made(settings: Settings | None) -> Row:
         check_wal(folder)
         making = Making(folder.database, settings.backups_folder, __version__, is_open=False)
         made = making.run()
-    remove_old(settings.backups_folder, settings.backups.keep)
+    remove_old(settings.backups_folder, settings.backups.keep, made.manifest.id)
     return _row(made)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from phpmq_lite import logs
 from phpmq_lite.broker import damage
-from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.settings import Settings
@@ -119,7 +119,8 @@ class Scrubbing:
             if with_bodies:
                 await self._look_at_bodies()
         except StorageError as error:
-            self.state.structure = [str(error)]
+            if isinstance(error, DataDamagedError):
+                self.state.structure = [str(error)]
             _log.error("scrub_failed", reason=str(error))
             self.state.now = Round()
         finally:

@@ -232,10 +232,14 @@ def read_backup(folder: Path) -> Backup | None:
     return Backup(folder, manifest) if (folder / DATABASE).is_file() else None
 
 
-def remove_old(folder: Path, keep: int) -> list[str]:
-    """Remove all but the newest ``keep`` backups; returns the ids of those that went."""
+def remove_old(folder: Path, keep: int, made: str) -> list[str]:
+    """Remove all but the newest ``keep`` backups; returns the ids of those that went.
+
+    ``made`` is the newest whatever its time says: others may be of a clock that was ahead.
+    """
     gone = []
-    for backup in listed(folder)[keep:]:
+    others = [backup for backup in listed(folder) if backup.manifest.id != made]
+    for backup in others[keep - 1 :]:
         hidden = folder / f".{backup.manifest.id}.new"  # half of it is never taken for a backup
         backup.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)

@@ -77,12 +77,13 @@ class Backups:
         self._making = making = Making(self._database, self.folder, self._version)
         try:
             backup = await asyncio.to_thread(making.run)
-            await asyncio.to_thread(_remove_old, self.folder, self._keep())
+            self.newest = backup.manifest
+            await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
         except StorageError as error:
             self.error = str(error)
             self._tell(error)
             raise
-        self.newest, self.error = backup.manifest, None
+        self.error = None
         self._tell(backup)
         return backup
 
@@ -123,8 +124,8 @@ class Backups:
             await asyncio.wait({self._task})
 
 
-def _remove_old(folder: Path, keep: int) -> None:
+def _remove_old(folder: Path, keep: int, made: str) -> None:
     try:
-        remove_old(folder, keep)
+        remove_old(folder, keep, made)
     except OSError as error:
         raise StorageError(f"cannot remove old backups in {folder}: {error.strerror}") from error

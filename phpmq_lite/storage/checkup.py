@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
+from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.migrate import schema_problems
 from phpmq_lite.storage.seal import break_seal, checksum_of
 from phpmq_lite.storage.verify import integrity_problems
 from phpmq_lite.storage.wal_guard import check_wal, keep_damaged
 from phpmq_lite.storage.wal_scan import WalScan
 
-QUICK_BYTES: Final = 256 << 20  # a larger database is looked at by the scrub, while it is served
+CHECKED_BYTES: Final = 256 << 20  # a larger database is looked at by the scrub, while it is served
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ def check_files(
     tell("checking the database")
     if break_seal(folder, accept_loss=accept_loss):
         done.checks.append("every byte of the database against the last clean stop")
-    elif folder.has_journal or folder.database.stat().st_size > QUICK_BYTES:
+    elif folder.has_journal or folder.database.stat().st_size > CHECKED_BYTES:
         done.is_owed = True
     else:
         _check_structure(folder, accept_loss=accept_loss)
@@ -63,9 +65,12 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
         try:
             connection.execute("PRAGMA schema_version").fetchone()  # opens the WAL and its index
+            problems = integrity_problems(connection)
+            problems = problems or schema_problems(connection, migrations_folder())
         except sqlite3.OperationalError as error:  # damage is another error
             raise StartRefusedError(f"cannot read {folder.database}: {error}") from error
-        problems = integrity_problems(connection, "quick_check")
+        except sqlite3.DatabaseError as error:
+            problems = [str(error)]
     if not problems:
         return
     loss = f"{folder.database} is damaged: {'; '.join(problems[:3])}"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
+from phpmq_lite.model import checksum
 from phpmq_lite.storage.durable import create_private, sync_file, sync_folder
 from phpmq_lite.storage.outcomes import OF_DISK, meaning
 from phpmq_lite.storage.statements import load
@@ -118,6 +119,40 @@ def migrate(
                 raise meaning(connection, error) from error
             raise _refusal(f"migration {migration.name} failed and was undone", error) from error
     return [migration.name for migration in waiting]
+
+
+def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
+    """Say which tables, indexes and views are not as the migrations of this version made them.
+
+    SQLite keeps their statements as text, and notices no bit that flips in one.  What others made
+    beside them is their business.
+
+    Raises:
+        StartRefusedError, DataDamagedError: as ``pending``.
+    """
+    pending(connection, folder)
+    migrations = read_migrations(folder)
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        made.create_function("checksum", 2, checksum, deterministic=True)
+        for migration in migrations[: _version(connection)]:
+            _apply(made, migration)
+        expected, found = _statements(made), _statements(connection)
+    finally:
+        made.close()
+    return [
+        f"the statement of {name!r} is not that of the migrations"
+        for name, text in sorted(expected.items())
+        if found.get(name) != text
+    ]
+
+
+def _statements(connection: sqlite3.Connection) -> dict[str, str]:
+    """Give the statements by name; how they are spaced and quoted is up to SQLite's version."""
+    return {
+        name: "".join(text.replace('"', "").split())
+        for name, text in connection.execute(load("migrate")["statements"])
+    }
 
 
 def back_up(connection: sqlite3.Connection, number: int) -> Path | None:

@@ -24,6 +24,7 @@ from phpmq_lite.errors import (
 OF_DISK: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 )
+_OF_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR})
 # A file system that was made read-only under us answers EROFS, of which SQLite tells no more.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
@@ -72,6 +73,11 @@ def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
         except sqlite3.Error as second:
             return OutcomeUnknownError(f"{_text(error)}, and then {_text(second)}")
     return found
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Tell whether something is wrong with the file itself, and not only now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DAMAGE
 
 
 def _text(error: Exception) -> str:

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from phpmq_lite.errors import StorageError
+from phpmq_lite.errors import DataDamagedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.durable import write_whole
+from phpmq_lite.storage.outcomes import is_damage
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.verify import integrity_problems
 
@@ -124,7 +125,8 @@ class Scrub:
         """Check the bodies behind a place, about ``most_bytes`` of them.
 
         Raises:
-            StorageError: the database cannot be read here.
+            DataDamagedError: the database cannot be read here.
+            StorageError: it was stopped, or cannot be read now.
         """
         found = Slice(after)
         with closing(self._rows(part, after)) as rows:
@@ -143,7 +145,7 @@ class Scrub:
         """Say what is wrong with pages and indexes; takes 2 s for each GiB, or longer.
 
         Raises:
-            StorageError: it was stopped.
+            StorageError: it was stopped, or the database cannot be read now.
         """
         try:
             with closing(self._open()) as connection:
@@ -167,7 +169,8 @@ class Scrub:
             with closing(self._open()) as connection:
                 yield from connection.execute(load("scrub")[part], (after,))
         except sqlite3.Error as error:
-            raise StorageError(f"cannot read {part} messages behind {after}: {error}") from error
+            kind = DataDamagedError if is_damage(error) else StorageError
+            raise kind(f"cannot read {part} messages behind {after}: {error}") from error
         finally:
             self._connection = None
 

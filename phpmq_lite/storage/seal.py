@@ -26,20 +26,23 @@ def seal(folder: DataFolder) -> None:
 def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
     """Compare the database with its seal, and take that away: the file is about to be written.
 
-    To be called behind ``check_wal`` and before SQLite opens the file.  False: there was no seal.
+    To be called behind ``check_wal`` and before SQLite opens the file.  False: there was no seal,
+    or it is another file and that is accepted.
 
     Raises:
         DataDamagedError: it is not the file that the last stop left; a copy of it is in
             ``damaged-<time>/``.  With ``accept_loss`` it is copied, and taken as it is.
+            Or it cannot be read.
     """
     expected = folder.meta.seal
-    is_sealed = expected is not None and not _has_wal(folder)  # who left one has written since
-    if is_sealed:
-        found = checksum_of(folder.database)
-        if found != expected:
+    is_whole = False
+    if expected is not None and not _has_wal(folder):  # who left one has written since
+        found = _read(folder.database)
+        is_whole = found == expected
+        if not is_whole:
             _refuse(folder, found, accept_loss=accept_loss)
     folder.seal(None)
-    return is_sealed
+    return is_whole
 
 
 def checksum_of(path: Path) -> int:
@@ -49,6 +52,13 @@ def checksum_of(path: Path) -> int:
         while chunk := file.read(_CHUNK_BYTES):
             found = zlib.crc32(chunk, found)
     return found
+
+
+def _read(database: Path) -> int:
+    try:
+        return checksum_of(database)
+    except OSError as error:
+        raise DataDamagedError(f"cannot read {database}: {error.strerror}") from error
 
 
 def _has_wal(folder: DataFolder) -> bool:

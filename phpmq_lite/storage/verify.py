@@ -18,7 +18,8 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.data_folder import DATABASE, held_still, read_meta
-from phpmq_lite.storage.migrate import pending
+from phpmq_lite.storage.migrate import pending, schema_problems
+from phpmq_lite.storage.outcomes import is_damage
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.wal_guard import describe, look_at_wal
 
@@ -56,11 +57,12 @@ def verify(path: Path, migrations: Path | None = None) -> list[Check]:
         DataDamagedError: there is no database where one should be.
         StorageError: there is no space to copy database and WAL aside; TMPDIR names another place.
     """
-    if path.is_dir():
-        with held_still(path):
-            is_running = read_meta(path).is_running
-            return _verify_files(path / DATABASE, migrations, is_running=is_running)
-    return _verify_files(path, migrations, is_running=False)
+    database = path / DATABASE if path.is_dir() else path
+    if database.name != DATABASE:
+        return _verify_files(database, migrations, is_running=False)
+    with held_still(database.parent):
+        is_running = read_meta(database.parent).is_running
+        return _verify_files(database, migrations, is_running=is_running)
 
 
 def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) -> list[Check]:
@@ -116,11 +118,15 @@ def _check_structure(connection: sqlite3.Connection, check: Check) -> None:
 def integrity_problems(
     connection: sqlite3.Connection, pragma: str = "integrity_check"
 ) -> list[str]:
-    """Say what SQLite finds wrong with structure and indexes; ``quick_check`` leaves these out."""
+    """Say what SQLite finds wrong with structure and indexes; ``quick_check`` leaves these out.
+
+    Raises:
+        sqlite3.Error: it was interrupted, or the file cannot be read now; that is no damage.
+    """
     try:
         rows = connection.execute(f"PRAGMA {pragma}({_PROBLEMS_MAX})").fetchall()
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+    except sqlite3.Error as error:
+        if not is_damage(error):
             raise
         return [str(error)]
     return [text for (text,) in rows if text != "ok"]
@@ -133,6 +139,7 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Check
     except (StartRefusedError, DataDamagedError) as error:
         check.problems.append(str(error))
         return
+    check.problems += schema_problems(connection, migrations)
     if waiting:
         check.found += f", a start brings it to {waiting[-1].number}"
 

@@ -1,10 +1,12 @@
 """Backup, verify, seal, restore and drill on real files: what each takes, changes and refuses."""
 
+import errno
 import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -109,9 +111,21 @@ def test_backups_are_listed_newest_first_and_the_oldest_go(driver: Driver, tmp_p
     made = [Making(driver.path, folder, "").run().manifest.id for _ in range(4)]
     assert len(set(made)) == 4
     assert [each.manifest.id for each in listed(folder)] == made[::-1]
-    assert remove_old(folder, 2) == made[1::-1]
+    assert remove_old(folder, 2, made[3]) == made[1::-1]
     assert [each.manifest.id for each in listed(folder)] == made[:1:-1]
     assert sorted(path.name for path in folder.iterdir()) == sorted(made[2:])
+
+
+def test_backup_just_made_stays_though_the_clock_was_set_back(
+    driver: Driver, tmp_path: Path
+) -> None:
+    folder = tmp_path / "backups"
+    first, second, now = [Making(driver.path, folder, "").run() for _ in range(3)]
+    for ahead, made in enumerate((first, second), start=1):
+        told = asdict(made.manifest) | {"made_at": made.manifest.made_at + ahead * 10**9}
+        (made.folder / "manifest.json").write_text(json.dumps(told))
+    assert remove_old(folder, 2, now.manifest.id) == [first.manifest.id]
+    assert {each.manifest.id for each in listed(folder)} == {second.manifest.id, now.manifest.id}
 
 
 def test_what_is_not_whole_is_no_backup(backup: Backup) -> None:
@@ -223,6 +237,12 @@ def test_verify_refuses_the_folder_of_a_running_broker(data: Path) -> None:
         verify(data)
 
 
+def test_verify_refuses_the_database_of_a_running_broker(data: Path) -> None:
+    """Database and WAL would be of two moments."""
+    with closing(DataFolder.open(data)), pytest.raises(StartRefusedError, match="in use"):
+        verify(data / "phpmq.db")
+
+
 def test_verify_says_that_there_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(DataDamagedError, match="there is no database"):
         verify(tmp_path)
@@ -265,9 +285,24 @@ def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
 def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None:
     change(data / "phpmq.db", "UPDATE queue SET created_at = 5")
     with closing(DataFolder.open(data)) as folder:
-        check_files(folder, accept_loss=True)
+        done = check_files(folder, accept_loss=True)
         assert folder.meta.seal is None
+    assert done.checks[1:] == ["the structure of the database"]
     assert len(list(data.glob("damaged-*"))) == 1
+
+
+def test_database_that_the_disk_does_not_give_is_damaged(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("phpmq_lite.storage.seal.checksum_of", fail)
+    with (
+        closing(DataFolder.open(data)) as folder,
+        pytest.raises(DataDamagedError, match=r"cannot read .*phpmq\.db: Input/output error"),
+    ):
+        check_files(folder)
 
 
 def test_database_with_a_wal_is_not_sealed(data: Path) -> None:
@@ -291,8 +326,31 @@ def test_broken_structure_is_refused_without_a_seal(data: Path) -> None:
         check_files(folder, accept_loss=True)
 
 
+def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path) -> None:
+    """SQLite finds nothing wrong with it; each batch would fail at a column that is not there."""
+    content = (data / "phpmq.db").read_bytes()
+    at = content.index(b"last_dispatched_at")
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(at)
+        file.write(b"m")
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        with pytest.raises(DataDamagedError, match="is not that of the migrations; it was copied"):
+            check_files(folder)
+
+
+def test_head_that_sqlite_does_not_know_is_refused_without_a_seal(data: Path) -> None:
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(16)
+        file.write(b"\x01\x01")  # no size of a page
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        with pytest.raises(DataDamagedError, match="not a database"):
+            check_files(folder)
+
+
 def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phpmq_lite.storage.checkup.QUICK_BYTES", 1)
+    monkeypatch.setattr("phpmq_lite.storage.checkup.CHECKED_BYTES", 1)
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
         assert check_files(folder).is_owed

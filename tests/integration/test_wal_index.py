@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError
+from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.wal_guard import check_wal, look_at_wal
 from phpmq_lite.storage.wal_index import committed_frames
@@ -70,6 +71,18 @@ def test_damage_in_the_last_commit_is_refused(folder: DataFolder) -> None:
         check_wal(folder)
     assert folder.wal.read_bytes() == raw
     assert check_wal(folder, accept_loss=True).commits_lost == 1
+
+
+def test_question_for_an_admin_ahead_of_a_start_leaves_the_index_as_it_is(
+    folder: DataFolder,
+) -> None:
+    """SQLite makes the index anew when it opens the file: then nobody knows of the damage."""
+    raw = bytearray(folder.wal.read_bytes())
+    raw[-10] ^= 1
+    folder.wal.write_bytes(raw)
+    has_admin(folder.database)
+    with pytest.raises(DataDamagedError, match="is whole up to frame"):
+        check_wal(folder)
 
 
 def test_end_that_is_gone_is_refused(folder: DataFolder) -> None:

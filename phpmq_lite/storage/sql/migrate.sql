@@ -17,3 +17,7 @@ SELECT number, sha256 FROM migration;
 -- name: tables
 -- columns: name
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\_%' ESCAPE '\';
+
+-- name: statements
+-- columns: name, sql; of all that a migration makes
+SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\_%' ESCAPE '\';
