@@ -49,7 +49,9 @@ class Lives:
     def of(cls, folder: Path, seed: int, *flags: str, mutant: str = "") -> "Lives":
         """Make them in an empty folder; ``mutant`` names a broker with a defect."""
         program = ("-m", "tests.faults.mutants", mutant) if mutant else ("-m", "phpmq_lite")
-        broker = BrokerProcess(folder / "data", ["--admin", "none", *flags], program=program)
+        # Without the bound of 2 GiB: what retention removed could not be told from what was lost.
+        given = ["--admin", "none", "--set", "history.bytes=1TiB", *flags]
+        broker = BrokerProcess(folder / "data", given, program=program)
         return cls(broker, Ledger(random.Random(seed)))
 
     @property
