@@ -218,7 +218,7 @@ def _guarded(route: Route) -> Handler:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
-        if route.is_writing:
+        if route.audit is not None:
             return await _write(request, route)
         _check_started(request, route)
         gate.check_role(request, route)
@@ -238,14 +238,20 @@ def _check_started(request: web.Request, route: Route) -> None:
 
 
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
-    """Check who asks and where a change comes from, make it, and note it, refused ones too."""
+    """Check who asks and where a change comes from, make it, and note it, refused ones too.
+
+    A look that is worth a row is noted in the same way.
+    """
     entry = begin_entry(request, route, request[REQUEST_ID])
     try:
         _check_started(request, route)
         gate.check_role(request, route)
-        await gate.check_change(request, route)
+        if route.is_writing:
+            await gate.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
+        if not route.is_writing:  # nobody may look: the way to the login
+            entry.result = "login"
         raise
     except Exception as error:
         problem = problem_of(error)

@@ -16,6 +16,7 @@ from aiohttp import web
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.server.admission import Admission, Network, most_http_connections
 from phpmq_lite.server.endpoints import parse_address
+from phpmq_lite.server.progress import Progress
 from phpmq_lite.settings import Settings
 
 HEAD: Final = "request took too long to begin"
@@ -81,10 +82,14 @@ class Doors:
 
 
 class Door(asyncio.Protocol):
-    """One connection; ``inner`` is aiohttp's protocol of it."""
+    """One connection; ``inner`` is aiohttp's protocol of it.
 
-    def __init__(self, doors: Doors, inner: web.RequestHandler) -> None:
+    Not ``is_counted``: it needs no place, as whoever owns the broker's account.
+    """
+
+    def __init__(self, doors: Doors, inner: web.RequestHandler, *, is_counted: bool = True) -> None:
         self._doors = doors
+        self._is_counted = is_counted
         self._inner = inner
         self._loop = asyncio.get_running_loop()
         self._name: str | None = None
@@ -93,8 +98,8 @@ class Door(asyncio.Protocol):
         self._began_at: float | None = None  # of a request that no handler has
         self._bytes = 0  # since then
         self._request: web.BaseRequest | None = None  # that a handler has
-        self._unsent_bytes = 0
-        self._stuck_at: float | None = None  # an answer makes no progress
+        self._progress = Progress()
+        self._stuck_at: float | None = None  # the last progress of an answer that waits
 
     # -- the loop calls
 
@@ -103,7 +108,7 @@ class Door(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._name = self._doors.name_of(peer[0] if isinstance(peer, tuple) else None)
-        refusal = self._doors.gate.admit(self._name)
+        refusal = self._doors.gate.admit(self._name) if self._is_counted else None
         if refusal is not None:
             if not is_quiet("http_turned_away"):
                 _log.warning("http_turned_away", address=self._name, reason=refusal)
@@ -118,7 +123,8 @@ class Door(asyncio.Protocol):
         """Pass it on."""
         if self._is_admitted:
             self._doors.open.discard(self)
-            self._doors.gate.leave(self._name)
+            if self._is_counted:
+                self._doors.gate.leave(self._name)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -172,10 +178,10 @@ class Door(asyncio.Protocol):
         return BODY if late_s > allowed_s else None
 
     def _is_stuck(self, now_s: float) -> bool:
-        unsent = self._transport.get_write_buffer_size()
-        if not unsent or unsent < self._unsent_bytes or self._stuck_at is None:
-            self._stuck_at = now_s if unsent else None
-        self._unsent_bytes = unsent
+        if not self._transport.get_write_buffer_size():
+            self._stuck_at = None
+        elif self._progress.is_made(self._transport) or self._stuck_at is None:
+            self._stuck_at = now_s
         return self._stuck_at is not None and now_s - self._stuck_at > self._doors.patience.answer_s
 
     @property

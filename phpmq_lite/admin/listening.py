@@ -21,7 +21,10 @@ async def open_admin(
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Answer who connects; ``tls`` None: plain http.  Unix sockets never have TLS."""
+    """Answer who connects; the first of ``sockets`` is the control socket.
+
+    ``tls`` None: plain http.  Unix sockets never have TLS.
+    """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -31,10 +34,14 @@ async def open_admin(
     watch = asyncio.create_task(doors.run())
     stack.callback(watch.cancel)
     loop = asyncio.get_running_loop()
-    for one in sockets:
+    for number, one in enumerate(sockets):
         context = None if one.family == socket.AF_UNIX else tls
         server = await loop.create_server(
-            lambda: Door(doors, make()), sock=one, ssl=context, backlog=128
+            lambda is_counted=number > 0: Door(doors, make(), is_counted=is_counted),
+            sock=one,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else doors.patience.head_s,
+            backlog=128,
         )
         stack.callback(server.close)
 

@@ -38,7 +38,7 @@ class Route:
     role: Role
     name: str
     handler: Handler
-    audit: str | None = None  # of a change: "queue.purge"
+    audit: str | None = None  # of a change, or of a look that is noted: "queue.purge"
     query: type[BaseModel] | None = None  # API: the model of its query string
     takes: Any = None  # API: the model of its JSON body; a list of it where it is list[Model]
     gives: Any = None  # API: the model of its answer
@@ -55,5 +55,5 @@ class Route:
 
     @property
     def is_writing(self) -> bool:
-        """Tell whether it changes anything; then it has an audit name."""
+        """Tell whether it may change anything; then it has an audit name."""
         return self.method not in ("GET", "HEAD")

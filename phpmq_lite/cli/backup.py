@@ -109,7 +109,13 @@ def _made(settings: Settings | None) -> Row:
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
-        making = Making(folder.database, settings.backups_folder, __version__, is_open=False)
+        making = Making(
+            folder.database,
+            settings.backups_folder,
+            __version__,
+            reserve=settings.storage.free_bytes,
+            is_open=False,
+        )
         made = making.run()
     remove_old(settings.backups_folder, settings.backups.keep, made.manifest.id)
     return _row(made)

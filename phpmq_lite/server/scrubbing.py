@@ -43,6 +43,7 @@ class Scrubbing:
         self._engine = engine
         self._figures = figures
         self._folder = database.parent
+        self._database = database
         self._scrub = Scrub(database)
         self._settings = settings
         self._asked = asyncio.Event()
@@ -84,14 +85,15 @@ class Scrubbing:
 
     async def run(self, *, is_owed: bool = False) -> None:
         """Work whenever it is due; ``is_owed``: the start left the structure to this."""
+        self._scrub = Scrub(self._database)
         try:
             self.state = await asyncio.to_thread(read_state, self._folder)
             if is_owed:
-                await self._look(with_bodies=False, with_structure=True)
+                await self._look(with_bodies=False, with_structure=True, is_asked=True)
             while True:
                 is_asked = await self._until_due()
                 with_structure = is_asked or self._is_structure_due()
-                await self._look(with_bodies=True, with_structure=with_structure)
+                await self._look(with_bodies=True, with_structure=with_structure, is_asked=is_asked)
         finally:
             self._scrub.stop()
             if self._thread is not None:  # its reader would keep the WAL
@@ -100,8 +102,7 @@ class Scrubbing:
     async def _until_due(self) -> bool:
         """Wait for the clock, or for somebody to ask; tell whether somebody did."""
         every_s = self._settings().scrub.every_h * 3_600
-        last = self.state.last
-        due_s = 0.0 if last is None else (last.ended_at - self._now_ms()) / 1_000 + every_s
+        due_s = (self.state.looked_at - self._now_ms()) / 1_000 + every_s
         wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
         try:
             async with asyncio.timeout(wait_s):
@@ -110,7 +111,11 @@ class Scrubbing:
             return False
         return True
 
-    async def _look(self, *, with_bodies: bool, with_structure: bool) -> None:
+    async def _look(self, *, with_bodies: bool, with_structure: bool, is_asked: bool) -> None:
+        """Look once.  What the clock began and found no end waits for its next time, like others.
+
+        Else damage that cannot be read over would be looked for again and again.
+        """
         self._is_working, self._is_cancelled = True, False
         self._asked.clear()
         try:
@@ -118,14 +123,27 @@ class Scrubbing:
                 await self._look_at_structure()
             if with_bodies:
                 await self._look_at_bodies()
-        except StorageError as error:
-            if isinstance(error, DataDamagedError):
-                self.state.structure = [str(error)]
+        except DataDamagedError as error:
+            self.state.structure = [str(error)]
+            _log.error("scrub_failed", reason=str(error))
+            self._give_up(is_asked=is_asked)
+        except StorageError as error:  # such as no descriptors left: soon again
             _log.error("scrub_failed", reason=str(error))
             self.state.now = Round()
+        except Exception:
+            _log.exception("scrub_failed", reason="unexpected")
+            self._give_up(is_asked=is_asked)
+        else:
+            if with_bodies and self._is_cancelled:
+                self._give_up(is_asked=is_asked)
         finally:
             self._is_working = False
             await self._keep()
+
+    def _give_up(self, *, is_asked: bool) -> None:
+        self.state.now = Round()
+        if not is_asked:
+            self.state.tried_at = self._now_ms()
 
     async def _look_at_structure(self) -> None:
         found = await self._in_thread(self._scrub.structure)
@@ -142,7 +160,6 @@ class Scrubbing:
         while state.now.part < len(PARTS):
             await asyncio.sleep(_TICK_S)
             if self._is_cancelled:
-                state.now = Round()
                 return
             await self._look_at_slice(PARTS[state.now.part])
             if asyncio.get_running_loop().time() - kept_at > _KEPT_EACH_S:

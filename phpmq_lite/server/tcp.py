@@ -26,6 +26,7 @@ from phpmq_lite.server.inspector import Side
 from phpmq_lite.server.outgoing import encode
 from phpmq_lite.server.pace import Pace
 from phpmq_lite.server.pressure import Pressure
+from phpmq_lite.server.progress import Progress
 from phpmq_lite.server.small_writes import descriptor_of, write
 
 GUARD_SILENCE_S: Final = 0.02  # after it, what may have been a browser is taken for a client
@@ -84,8 +85,8 @@ class Session(asyncio.Protocol):
         self.frame_bytes = 0  # of the frame that has begun
         self.last_read_at = 0.0
         self.choked_at: float | None = None  # loop time of the last progress while choked
-        self.closing_at: float | None = None  # loop time; what was written may still leave
-        self._unsent_bytes = 0  # in the write buffer at the last look while choked
+        self.closing_at: float | None = None  # the same while what was written may still leave
+        self._progress = Progress()
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons not to read
         self.is_parked = False  # a publish waits for its queue, and all behind it too
@@ -168,7 +169,6 @@ class Session(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The peer does not read: nothing more is dispatched to it until it does."""
         self.choked_at = self._loop.time()
-        self._unsent_bytes = self.transport.get_write_buffer_size()
         self._engine.submit(lambda core: self._choke(core, is_choked=True))
 
     def resume_writing(self) -> None:
@@ -211,11 +211,10 @@ class Session(asyncio.Protocol):
 
     def note_writing(self, now_s: float) -> None:
         """See whether a peer that was slow to read has read anything since the last look."""
-        if self.choked_at is not None:
-            unsent = self.transport.get_write_buffer_size()
-            if unsent < self._unsent_bytes:
-                self.choked_at = now_s
-            self._unsent_bytes = unsent
+        is_slow = self.choked_at is not None or self.closing_at is not None
+        if is_slow and self._progress.is_made(self.transport):
+            self.choked_at = None if self.choked_at is None else now_s
+            self.closing_at = None if self.closing_at is None else now_s
 
     @property
     def unsent_bytes(self) -> int:

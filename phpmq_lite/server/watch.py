@@ -20,7 +20,7 @@ class TimeLimits:
 
     frame_s: int = 60  # for a frame that has begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
-    write_s: int = 30  # without progress, with a full write buffer; to take the rest at the end
+    write_s: int = 30  # without progress, with a full write buffer or the rest to take at the end
     silent_s: int = SILENT_S  # with nothing to wait for, once places are short
     places: int = 500  # connections that fit; short from four fifths on
 

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -59,6 +59,9 @@ class Manifest:
     last_offset: int
 
 
+_KINDS: Final = {one.name: one.type for one in fields(Manifest)}
+
+
 @dataclass(slots=True, frozen=True)
 class Backup:
     """One that is there."""
@@ -78,7 +81,10 @@ class Making:
     ``is_open``: a broker has the database open.  Else whoever calls this has locked its folder.
     """
 
-    def __init__(self, database: Path, folder: Path, version: str, *, is_open: bool = True) -> None:
+    def __init__(
+        self, database: Path, folder: Path, version: str, *, reserve: int = 0, is_open: bool = True
+    ) -> None:
+        self._reserve = reserve  # bytes that stay free on the disk of the database
         self._is_open = is_open
         self._database = database
         self._folder = folder
@@ -98,7 +104,7 @@ class Making:
         """Copy, check, name.  Blocks: about 4 s for each GiB.
 
         Raises:
-            StorageFullError: there is less space than twice the database.
+            StorageFullError: there is less space than twice the database, or the reserve after it.
             DataDamagedError: the database, or the copy of it, is not whole.
             StorageError: it took longer than ``limit_s``, was stopped, or cannot be written.
         """
@@ -125,7 +131,9 @@ class Making:
             sync_folder(self._folder.parent)
         for left in self._folder.glob(".*.new"):  # of one that was cut off
             shutil.rmtree(left, ignore_errors=True)
-        check_space(self._folder, 2 * _size(self._database))
+        size = _size(self._database)
+        is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
+        check_space(self._folder, max(2 * size, size + self._reserve * is_beside))
 
     @contextmanager
     def _unnamed(self) -> Iterator[Path]:
@@ -228,6 +236,8 @@ def read_backup(folder: Path) -> Backup | None:
         told = json.loads((folder / MANIFEST).read_bytes())
         manifest = Manifest(**told)
     except (OSError, ValueError, TypeError):
+        return None
+    if not all(type(value) is _KINDS[name] for name, value in asdict(manifest).items()):
         return None
     return Backup(folder, manifest) if (folder / DATABASE).is_file() else None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,8 @@ AGAIN_S: Final = 600.0  # after one that failed
 class Backups:
     """Makes backups and remembers how the last one went.
 
-    ``keep`` gives how many stay; the oldest above it go when a new one is there.
+    ``keep`` gives how many stay; the oldest above it go when a new one is there.  ``reserve`` gives
+    how many bytes each leaves free on the disk of the database, or publishing would stop.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Backups:
         folder: Path,
         *,
         keep: Callable[[], int],
+        reserve: Callable[[], int] = lambda: 0,
         every_h: float = 0,
         version: str = "",
         tell: Callable[[Backup | StorageError], None] = lambda result: None,
@@ -33,6 +35,8 @@ class Backups:
         self.newest: Manifest | None = None
         self.error: str | None = None  # of the last one, where it failed
         self._keep = keep
+        self._reserve = reserve
+        self._is_claimed = False  # by one whose audit row is being written
         self._database = database
         self._every_s = every_h * 3_600
         self._version = version
@@ -67,22 +71,42 @@ class Backups:
         Raises:
             RefusedError: one is under way.
         """
-        if self.is_making:
-            raise RefusedError("backup_running", "a backup is under way; there is one at a time")
+        self._check_idle()
         self._task = asyncio.create_task(self._make())
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._task
 
+    async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
+        """Begin one once ``ahead`` was done; where that raises, none is begun.
+
+        Raises:
+            RefusedError: one is under way, or about to be; ``ahead`` is not called.
+        """
+        self._check_idle()
+        self._is_claimed = True
+        try:
+            await ahead()
+        finally:
+            self._is_claimed = False
+        self.start()
+
+    def _check_idle(self) -> None:
+        if self.is_making or self._is_claimed:
+            raise RefusedError("backup_running", "a backup is under way; there is one at a time")
+
     async def _make(self) -> Backup:
-        self._making = making = Making(self._database, self.folder, self._version)
+        self._making = making = Making(
+            self._database, self.folder, self._version, reserve=self._reserve()
+        )
         try:
             backup = await asyncio.to_thread(making.run)
             self.newest = backup.manifest
             await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
-        except StorageError as error:
-            self.error = str(error)
-            self._tell(error)
-            raise
+        except Exception as error:  # whatever it is: the broker goes on, and the next one may do
+            failure = error if isinstance(error, StorageError) else _unexpected(error)
+            self.error = str(failure)
+            self._tell(failure)
+            raise failure from failure.__cause__
         self.error = None
         self._tell(backup)
         return backup
@@ -108,7 +132,7 @@ class Backups:
                     if not self.is_making:
                         self.start()
                     await self.ended()
-                except StorageError:
+                except (StorageError, RefusedError):  # refused: somebody is about to make one
                     await asyncio.sleep(min(AGAIN_S, self._every_s))
             await asyncio.Event().wait()
         finally:
@@ -122,6 +146,12 @@ class Backups:
         if self._making is not None and self._task is not None:
             self._making.stop()
             await asyncio.wait({self._task})
+
+
+def _unexpected(error: Exception) -> StorageError:
+    failure = StorageError(f"the backup failed: {error!r}")
+    failure.__cause__ = error
+    return failure
 
 
 def _remove_old(folder: Path, keep: int, made: str) -> None:

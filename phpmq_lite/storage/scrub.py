@@ -55,11 +55,17 @@ class State:
     last: Round | None = None  # the last that ended
     structure_at: int = 0  # Unix ms; 0: never looked at
     structure: list[str] = field(default_factory=list)  # what is wrong with it
+    tried_at: int = 0  # Unix ms: a round that the clock had begun was given up
 
     @property
     def is_under_way(self) -> bool:
         """Tell whether a round has begun."""
         return self.now.began_at > 0
+
+    @property
+    def looked_at(self) -> int:
+        """Give when a round ended for which the next one waits; Unix ms, 0: never."""
+        return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property
     def faults(self) -> int:
@@ -92,12 +98,13 @@ class Slice:
 
 def read_state(folder: Path) -> State:
     """Read what was kept; a file that cannot be read counts for nothing."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         told = json.loads((folder / FILE).read_bytes())
         last = told["last"]
         return State(
             _round(told["now"]), None if last is None else _round(last),
-            int(told["structure_at"]), [str(text) for text in told["structure"]],
+            _number(told["structure_at"]), [str(text) for text in _items(told["structure"])],
+            _number(told.get("tried_at", 0)),
         )  # fmt: skip
     return State()
 
@@ -109,7 +116,22 @@ def write_state(folder: Path, state: State) -> None:
 
 def _round(told: dict[str, object]) -> Round:
     known = {one.name for one in fields(Round)}
-    return Round(**{name: value for name, value in told.items() if name in known})  # type: ignore[arg-type]
+    numbers = {
+        name: _number(value) for name, value in told.items() if name in known and name != "named"
+    }
+    return Round(**numbers, named=[_number(seq) for seq in _items(told.get("named", []))])
+
+
+def _number(told: object) -> int:
+    if type(told) is not int or not 0 <= told < 1 << 63:
+        raise ValueError(told)
+    return told
+
+
+def _items(told: object) -> list[object]:
+    if not isinstance(told, list):
+        raise TypeError(told)
+    return told
 
 
 class Scrub:

@@ -1,6 +1,7 @@
 """Backups and the scrub of a running broker: by command, by HTTP, by the clock."""
 
 import asyncio
+import errno
 import json
 import sqlite3
 import threading
@@ -8,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,15 @@ from click.testing import CliRunner, Result
 from phpmq_lite import testing
 from phpmq_lite.cli.main import commands
 from phpmq_lite.cli.node import Node
-from phpmq_lite.errors import RefusedError
-from phpmq_lite.server import scrubbing
+from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
+from phpmq_lite.server import care, scrubbing
+from phpmq_lite.server.care import Care
 from phpmq_lite.storage.backup import Making
 from phpmq_lite.storage.backups import Backups
-from phpmq_lite.storage.scrub import Round, Scrub, State, read_state, write_state
+from phpmq_lite.storage.scrub import Round, Scrub, Slice, State, read_state, write_state
 from tests.acceptance.peers import Peer
 from tests.driving import Driver
+from tests.integration.visitors import Visitor, house, until
 from tests.preloaded import BrokerProcess, broker_process
 
 WAIT_S = 30
@@ -81,6 +85,13 @@ def until_failed(data: Path) -> dict[str, Any]:
         assert time.monotonic() < ends
         time.sleep(0.02)
     return dict(told)
+
+
+def care_of(running: testing.Running) -> Care:
+    context = running.service._context
+    assert context is not None
+    assert context.care is not None
+    return context.care
 
 
 def page(running: testing.Running, path: str) -> str:
@@ -206,6 +217,23 @@ async def test_there_is_one_backup_at_a_time_and_a_failed_one_is_told(tmp_path: 
     assert backups.newest is None
 
 
+async def test_backup_counts_although_old_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next one would be due at once, again and again, until the disk is full."""
+
+    def fail(*_given: object) -> None:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    driver = Driver(tmp_path)
+    monkeypatch.setattr("phpmq_lite.storage.backups.remove_old", fail)
+    backups = Backups(driver.path, tmp_path / "backups", keep=lambda: 1)
+    await asyncio.wait({backups.start()})
+    assert "not yours" in str(backups.error)
+    assert [one.manifest for one in await backups.all()] == [backups.newest]
+    driver.close()
+
+
 async def test_folder_that_cannot_be_used_ends_no_broker(tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.write_text("a file")
@@ -249,6 +277,33 @@ async def test_scrub_goes_on_where_a_stop_cut_it_off(
     assert (last.began_at, last.bodies) == (5, 7)
 
 
+async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there are no descriptors left; the next round may."""
+
+    def fail(_scrub: Scrub) -> list[str]:
+        raise StorageError("unable to open database file")
+
+    monkeypatch.setattr(Scrub, "structure", fail)
+    async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
+        scrub = care_of(running).scrub
+        scrub.start()
+        await until(lambda: not scrub.is_working)
+        assert scrub.state.faults == 0
+
+
+def test_scrub_that_meets_a_damaged_page_says_so(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    driver.publish(b"one")
+    driver.close()
+    with driver.path.open("r+b") as file:
+        file.seek(4_096)
+        file.write(b"\xff" * (driver.path.stat().st_size - 4_096))
+    with pytest.raises(DataDamagedError):
+        Scrub(driver.path).look("alive", 0, 1)
+
+
 # -- what it reads
 
 
@@ -281,3 +336,153 @@ def test_state_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
     assert read_state(tmp_path) == state
     (tmp_path / "scrub.json").write_text("[]")
     assert read_state(tmp_path) == State()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"now": []}, {"now": {"began_at": "soon"}}, {"last": {"ended_at": None}},
+        {"last": {"named": 7}}, {"structure_at": 1e400}, {"structure": "all"},
+        {"tried_at": None}, {"last": {"ended_at": -1}}, {"structure_at": 1 << 70},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_state_of_odd_types_counts_for_nothing(tmp_path: Path, told: dict[str, object]) -> None:
+    whole = asdict(State(Round(1), Round(2, 3), 4))
+    (tmp_path / "scrub.json").write_text(json.dumps(whole | told))
+    assert read_state(tmp_path) == State()
+
+
+# -- when it works again
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "START_S", 0.0)
+    monkeypatch.setattr(scrubbing, "_TICK_S", 0.0)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("error", [DataDamagedError("page 7"), TypeError("odd")], ids=repr)
+async def test_round_that_cannot_go_on_waits_for_its_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Else a damaged page would be met every minute for ever; nor does it end the broker."""
+    looks = []
+
+    def look(_scrub: Scrub, *_given: object) -> None:
+        looks.append(1)
+        raise error
+
+    monkeypatch.setattr(Scrub, "look", look)
+    async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
+        scrub = care_of(running).scrub
+        await until(lambda: bool(looks) and not scrub.is_working)
+        await asyncio.sleep(0.1)  # in which it would have begun many times
+        assert len(looks) == 1
+        assert read_state(running.data).tried_at > 0
+        scrub.start()
+        await until(lambda: len(looks) == 2)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def look(_scrub: Scrub, *_given: object) -> Slice:
+        looks.append(1)
+        return Slice(0, is_end=False)
+
+    monkeypatch.setattr(Scrub, "look", look)
+    async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
+        scrub = care_of(running).scrub
+        for is_asked in (False, True):
+            seen, tried_at = len(looks), scrub.state.tried_at
+            if is_asked:
+                scrub.start()
+            await until(lambda seen=seen: len(looks) > seen)  # type: ignore[misc]
+            scrub.stop()
+            await until(lambda: not scrub.is_working)
+            seen = len(looks)
+            await asyncio.sleep(0.1)
+            assert len(looks) == seen
+            assert (scrub.state.tried_at == tried_at) == is_asked
+
+
+async def test_what_nobody_thought_of_ends_no_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fail(*_given: object) -> None:
+        calls.append(1)
+        raise TypeError("odd")
+
+    monkeypatch.setattr(care, "AGAIN_S", 0.01)
+    monkeypatch.setattr("phpmq_lite.server.scrubbing.read_state", fail)
+    monkeypatch.setattr("phpmq_lite.storage.backups.listed", fail)
+    async with testing.running_service(tmp_path / "data") as running:
+        await until(lambda: len(calls) > 5)
+        assert await asyncio.to_thread(page, running, "livez")
+
+
+async def test_backup_that_fails_for_a_reason_nobody_thought_of_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_making: Making) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Making, "run", fail)
+    async with testing.running_service(tmp_path / "data", backups={"every_h": 1e-6}) as running:
+        told = await asyncio.to_thread(until_failed, running.data)
+    assert told["error"] == "the backup failed: ZeroDivisionError()"
+
+
+# -- what is noted, and who sees what
+
+
+async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    backups = Backups(driver.path, tmp_path / "backups", keep=lambda: 2)
+    held = asyncio.Event()
+
+    async def refuse() -> None:
+        await held.wait()
+        raise RefusedError("not_stored", "nothing can be stored now")
+
+    first = asyncio.create_task(backups.start_after(refuse))
+    await asyncio.sleep(0)
+    with pytest.raises(RefusedError, match="under way"):
+        await backups.start_after(refuse)
+    held.set()
+    with pytest.raises(RefusedError, match="nothing can be stored"):
+        await first
+    assert not backups.is_making
+    assert await backups.all() == []
+    driver.close()
+
+
+def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:
+    [made] = rows(run("backup"))
+    address = f"{broker.admin[0]}system/backups/{made['id']}"
+    with urllib.request.urlopen(address) as answer:
+        assert answer.read(15) == b"SQLite format 3"
+    node = Node(broker.data / "control.sock")
+    found = [row for row in node.get("/audit")["items"] if row["action"] == "backup.download"]
+    assert [(row["target"], row["actor"], row["result"]) for row in found] == [
+        (made["id"], "local", "done")
+    ]
+
+
+async def test_who_may_see_some_queues_is_not_told_which_messages_are_damaged(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path / "data") as home:
+        care_of(home.broker).scrub.state.last = Round(1, 2, bad_alive=1, named=[7])
+        for name, queues, seqs in (("some", ["mine.*"], []), ("all", [], [7])):
+            secret = await home.token(name, "viewer", *queues)
+            async with Visitor(home.url, secret) as visitor:
+                told = json.loads((await visitor.get("/api/v1/scrub")).text)
+            assert (told["last"]["bad_alive"], told["last"]["seqs"]) == (1, seqs)

@@ -91,6 +91,21 @@ async def test_connections_past_the_limit_are_turned_away_and_places_come_free(
     assert doors.gate.refused.total() == 1
 
 
+async def test_control_socket_lets_in_though_all_places_are_taken(
+    broker: Running, come: Come
+) -> None:
+    """Only the account of the broker reaches it: nobody else can shut it out."""
+    inside = [await come() for _ in range(5)]
+    for visitor in inside:
+        assert b"200" in await visitor.ask()
+    visitor = Visitor(*await asyncio.open_unix_connection(broker.data / "control.sock"))
+    assert b"200" in await visitor.ask()
+    visitor.writer.close()
+    doors = doors_of(broker)
+    await until(lambda: len(doors.open) == 5)
+    assert doors.gate.connections == 5
+
+
 async def test_slow_peers_are_ended_with_a_reason(broker: Running, come: Come) -> None:
     doors, loop = doors_of(broker), asyncio.get_running_loop()
     silent, head, body, idle = [await come() for _ in range(4)]

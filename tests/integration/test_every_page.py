@@ -122,7 +122,7 @@ async def test_looking_changes_nothing(filled: Filled) -> None:
     before = everything(filled)
     rows = filled.home.rows("SELECT count(*) FROM audit")
     for _ in range(3):
-        for route in READING:
+        for route in [route for route in READING if route.audit is None]:
             for known in filled.message_ids:
                 if "{id}" in route.path or known == filled.message_ids[0]:
                     await filled.me.get(filled.path(route, id=known))

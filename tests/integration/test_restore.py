@@ -5,7 +5,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -148,6 +148,21 @@ def test_backup_needs_twice_the_space(
     with pytest.raises(StorageFullError, match=f"needs {2 * size:,}"):
         Making(driver.path, tmp_path / "backups", "").run()
     assert listed(tmp_path / "backups") == []
+
+
+@pytest.mark.parametrize(("free", "is_made"), [(-1, False), (0, True)])
+def test_backup_leaves_what_publishing_needs(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, is_made: bool
+) -> None:
+    """On the disk of the database: one made by the clock must not stop the publishers."""
+    need = driver.path.stat().st_size + (reserve := 1 << 30)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _path: type("Usage", (), {"free": need + free})
+    )
+    making = Making(driver.path, tmp_path / "backups", "", reserve=reserve)
+    with nullcontext() if is_made else pytest.raises(StorageFullError, match=f"needs {need:,}"):
+        making.run()
+    assert len(listed(tmp_path / "backups")) == is_made
 
 
 def test_backup_that_is_stopped_leaves_nothing(driver: Driver, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.access.identity import check_all_queues, entry_of
+from phpmq_lite.admin.access.identity import check_all_queues, entry_of, identity_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.lists import as_json
@@ -105,8 +105,7 @@ async def begin_backup(request: web.Request) -> None:
     check_all_queues(request, "make a backup")
     context = context_of(request)
     entry = entry_of(request, target="backup")
-    care_of(context).backups.start()
-    await commands.write(context, entry, [])
+    await care_of(context).backups.start_after(lambda: commands.write(context, entry, []))
 
 
 async def _listed(care: Care) -> BackupsOut:
@@ -127,8 +126,13 @@ def _backup_out(backup: Backup) -> BackupOut:
 
 
 async def scrub(request: web.Request) -> web.StreamResponse:
-    """Tell how far the scrub is, and what it found."""
-    return as_json(scrub_out(care_of(context_of(request))))
+    """Tell how far the scrub is, and what it found; which messages, to who may see all queues."""
+    told = scrub_out(care_of(context_of(request)))
+    if identity_of(request).queues:
+        for one in (told.now, told.last):
+            if one is not None:
+                one.seqs = []
+    return as_json(told)
 
 
 async def start_scrub(request: web.Request) -> web.StreamResponse:

@@ -6,7 +6,8 @@ from aiohttp import web
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.access.headers import as_download
-from phpmq_lite.admin.access.identity import check_all_queues
+from phpmq_lite.admin.access.identity import check_all_queues, entry_of
+from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.api import backups as api
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.problems import Problem
@@ -63,10 +64,12 @@ async def download(request: web.Request) -> web.StreamResponse:
     """Give the database of a backup: all messages, and the hashes of passwords and tokens."""
     check_all_queues(request, "download a backup")
     name = request.match_info["n"]
-    folder = api.care_of(context_of(request)).backups.folder
+    context = context_of(request)
+    folder = api.care_of(context).backups.folder
     backup = read_backup(folder / name) if is_id(name) else None
     if backup is None:
         raise Problem(404, "unknown_backup", "There is no such backup.")
+    await commands.write(context, entry_of(request), [])  # ahead of the first byte
     return web.FileResponse(backup.database, headers=as_download(f"phpmq-{name}.db"))
 
 
@@ -123,7 +126,7 @@ _PATH: Final = "/system/backups"
 ROUTES: Final = (
     Route("GET", _PATH, Role.ADMIN, "backups", backups),
     Route("POST", _PATH, Role.ADMIN, "backup-make", make, "backup.make"),
-    Route("GET", f"{_PATH}/{{n}}", Role.ADMIN, "backup-download", download),
+    Route("GET", f"{_PATH}/{{n}}", Role.ADMIN, "backup-download", download, "backup.download"),
     Route("POST", "/system/scrub", Role.ADMIN, "scrub-start", start_scrub, "scrub.start"),
     Route("POST", "/system/scrub/stop", Role.ADMIN, "scrub-stop", stop_scrub, "scrub.stop"),
 )

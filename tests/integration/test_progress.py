@@ -1,0 +1,142 @@
+"""A peer that reads slowly and steadily is waited for; one that has stopped is not.
+
+The time is made up: a second for each 64 KiB that is read.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from phpmq_lite.admin.doors import ANSWER, Patience
+from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.server.figures import NOT_READ, Figures
+from phpmq_lite.server.progress import Progress
+from phpmq_lite.server.status import Front
+from phpmq_lite.server.tcp import Session
+from phpmq_lite.server.watch import TimeLimits, Watch
+from phpmq_lite.testing import Running, running_service
+from tests.acceptance.peers import Peer
+from tests.integration.visitors import until
+
+PIECE: Final = 64 << 10
+READS: Final = 24
+PATIENCE_S: Final = 8
+
+
+@pytest.fixture(autouse=True)
+def only_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("admin.doors", "server.watch"):
+        monkeypatch.setattr(f"phpmq_lite.{module}._EACH_S", 1e6)
+
+
+class SlowReader:
+    """Reads a piece a second; ``look`` has the broker see the time."""
+
+    def __init__(self, port: int, look: Callable[[float], None]) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PIECE)
+        self.socket.connect(("127.0.0.1", port))
+        self._look = look
+        self.at = asyncio.get_running_loop().time()
+
+    async def pass_s(self, seconds: int, *, is_reading: bool) -> None:
+        for _ in range(seconds):
+            if is_reading:
+                await asyncio.to_thread(self._read)
+            await asyncio.sleep(0)
+            self.at += 1
+            self._look(self.at)
+
+    def _read(self) -> None:
+        self.socket.settimeout(20)
+        left = PIECE
+        while left:
+            data = self.socket.recv(left)
+            assert data, "it was cut off"
+            left -= len(data)
+
+
+def test_progress_of_no_socket_is_that_of_the_buffer() -> None:
+    class Transport(asyncio.Transport):
+        unsent = 0
+
+        def get_write_buffer_size(self) -> int:
+            return self.unsent
+
+    progress, transport, seen = Progress(), Transport(), []
+    for transport.unsent in (0, 5, 5, 4, 4, 6, 0):
+        seen.append(progress.is_made(transport))
+    assert seen == [False, False, False, True, False, False, True]
+
+
+async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data") as running:
+        context = running.service._context
+        assert context is not None
+        doors = context.doors
+        doors.patience = Patience(head_s=1e6, answer_s=PATIENCE_S)
+        reader = SlowReader(int(running.admin_url.rstrip("/").rpartition(":")[2]), doors.look)
+        await until(lambda: bool(doors.open))
+        [door] = doors.open
+        door._transport.write(bytes(16 << 20))  # as an answer does
+        await reader.pass_s(READS, is_reading=True)
+        assert not doors.ended
+        await reader.pass_s(PATIENCE_S + 3, is_reading=False)
+        assert doors.ended == {ANSWER: 1}
+        reader.socket.close()
+
+
+async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
+    """Give a consumer whose messages are more than the system takes, and its session."""
+    engine = running.service.front.engine
+    assert engine is not None
+
+    def fill() -> None:
+        with Peer(running.port) as peer:
+            for _ in range(2):
+                assert peer.confirm("orders", bytes(8 << 20)) is None
+
+    def choked() -> list[Session]:
+        peers = [one.peer for one in engine.core.connections.values()]
+        return [one for one in peers if isinstance(one, Session) and one.choked_at is not None]
+
+    def look(now_s: float) -> None:
+        Watch(sessions, Front(Figures()), TimeLimits(write_s=PATIENCE_S)).look(now_s)
+
+    await asyncio.to_thread(fill)
+    reader = SlowReader(running.port, look)
+    reader.socket.sendall(ClientSide().consume("orders", 2))
+    await until(lambda: bool(choked()))
+    [session] = choked()
+    sessions = session._shared.sessions
+    return reader, session
+
+
+async def test_slow_consumer_is_waited_for_until_it_stops(tmp_path: Path) -> None:
+    """Also for the rest, once its connection is to be closed."""
+    async with running_service(tmp_path / "data") as running:
+        reader, session = await choked_consumer(running)
+        await reader.pass_s(READS, is_reading=True)
+        assert not session.transport.is_closing()
+        session.end("the test ends it")
+        await until(lambda: session.closing_at is not None)
+        session.closing_at = reader.at
+        sessions = session._shared.sessions
+        await reader.pass_s(PATIENCE_S + 2, is_reading=True)
+        assert session in sessions
+        await reader.pass_s(PATIENCE_S + 3, is_reading=False)
+        await until(lambda: session not in sessions)
+        reader.socket.close()
+
+
+async def test_consumer_that_does_not_read_is_ended(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data") as running:
+        reader, _session = await choked_consumer(running)
+        await reader.pass_s(PATIENCE_S + 3, is_reading=False)
+        closed = running.service.front.figures.closed
+        await until(lambda: closed[NOT_READ] == 1)
+        reader.socket.close()
