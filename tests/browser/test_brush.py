@@ -10,6 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import pytest_asyncio
 
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.seal import seal
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import barriers, leave_one_of_a_kind, open_tab
 
@@ -37,6 +39,8 @@ async def aged(tmp_path: Path) -> AsyncIterator[Site]:
             " WHERE seq IN (SELECT seq FROM history ORDER BY offset LIMIT 5)",
             (HOURS_MS,),
         )
+    with closing(DataFolder.open(tmp_path / "data")) as folder:
+        seal(folder)  # another one than the stop's
     async with site_of(tmp_path / "data", is_filled=False) as site:
         yield site
 

@@ -183,7 +183,7 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "IgnoresKeys": _set(core, "Receipts", IgnoresKeys),
     "ReturnsToTheEnd": _set(Lives, "put_in_place", Lives.put_at_end),
     "ChargesAllThatWasHeld": _charge_all,
-    "StaysHalfAlive": _set(service, "_run", _stay_half_alive),
+    "StaysHalfAlive": _set(service, "run_engine", _stay_half_alive),
     "AnswersFullAsStored": _answer_full_as_stored,
 }
 

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
 ]
 
-POINTS = int(os.environ.get("PHPMQ_POINTS", "100"))
+POINTS = int(os.environ.get("PHPMQ_POINTS", "60"))
 SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 SERVED = 2  # disks of a recording on which the broker itself is started
 MUTANT_POINTS = 16
