@@ -42,6 +42,6 @@ def acked_bytes(transport: asyncio.Transport) -> int | None:
         return None
     try:
         info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except OSError:  # no TCP, or closed just now
+    except (OSError, ValueError):  # no TCP; or closed just now, of which uvloop says the second
         return None
     return int.from_bytes(info[_ACKED], sys.byteorder) if len(info) == _INFO_BYTES else None

@@ -7,14 +7,14 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import pytest
 
 from phpmq_lite.admin.doors import ANSWER, Patience
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server.figures import NOT_READ, Figures
-from phpmq_lite.server.progress import Progress
+from phpmq_lite.server.progress import Progress, acked_bytes
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session
 from phpmq_lite.server.watch import TimeLimits, Watch
@@ -140,3 +140,18 @@ async def test_consumer_that_does_not_read_is_ended(tmp_path: Path) -> None:
         closed = running.service.front.figures.closed
         await until(lambda: closed[NOT_READ] == 1)
         reader.socket.close()
+
+
+class ClosedByUvloop:
+    """A transport, and its socket, that the watch sees right after the end."""
+
+    def get_extra_info(self, _name: str) -> "ClosedByUvloop":
+        return self
+
+    def getsockopt(self, *_: int) -> bytes:
+        raise ValueError("negative file descriptor")
+
+
+def test_connection_that_is_closed_just_now_tells_nothing() -> None:
+    """It ended the broker."""
+    assert acked_bytes(cast("asyncio.Transport", ClosedByUvloop())) is None
