@@ -10,6 +10,9 @@ from phpmq_lite.client.target import Target
 
 _READ_BYTES: Final = 65_536
 _WRITE_BYTES: Final = 262_144
+# A signal that comes just before the system call, or to another thread, wakes nobody: its
+# handler runs once the call is over.
+_SIGNAL_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
 
@@ -95,10 +98,10 @@ class Stream:
             yield data
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when there is something to read or room to send what waits, or in time."""
+        """Return when there is something to read or room to send what waits; after 1 s anyway."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
         self._selector.modify(self._socket, events)
-        self._selector.select(timeout_s)
+        self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
 
     def half_close(self) -> None:
         """Say that nothing more will be sent; the broker then reads the rest and closes."""
