@@ -1,5 +1,6 @@
 """What the settings say, as the core and the storage take it."""
 
+from phpmq_lite.broker.core import Broker
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.retention import RetentionBounds
@@ -22,6 +23,14 @@ def limits_of(settings: Settings) -> Limits:
         receipts=receipts.limit,
         receipt_window_ms=receipts.window_s * 1_000,
     )
+
+
+def set_limits(core: Broker, limits: Limits) -> None:
+    """Change the limits of a core at work; those of windows and receipts were taken at its start.
+
+    Where more is held than it may now be, nothing is dispatched until it has become less.
+    """
+    core.limits = core.lives.limits = limits
 
 
 def queue_defaults_of(settings: Settings) -> QueueSettings:

@@ -69,7 +69,7 @@ class Listeners:
         self._settings = tcp
         self._factory = factory
         self._gate = gate
-        self._tls: ssl.SSLContext | None = None
+        self.tls: ssl.SSLContext | None = None  # once open, where it is set
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -94,7 +94,7 @@ class Listeners:
             ),
         ]
         if tcp.tls_cert is not None and tcp.tls_key is not None:
-            self._tls = server_context(tcp.tls_cert, tcp.tls_key, tcp.tls_client_ca)
+            self.tls = server_context(tcp.tls_cert, tcp.tls_key, tcp.tls_client_ca)
         try:
             for endpoint, dispatch in wanted:
                 await self._bind(endpoint, dispatch)
@@ -132,7 +132,7 @@ class Listeners:
             raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
 
     async def _bind_tcp(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
-        kind: Kind = "tcp" if self._tls is None else "tls"
+        kind: Kind = "tcp" if self.tls is None else "tls"
         for bound in await bind_tcp(endpoint):
             host, port = bound.getsockname()[:2]
             self._listeners.append(_Listener(bound, address_text(host, port), kind, dispatch))
@@ -191,7 +191,7 @@ class Listeners:
         secured: dict[str, Any] = {}
         if listener.kind == "tls":
             secured = {
-                "ssl": self._tls,
+                "ssl": self.tls,
                 "ssl_handshake_timeout": HANDSHAKE_S,
                 "ssl_shutdown_timeout": _SHUTDOWN_S,
             }

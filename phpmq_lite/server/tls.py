@@ -1,12 +1,12 @@
 """TLS for listeners: TLS 1.2 or newer, client certificates where asked for, checked at start."""
 
-import os
 import ssl
-import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Never
+from typing import Final, NamedTuple, Never
 
 from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings.private_files import check_private
 
 HANDSHAKE_S: Final = 10.0  # for the peer to finish its part
 
@@ -29,7 +29,7 @@ def server_context(
     for name, path in (("tls_cert", cert), ("tls_key", key), ("tls_client_ca", client_ca)):
         if path is not None:
             _check_readable(f"{section}.{name}", path)
-    _check_private(f"{section}.tls_key", key)
+    check_private(f"{section}.tls_key", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -42,6 +42,27 @@ def server_context(
     if client_ca is not None:
         _demand_clients(f"{section}.tls_client_ca", client_ca, context)
     return context
+
+
+class Secured(NamedTuple):
+    """The context of open listeners, and the settings section that its files stand in."""
+
+    section: str
+    context: ssl.SSLContext
+    cert: Path
+    key: Path
+
+
+def renew(secured: Sequence[Secured]) -> None:
+    """Use certificates and keys as their files are now, for connections from now on.
+
+    Raises:
+        SettingsError: one of them cannot be used, as at a start; all stay as they were.
+    """
+    for one in secured:
+        server_context(one.cert, one.key, section=one.section)
+    for one in secured:
+        one.context.load_cert_chain(one.cert, one.key)
 
 
 def _demand_clients(name: str, path: Path, context: ssl.SSLContext) -> None:
@@ -58,21 +79,6 @@ def _check_readable(name: str, path: Path) -> None:
             pass
     except OSError as error:
         raise SettingsError(f"{name} {path} cannot be read: {error.strerror}") from None
-
-
-def _check_private(name: str, path: Path) -> None:
-    """Refuse a key that others can read.
-
-    Its group may where root owns it and we are not root: so a system hands out keys.
-    """
-    status = path.stat()
-    mode = stat.S_IMODE(status.st_mode)
-    is_handed_out = status.st_uid == 0 and os.geteuid() != 0
-    others = stat.S_IRWXO | stat.S_IWGRP if is_handed_out else stat.S_IRWXO | stat.S_IRWXG
-    if mode & others:
-        raise SettingsError(
-            f"{name} {path} can be read by others (mode {mode:04o}); it needs mode 0600"
-        )
 
 
 def _refuse_password() -> Never:

@@ -1,7 +1,7 @@
 """Settings: the one list of them, with default, bounds and help, and where each value comes from.
 
-A value comes from a flag, else from the environment (``PHPMQ_SECTION__NAME``), else from the TOML
-file, else it is the default.  ``load()`` reads all four; ``Settings()`` alone is the defaults and
+A value comes from a flag, else from the environment (``environment.py``), else from the TOML file,
+else it is the default.  ``load()`` reads all four; ``Settings()`` alone is the defaults and
 looks nowhere.  What is unknown or out of bounds is a ``SettingsError`` that names the setting.
 """
 
@@ -14,16 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings.environment import read_environment, variable_of
 from phpmq_lite.settings.sections import (
     GIB,
     KIB,
@@ -49,21 +44,13 @@ from phpmq_lite.settings.sections import (
 
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
-PREFIX: Final = "PHPMQ_"
 BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names, and ours
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything that an operator decides; ``Settings()`` is the defaults, ``load()`` looks."""
 
-    model_config = SettingsConfigDict(
-        extra="forbid",
-        frozen=True,
-        env_prefix=PREFIX,
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
-        enable_decoding=False,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: Path = field(Path("phpmq-data"), "folder of the database, lock and control socket")
     tcp: Tcp = Tcp()
@@ -86,18 +73,6 @@ class Settings(BaseSettings):
         """Where backups are kept."""
         return self.backups.folder or self.data / "backups"
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read nothing but the arguments: ``load()`` asks the other sources and notes which won."""
-        return (init_settings,)
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -107,11 +82,12 @@ class Setting:
     help: str
     default: object
     bounds: str  # "" where the type says it all
+    is_path: bool
 
     @property
     def environment(self) -> str:
         """Name of its environment variable."""
-        return PREFIX + self.name.replace(".", "__").upper()
+        return variable_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +95,8 @@ class Effective:
     """Settings in force, and how they came about."""
 
     settings: Settings
-    sources: Mapping[
-        str, str
-    ]  # every setting -> "flag", "environment NAME", "file PATH", "default"
+    # every setting -> "flag", "environment VARIABLE", "credential NAME", "file PATH" or "default"
+    sources: Mapping[str, str]
     warnings: list[str]
 
 
@@ -167,14 +142,27 @@ def _list_settings() -> Iterator[Setting]:
     for name, info in Settings.model_fields.items():
         section = info.annotation
         if not (isinstance(section, type) and issubclass(section, Section)):
-            yield Setting(name, info.description or "", info.default, "")
+            yield _setting(name, info)
             continue
         for key, leaf in section.model_fields.items():
-            yield Setting(f"{name}.{key}", leaf.description or "", leaf.default, _bounds(leaf))
+            yield _setting(f"{name}.{key}", leaf)
+
+
+def _setting(name: str, field: FieldInfo) -> Setting:
+    is_path = field.annotation in (Path, Path | None)
+    return Setting(name, field.description or "", field.default, _bounds(field), is_path)
 
 
 SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({s.name: s for s in _list_settings()})
 SECTIONS: Final = frozenset(name.partition(".")[0] for name in SETTINGS if "." in name)
+
+
+def by_section() -> dict[str, list[Setting]]:
+    """Group the settings by section, in the order of the model; no section is an empty name."""
+    groups: dict[str, list[Setting]] = {}
+    for name, setting in SETTINGS.items():
+        groups.setdefault(name.partition(".")[0] if "." in name else "", []).append(setting)
+    return groups
 
 
 def section_help(section: str) -> str:
@@ -198,11 +186,11 @@ def load(flags: Mapping[str, object] | None = None, config: Path | None = None) 
         _check_name(name, "a flag")
     path = config if config is not None else find_file()
     in_file = _read_file(path) if path is not None else {}
-    in_environment, warnings = _read_environment()
-    flat = in_file | in_environment | given
+    in_environment, warnings = read_environment({s.name: s.is_path for s in SETTINGS.values()})
+    flat = in_file | {name: found.value for name, found in in_environment.items()} | given
     sources = {name: "default" for name in SETTINGS}
     sources |= {name: f"file {path}" for name in in_file}
-    sources |= {name: f"environment {SETTINGS[name].environment}" for name in in_environment}
+    sources |= {name: found.source for name, found in in_environment.items()}
     sources |= {name: "flag" for name in given}
     try:
         settings = Settings(**_nest(flat))
@@ -252,19 +240,6 @@ def _read_file(path: Path) -> dict[str, object]:
     for name in found:
         _check_name(name, str(path))
     return found
-
-
-def _read_environment() -> tuple[dict[str, object], list[str]]:
-    """Return the values and one warning for each variable that is no setting.
-
-    A stranger only warns: Kubernetes sets ``PHPMQ_PORT`` for a service called phpmq.
-    """
-    known = {setting.environment for setting in SETTINGS.values()}
-    source = EnvSettingsSource(Settings)
-    source.env_vars = {n: v for n, v in source.env_vars.items() if n.upper() in known}
-    strangers = [n for n in os.environ if n.upper().startswith(PREFIX) and n.upper() not in known]
-    warnings = [f"{name} in the environment is no setting and is ignored" for name in strangers]
-    return _flatten(source()), warnings
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -6,10 +6,13 @@ from typing import Any, Final
 
 from phpmq_lite.settings import Settings, all_values
 
-# All else is built into listeners, connections and the core at the start.
+# All else is built into listeners, connections and the core at the start.  Certificates and keys
+# are read anew too, from the files that were set.
 RELOADABLE: Final = frozenset(
     {"log.level", "log.access", "metrics.max_queues"}
     | {"backups.keep", "scrub.bytes_per_s"}
+    | {f"limits.{key}" for key in ("max_queues", "credit", "credit_bytes", "held", "held_bytes")}
+    | {"limits.memory"}
     | {"storage.free_bytes", "storage.max_bytes"}
     | {f"ui.{key}" for key in ("environment", "colour", "confirm_count")}
     | {f"audit.{key}" for key in ("days", "rows")}

@@ -28,6 +28,11 @@ def _split(value: object) -> object:
     return value
 
 
+def _none_if_empty(value: object) -> object:
+    """Take an empty text for no file: TOML has no word for nothing."""
+    return None if value == "" else value
+
+
 def _digits(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
@@ -52,6 +57,7 @@ def _on_expire(value: str) -> str:
 
 Texts = Annotated[list[str], BeforeValidator(_split)]
 Networks = Annotated[list[IPvAnyNetwork], BeforeValidator(_split)]
+PathOrNone = Annotated[Path | None, BeforeValidator(_none_if_empty)]
 Number = Annotated[int, Field(ge=1, le=10**9)]
 NumberOrOff = Annotated[int, Field(ge=0, le=10**12)]
 Seconds = Annotated[int, Field(ge=1, le=10**9)]
@@ -94,9 +100,9 @@ class Tcp(Section):
     packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_digits)] = field(
         "auto", "bytes of a packet header: auto, 32 or 36"
     )
-    tls_cert: Path | None = field(None, "certificate chain, PEM; with tls_key: TLS only")
-    tls_key: Path | None = field(None, "private key, PEM, readable by the owner only")
-    tls_client_ca: Path | None = field(None, "clients need a certificate of this authority, PEM")
+    tls_cert: PathOrNone = field(None, "certificate chain, PEM; with tls_key: TLS only")
+    tls_key: PathOrNone = field(None, "private key, PEM, readable by the owner only")
+    tls_client_ca: PathOrNone = field(None, "clients need a certificate of this authority, PEM")
 
     @model_validator(mode="after")
     def _check_tls(self) -> "Tcp":
@@ -120,11 +126,11 @@ class Admin(Section):
     login: Literal["auto", "always"] = field(
         "auto", "auto: once there is a user, or beyond loopback; always: on loopback too"
     )
-    initial_password_file: Path | None = field(
+    initial_password_file: PathOrNone = field(
         None, "password of the first user, admin, while there is none; readable by the owner only"
     )
-    tls_cert: Path | None = field(None, "certificate chain, PEM; with tls_key: https only")
-    tls_key: Path | None = field(None, "private key, PEM, readable by the owner only")
+    tls_cert: PathOrNone = field(None, "certificate chain, PEM; with tls_key: https only")
+    tls_key: PathOrNone = field(None, "private key, PEM, readable by the owner only")
     hsts: bool = field(False, "with TLS: tell browsers to use https only from now on")
     base_path: Annotated[str, AfterValidator(_base_path)] = field(
         "", "path under which a proxy serves the pages, as /broker"
@@ -223,7 +229,7 @@ class Queues(Section):
 class Envelopes(Section):
     """What the broker knows about BabelQueue envelopes."""
 
-    schemas: Path | None = field(
+    schemas: PathOrNone = field(
         None, "folder with registry.json: schemas of payloads, read anew when they change"
     )
 
@@ -271,7 +277,7 @@ class Storage(Section):
 class Backups(Section):
     """Copies of the database, made while the broker runs."""
 
-    folder: Path | None = field(None, "where they are kept; none: backups in the data folder")
+    folder: PathOrNone = field(None, "where they are kept; none: backups in the data folder")
     keep: Number = field(7, "how many: with each new one the oldest above it are removed")
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
         0, "hours from one to the next; 0: only on demand"

@@ -225,3 +225,10 @@ def test_secret_is_masked() -> None:
     secret = SecretStr("canary")
     assert "canary" not in settings.as_text(secret)
     assert "canary" not in str(settings.as_json(secret))
+
+
+def test_empty_path_in_a_file_is_no_path(tmp_path: Path) -> None:
+    """TOML has no word for nothing; the folder ``.`` is not meant."""
+    path = write_file(tmp_path, '[backups]\nfolder = ""\n[tcp]\ntls_cert = ""\n')
+    told = settings.load(config=path).settings
+    assert (told.backups.folder, told.tcp.tls_cert) == (None, None)

@@ -1,7 +1,6 @@
 """The way to the first admin: a token in a file that only this account can read."""
 
 import os
-import stat
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 from phpmq_lite.admin.access.accounts import is_same
 from phpmq_lite.admin.access.passwords import LONGEST, SHORTEST
 from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings.private_files import check_private
 
 FILE: Final = "setup-token"  # in the data folder
 HOW: Final = (
@@ -27,11 +27,7 @@ def initial_password(path: Path) -> str:
         SettingsError: it cannot be read, others can read it, or it is no password.
     """
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise SettingsError(
-                f"{SETTING} {path} can be read by others (mode {mode:04o}); it needs mode 0600"
-            )
+        check_private(SETTING, path)
         password = path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
