@@ -24,22 +24,30 @@ from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.bounds import limits_of, queue_defaults_of, retention_of, space_of
+from phpmq_lite.server.bounds import (
+    limits_of,
+    queue_defaults_of,
+    retention_of,
+    set_limits,
+    space_of,
+)
 from phpmq_lite.server.care import Care
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.listeners import Listeners, check_wide_binds
 from phpmq_lite.server.memory import MemoryBrake, memory_bound
 from phpmq_lite.server.pressure import Pressure
+from phpmq_lite.server.pulse import Pulse
 from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.room import Room
 from phpmq_lite.server.sampler import Sampler
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session, SessionLimits, Shared
-from phpmq_lite.server.tls import server_context
+from phpmq_lite.server.tls import Secured, renew, server_context
 from phpmq_lite.server.watch import TimeLimits, Watch
 from phpmq_lite.settings import Effective, Settings
 from phpmq_lite.settings.reload import reloaded
+from phpmq_lite.settings.sections import Admin, Tcp
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.checkup import check_files
@@ -82,6 +90,8 @@ class Service:
         self._context: Context | None = None  # of the admin
         self._first_password: str | None = None  # where there is no user yet
         self._upkeep: Upkeep | None = None
+        self._pulse: Pulse | None = None  # once there is an engine
+        self._secured: list[Secured] = []  # listeners with TLS
         self._is_look_owed = False  # the structure of the database was not checked
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
@@ -91,7 +101,14 @@ class Service:
         self._stop.set()
 
     def reload(self, effective: Effective) -> None:
-        """Take over those settings that can change while the broker runs; the others stay."""
+        """Take over those settings that can change while the broker runs; the others stay.
+
+        Certificates and keys are read anew from the files that were set at the start.
+
+        Raises:
+            SettingsError: a certificate or a key cannot be used; nothing has changed.
+        """
+        renew(self._secured)
         told = reloaded(self.settings, effective.settings)
         self.settings = told.settings
         if self._context is not None:
@@ -102,12 +119,22 @@ class Service:
             self._upkeep.bounds = retention_of(told.settings)
         if self.front.space is not None:
             self.front.space.bounds = space_of(told.settings)
+        if self.front.brake is not None:
+            self.front.brake.bound_bytes = memory_bound(told.settings.limits.memory)
+        if self.front.engine is not None:
+            limits = limits_of(told.settings)
+            self.front.engine.submit(lambda core: set_limits(core, limits))
         logs.set_level(told.settings.log.level)
-        _log.info("reloaded", changed=told.changed, needs_restart=told.waiting)
+        _log.info("reloaded", changed=told.changed, needs_restart=told.waiting,
+                  certificates=[one.section for one in self._secured])  # fmt: skip
 
     async def wait_ready(self) -> None:
         """Return once clients may connect and the pages answer."""
         await self._ready.wait()
+
+    def is_moving(self) -> bool:
+        """Tell whether engine and writer have done something since the last look."""
+        return self._pulse is not None and self._pulse.beat()
 
     async def run(self) -> None:
         """Start, serve until ``stop``, drain.
@@ -121,6 +148,7 @@ class Service:
         database = settings.data / DATABASE
         check_wide_binds(settings, lambda: has_admin(database))
         tls = _admin_tls(settings)  # what cannot be used refuses the start before anything is made
+        self._note_tls("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, database):
@@ -150,6 +178,11 @@ class Service:
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
             room.tell(engine)
             await self._serve(stack, engine, folder, pages)
+
+    def _note_tls(self, section: str, context: ssl.SSLContext | None) -> None:
+        files: Tcp | Admin = getattr(self.settings, section)
+        if context is not None and files.tls_cert is not None and files.tls_key is not None:
+            self._secured.append(Secured(section, context, files.tls_cert, files.tls_key))
 
     # -- start, in order
 
@@ -237,6 +270,7 @@ class Service:
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         engine = Engine(core, writer, clock, self._upkeep)
         self.front.engine = engine
+        self._pulse = Pulse(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
         clock.take_disturbance()  # a start may take long; what it found is stored here
@@ -311,6 +345,7 @@ class Service:
             caring = tasks.create_task(self._care(engine).run(is_owed=self._is_look_owed))
             await self._let_people_in()
             await listeners.open()
+            self._note_tls("tcp", listeners.tls)
             stack.push_async_callback(listeners.close)
             self.phpmq = listeners.addresses
             for address in listeners.addresses:

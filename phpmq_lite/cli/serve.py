@@ -5,34 +5,30 @@ from pathlib import Path
 
 import click
 
-from phpmq_lite.cli.options import data_option, load_settings, settings_options, start_options
+from phpmq_lite.cli.options import (
+    data_option,
+    listener_options,
+    load_settings,
+    settings_options,
+    start_options,
+)
 from phpmq_lite.settings import Effective
 
 
 @click.command()
 @data_option
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="ADDRESS",
-    help="PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks one. Repeatable."
-    "  [default: 127.0.0.1:9100]",
-)
-@click.option(
-    "--legacy-listen",
-    multiple=True,
-    metavar="ADDRESS",
-    help="PHPMQ for clients of the older revision, without TTL.  [default: 127.0.0.1:9102]",
-)
-@click.option(
-    "--admin",
-    multiple=True,
-    metavar="ADDRESS",
-    help="Admin pages, health and metrics.  [default: 127.0.0.1:9101]",
-)
+@listener_options
 @start_options
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["auto", "json", "console"]))
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="The least that is logged.  [default: info]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "console"]),
+    help="How; auto is console on a terminal, else json.  [default: auto]",
+)
 @settings_options
 @click.pass_context
 def serve(
@@ -51,7 +47,8 @@ def serve(
     """Run the broker.
 
     Prints one line per listener when it is ready. SIGTERM drains and stops, a second one at once;
-    SIGHUP reads log level, retention, room, audit, metrics and ui settings anew.
+    SIGHUP reads log level, retention, room, limits, audit, metrics and ui settings anew, and
+    certificates.
     Exit codes: 0 stopped, 65 damaged data, 74 a failing disk, 78 settings refused.
     """
     gc.disable()  # the service enables it: what is imported stays, and was looked at for 60 ms

@@ -165,6 +165,8 @@ class Session(asyncio.Protocol):
         self._shared.remove(self)
         self._shared.gate.leave(self._host)
         self._finish("closed by the peer" if exc is None else "connection reset")
+        if self._is_ended:
+            self.connection = None  # which knows this: a pair waits for the garbage collector
 
     def pause_writing(self) -> None:
         """The peer does not read: nothing more is dispatched to it until it does."""
@@ -300,13 +302,8 @@ class Session(asyncio.Protocol):
         read_at = self.bytes_in - len(data)
         self._figures.inspector.note_error(error, client, self.address, data, read_at)
         if not is_quiet("protocol_error"):
-            _log.warning(
-                "protocol_error",
-                address=self.address,
-                code=error.code,
-                detail=error.detail,
-                at_byte=error.offset,
-            )
+            _log.warning("protocol_error", address=self.address, code=error.code,
+                         detail=error.detail, at_byte=error.offset)  # fmt: skip
         self._finish(f"protocol error: {error.code}")
 
     # -- in a batch
@@ -428,8 +425,7 @@ class Session(asyncio.Protocol):
     def _force(self) -> None:
         if self.is_parked and not self._is_ended:
             self._is_forced = True
-            self.is_parked = False
-            self._submit()
+            self.resume()
 
     def _note_progress(self) -> None:
         limits = self._limits
@@ -493,6 +489,8 @@ class Session(asyncio.Protocol):
 
     def _close_transport(self, _: Any) -> None:
         """After the batch: its receipts have been written, so closing loses none of them."""
-        if not self.transport.is_closing():
-            self.closing_at = self._loop.time()
-            self.transport.close()
+        if self.transport.is_closing():
+            self.connection = None
+            return
+        self.closing_at = self._loop.time()
+        self.transport.close()

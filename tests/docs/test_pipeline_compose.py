@@ -5,10 +5,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import yaml  # type: ignore[import-untyped]
 
-from phpmq_lite.cli.main import commands
+from tests.docs.command_lines import assert_taken
 
 ROOT = Path(__file__).parent.parent.parent
 FILE = ROOT / "deploy" / "pipeline-compose.yml"
@@ -25,13 +24,7 @@ def test_our_commands_and_flags_exist() -> None:
     ours = [words[1:] for words in ours if words[0] == "phpmq-lite"]
     assert len(ours) == 2
     for words in ours:
-        command: click.Command = commands
-        context = click.Context(commands)
-        while isinstance(command, click.Group):
-            found = command.get_command(context, words.pop(0))
-            assert found is not None
-            command = found
-        command.make_context(None, words, resilient_parsing=False)  # raises where one is unknown
+        assert_taken(words)
 
 
 def test_cluster_is_started_as_the_test_starts_it() -> None:

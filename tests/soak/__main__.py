@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from tests.soak.nemesis import ALL
-from tests.soak.report import offences_of, report
+from tests.soak.report import offences_of, readings, report
 from tests.soak.run import RATE, Plan, soak
 
 
@@ -39,7 +39,11 @@ from tests.soak.run import RATE, Plan, soak
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(list(ALL)), help="Only these; all without."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write the report there too.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the report there too, and beside it as .csv what was read of memory.",
+)
 def main(
     hours: float, minutes: float, seed: int | None, rate: float, each: tuple[float, float],
     kinds: tuple[str, ...], out: Path | None,
@@ -59,6 +63,7 @@ def main(
     click.echo(text)
     if out is not None:
         out.write_text(text, encoding="utf-8")
+        out.with_suffix(".csv").write_text(readings(result), encoding="utf-8")
     sys.exit(bool(offences_of(result)))
 
 

@@ -26,6 +26,7 @@ FLAGS: Final = (
 )  # fmt: skip
 FAIL_STOP: Final = 74
 READING_S: Final = 1.0
+SOCKETS, DATABASES, OTHERS = "sockets", "files of the database", "others"  # descriptors
 _LAG: Final = re.compile(rb"^phpmq_event_loop_lag_seconds (\S+)$", re.MULTILINE)
 _RESTING: Final = frozenset((502, 503, 507))  # answers of who starts, stops or has no room
 
@@ -36,7 +37,18 @@ class Life:
 
     began_at: float
     memory: list[Sample] = field(default_factory=list)  # MiB
-    descriptors: list[Sample] = field(default_factory=list)
+    descriptors: dict[str, list[Sample]] = field(default_factory=dict)  # by kind
+
+
+def descriptors_of(pid: int) -> dict[str, int]:
+    """Count the open descriptors of a process by kind."""
+    counts = dict.fromkeys((SOCKETS, DATABASES, OTHERS), 0)
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed just now
+            name = os.readlink(link)
+            is_socket, is_database = name.startswith("socket:"), DATABASE in name
+            counts[SOCKETS if is_socket else DATABASES if is_database else OTHERS] += 1
+    return counts
 
 
 class House:
@@ -136,6 +148,8 @@ class House:
             life, pid = self.lives[-1], self.broker.pid
             at = monotonic() - life.began_at
             with suppress(OSError, AssertionError):  # it has just ended
-                life.memory.append((at, resident_bytes(pid) / MIB))
-                life.descriptors.append((at, len(os.listdir(f"/proc/{pid}/fd"))))
+                mib, counts = resident_bytes(pid) / MIB, descriptors_of(pid)
+                life.memory.append((at, mib))
+                for kind, count in counts.items():
+                    life.descriptors.setdefault(kind, []).append((at, count))
             await self.ask("/metrics")

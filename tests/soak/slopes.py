@@ -1,7 +1,7 @@
 """Whether something grows: what is measured of a process, for as long as it lives.  Pure.
 
 Memory goes up and down with the load, so the lowest of each stretch counts; and one step, as when
-something is done for the first time, is no slope.  It grows where nearly all stretches say so.
+something is done for the first time, is no slope.  It grows where most pairs of stretches say so.
 """
 
 from collections.abc import Sequence
@@ -27,26 +27,22 @@ class Slope:
 
 
 @dataclass(slots=True, frozen=True)
-class Bound:
-    """How much something may grow: so much an hour, and so much in all for what fills only once.
+class Filling:
+    """What grows evenly from the start on until it is full, because it is meant to."""
 
-    So a short soak finds large leaks, and a long one small ones.
-    """
+    name: str
+    amount: float
+    seconds: float
 
-    an_hour: float
-    in_all: float = 0.0
-
-    def over(self, hours: float) -> float:
-        """Give what it may grow an hour, where so many are looked at."""
-        return self.an_hour + self.in_all / hours
-
-    def is_broken(self, slope: Slope) -> bool:
-        """Tell whether it grows more, without doubt."""
-        return slope.least > self.over(slope.hours)
+    def at(self, seconds: float) -> float:
+        """Give how much of it is there."""
+        return self.amount * min(seconds / self.seconds, 1.0)
 
 
-def slope_of(samples: Sequence[Sample], warm_up_s: float = WARM_UP_S) -> Slope | None:
-    """Give the slope of one life of a process; None: it was too short."""
+def slope_of(
+    samples: Sequence[Sample], fillings: Sequence[Filling] = (), warm_up_s: float = WARM_UP_S
+) -> Slope | None:
+    """Give the slope of one life of a process, beside what fills; None: it was too short."""
     if not samples or samples[-1][0] - samples[0][0] < warm_up_s + LEAST_S:
         return None
     began, ended = samples[0][0] + warm_up_s, samples[-1][0]
@@ -55,7 +51,8 @@ def slope_of(samples: Sequence[Sample], warm_up_s: float = WARM_UP_S) -> Slope |
     for at, value in samples:
         if at >= began:
             stretch = min(int((at - began) / width), _STRETCHES - 1)
-            lows[stretch] = min(value, lows.get(stretch, value))
+            rest = value - sum(one.at(at) for one in fillings)
+            lows[stretch] = min(rest, lows.get(stretch, rest))
     if len(lows) < _STRETCHES // 2:
         return None
     slopes = [

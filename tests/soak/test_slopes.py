@@ -1,18 +1,21 @@
 """The judge of slopes: made series, of which one says what it must find and what not."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.soak.slopes import LEAST_S, WARM_UP_S, Bound, Slope, slope_of
+from tests.soak.slopes import LEAST_S, WARM_UP_S, Filling, Slope, slope_of
 
 HOUR_S = 3_600
-FLAT = Bound(1.0)
+BOUND = 1.0  # an hour
+CHARTS = Filling("charts", 8.0, HOUR_S)
 
 
-def slope(value_at: Callable[[float], float], seconds: int = HOUR_S) -> Slope:
-    found = slope_of([(float(at), value_at(at)) for at in range(0, seconds, 5)])
+def slope(
+    value_at: Callable[[float], float], seconds: int = HOUR_S, fillings: Sequence[Filling] = ()
+) -> Slope:
+    found = slope_of([(float(at), value_at(at)) for at in range(0, seconds, 5)], fillings)
     assert found is not None
     return found
 
@@ -26,12 +29,12 @@ def noise(dice: random.Random) -> float:
 def test_leak_is_above_the_bound(per_hour: float) -> None:
     dice = random.Random(1)
     found = slope(lambda at: 90 + per_hour * at / HOUR_S + noise(dice))
-    assert FLAT.is_broken(found)
+    assert found.least > BOUND
     assert found.usual == pytest.approx(per_hour, abs=0.5)
 
 
 def test_one_descriptor_in_five_minutes_is_above_the_bound() -> None:
-    assert FLAT.is_broken(slope(lambda at: 40 + at // 300))
+    assert slope(lambda at: 40 + at // 300).least > BOUND
 
 
 @pytest.mark.parametrize(
@@ -45,15 +48,26 @@ def test_one_descriptor_in_five_minutes_is_above_the_bound() -> None:
     ],
 )
 def test_what_does_not_grow_is_not_above_the_bound(value_at: Callable[[float], float]) -> None:
-    assert not FLAT.is_broken(slope(value_at))
+    assert slope(value_at).least <= 0
 
 
 @pytest.mark.parametrize(
-    ("per_hour", "hours", "is_found"), [(10, 1, False), (40, 1, True), (3, 4, False), (10, 4, True)]
+    ("more_an_hour", "is_found"),
+    [
+        pytest.param(0.0, False, id="what is meant to fill"),
+        pytest.param(3.0, True, id="and a leak beside it"),
+    ],
 )
-def test_longer_soak_finds_smaller_leaks(per_hour: float, hours: int, is_found: bool) -> None:
-    found = slope(lambda at: 90 + per_hour * at / HOUR_S, hours * HOUR_S)
-    assert Bound(1.0, in_all=16.0).is_broken(found) == is_found
+@pytest.mark.parametrize("hours", [1, 2, 4])
+def test_what_fills_once_is_no_leak(hours: int, more_an_hour: float, is_found: bool) -> None:
+    dice = random.Random(1)
+
+    def value_at(at: float) -> float:
+        return 90 + 8.0 * min(at / HOUR_S, 1) + more_an_hour * at / HOUR_S + noise(dice)
+
+    assert (slope(value_at, hours * HOUR_S, [CHARTS]).least > BOUND) == is_found
+    if hours == 1:
+        assert slope(value_at).least > BOUND
 
 
 def test_short_life_has_no_slope() -> None:

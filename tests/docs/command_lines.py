@@ -1,0 +1,20 @@
+"""Whether our command takes what a page, a unit or a compose file gives it."""
+
+from collections.abc import Sequence
+
+import click
+
+from phpmq_lite.cli.main import commands
+
+
+def assert_taken(words: Sequence[str]) -> None:
+    """Read the words behind ``phpmq-lite``; click raises where one is unknown or wrong."""
+    left = list(words)
+    command: click.Command = commands
+    context = click.Context(commands)
+    while isinstance(command, click.Group):
+        name = left.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, name
+        command = found
+    command.make_context(None, left, resilient_parsing=False)

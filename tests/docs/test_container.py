@@ -1,0 +1,200 @@
+"""Image and compose file, without docker: what they name exists, and a broker starts with it."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from phpmq_lite.process import STOP_S
+from phpmq_lite.server.memory import SHARE_OF_CGROUP
+from phpmq_lite.settings import SETTINGS, Settings
+from phpmq_lite.testing import StartFailedError
+from tests.docs.command_lines import assert_taken
+from tests.integration.test_packaging import build, names_in_wheel
+from tests.preloaded import BrokerProcess
+
+ROOT = Path(__file__).parent.parent.parent
+COMPOSE: Final[dict[str, Any]] = yaml.safe_load(
+    (ROOT / "deploy" / "compose.yml").read_text(encoding="utf-8")
+)
+SERVICE: Final[dict[str, Any]] = COMPOSE["services"]["broker"]
+UID: Final = 10_001
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    """Give the stages of the Dockerfile, each a list of instruction and the rest of it."""
+    text = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^#.*\n", "", text).replace("\\\n", " ")
+    found: list[list[tuple[str, str]]] = []
+    for line in filter(None, text.splitlines()):
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            found.append([])
+        found[-1].append((word, " ".join(rest.split())))
+    return found
+
+
+BUILD, IMAGE = stages()
+
+
+def of_image(word: str) -> str:
+    """Give the one instruction of the last stage that begins so."""
+    (found,) = [rest for name, rest in IMAGE if name == word]
+    return found
+
+
+def variables() -> dict[str, str]:
+    """Give what the image sets."""
+    pairs = (pair.partition("=") for pair in shlex.split(of_image("ENV")))
+    return {name: value for name, _, value in pairs}
+
+
+def words(word: str) -> list[str]:
+    """Give a command in its exec form: there is no shell between docker and it."""
+    found: list[str] = json.loads(of_image(word))
+    return found
+
+
+# -- how it is built
+
+
+def test_image_is_built_from_what_the_wheel_is_made_of(tmp_path: Path) -> None:
+    """Both COPY all that the build gets, and it gets what ``.dockerignore`` lets in."""
+    context, source = tmp_path / "context", dict(BUILD)["COPY"]
+    assert source == ". /src"
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert lines[1] == "*"
+    context.mkdir()
+    for name in (line[1:] for line in lines if line.startswith("!")):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, context / name)
+        else:
+            shutil.copy(ROOT / name, context)
+    wheels = [build(at, tmp_path / f"wheel{n}", "wheel") for n, at in enumerate((context, ROOT))]
+    assert names_in_wheel(wheels[0]) == names_in_wheel(wheels[1])
+
+
+def test_image_gets_the_environment_that_was_built() -> None:
+    installed = "/opt/phpmq-lite"
+    run = dict(BUILD)["RUN"]
+    assert run == (f"python -m venv {installed} && {installed}/bin/pip install --no-cache-dir /src")
+    assert of_image("COPY") == f"--from=build {installed} {installed}"
+    assert BUILD[0] == ("FROM", f"{IMAGE[0][1]} AS build")  # the same Python
+    assert variables()["PATH"].split(":")[0] == f"{installed}/bin"
+
+
+def test_broker_is_no_root_and_its_folder_is_a_volume() -> None:
+    data = variables()["PHPMQ_DATA"]
+    assert of_image("USER") == f"{UID}:{UID}"
+    assert f"--uid {UID}" in of_image("RUN")
+    assert f"install -d -o phpmq -g phpmq -m 0700 {data}" in of_image("RUN")
+    assert of_image("VOLUME") == data
+    assert SERVICE["volumes"] == [f"data:{data}"]
+
+
+def test_commands_are_ours_and_no_shell_is_between() -> None:
+    assert words("ENTRYPOINT") == ["phpmq-lite"]
+    assert_taken(words("CMD"))
+    options, _, command = of_image("HEALTHCHECK").partition(" CMD ")
+    program, *check = json.loads(command)
+    assert program == "phpmq-lite"
+    assert_taken(check)
+    assert set(re.findall(r"--(\S+)=", options)) == {"interval", "timeout", "start-period"}
+
+
+# -- how it is run
+
+
+def test_every_variable_is_a_setting() -> None:
+    known = {setting.environment for setting in SETTINGS.values()}
+    given = set(variables()) | set(SERVICE["environment"])
+    assert {name for name in given if name.startswith("PHPMQ_")} <= known
+
+
+def test_ports_are_those_of_the_image_and_on_loopback_only() -> None:
+    exposed = of_image("EXPOSE").split()
+    listening = [
+        value.rpartition(":")[2] for name, value in variables().items() if "LISTEN" in name
+    ]
+    assert sorted(exposed) == sorted(listening)
+    assert SERVICE["ports"] == [f"127.0.0.1:{port}:{port}" for port in exposed]
+
+
+def test_container_may_do_nothing_that_a_broker_does_not() -> None:
+    assert SERVICE["read_only"] is True
+    assert SERVICE["cap_drop"] == ["ALL"]
+    assert SERVICE["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in SERVICE
+    assert "user" not in SERVICE
+
+
+def test_bounds_of_the_container_are_above_those_of_the_broker() -> None:
+    assert int(SERVICE["stop_grace_period"].removesuffix("s")) > STOP_S
+    assert SERVICE["mem_limit"] == "1g"
+    assert Settings().limits.memory <= (1 << 30) * SHARE_OF_CGROUP
+
+
+def test_secret_is_where_the_setting_looks() -> None:
+    (name,) = SERVICE["secrets"]
+    file = SERVICE["environment"]["PHPMQ_ADMIN__INITIAL_PASSWORD_FILE"]
+    assert file == f"/run/secrets/{name}"
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert f"/deploy/{COMPOSE['secrets'][name]['file'].removeprefix('./')}" in ignored
+
+
+class Container(BrokerProcess):
+    """What docker would start: the command of the image, and nothing of this test in it."""
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "phpmq_lite", *words("CMD")]
+
+
+@contextmanager
+def container(tmp_path: Path, given: dict[str, str]) -> Iterator[Container]:
+    """Start one with these variables, but with a folder, a secret and ports of this test."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PHPMQ_")}
+    moved = {name: re.sub(r":\d+$", ":0", value) for name, value in given.items()}
+    moved["PHPMQ_DATA"] = str(tmp_path / "data")
+    if "PHPMQ_ADMIN__INITIAL_PASSWORD_FILE" in moved:
+        secret = tmp_path / "admin-password"
+        secret.touch(0o600)
+        secret.write_text("correct horse battery\n", encoding="utf-8")
+        moved["PHPMQ_ADMIN__INITIAL_PASSWORD_FILE"] = str(secret)
+    made = Container(tmp_path / "data", listeners=2, env=outside | moved | {"PATH": os.defpath})
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.mark.acceptance
+def test_broker_of_the_compose_file_is_healthy(tmp_path: Path) -> None:
+    with container(tmp_path, variables() | SERVICE["environment"]) as broker:
+        _, *check = json.loads(of_image("HEALTHCHECK").partition(" CMD ")[2])
+        done = subprocess.run(
+            [sys.executable, "-m", "phpmq_lite", *check],
+            env=broker.env, cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "OK: the broker takes messages\n")
+        assert broker.terminate() == 0
+
+
+@pytest.mark.acceptance
+def test_image_alone_is_refused_until_somebody_decides(tmp_path: Path) -> None:
+    with pytest.raises(StartFailedError) as caught, container(tmp_path, variables()):
+        pass
+    assert caught.value.code == 78
+    for setting in ("tcp.open", "admin.initial_password_file", "admin.plaintext"):
+        assert setting in str(caught.value)

@@ -1,0 +1,100 @@
+"""The unit of systemd says what the code does: exit codes, times, folders, options."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from phpmq_lite.cli.main import _exit_code
+from phpmq_lite.errors import (
+    DataDamagedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    SettingsError,
+    StartRefusedError,
+)
+from phpmq_lite.notify import Manager
+from phpmq_lite.process import STOP_S
+from phpmq_lite.server.admission import SPARE_FILES
+from phpmq_lite.server.memory import SHARE_OF_CGROUP
+from phpmq_lite.settings import SETTINGS, SYSTEM_FILE, Settings
+from phpmq_lite.storage.space import PATIENCE_S
+from tests.docs.command_lines import assert_taken
+
+ROOT = Path(__file__).parent.parent.parent
+UNIT = ROOT / "deploy" / "phpmq-lite.service"
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+DATA: Final = "/var/lib/phpmq-lite"
+
+
+def lines() -> list[str]:
+    """Give its lines, those too that are only proposed."""
+    text = UNIT.read_text(encoding="utf-8")
+    return [re.sub(r"^#(?=\w+=)", "", line) for line in text.splitlines()]
+
+
+def values(name: str) -> list[str]:
+    return [line.partition("=")[2] for line in lines() if line.startswith(f"{name}=")]
+
+
+def value(name: str) -> str:
+    (found,) = values(name)
+    return found
+
+
+def test_command_is_taken_and_works_on_the_folder_of_the_unit() -> None:
+    program, *words = value("ExecStart").split()
+    assert Path(program).name == "phpmq-lite"
+    assert_taken(words)
+    assert words[words.index("--data") + 1] == DATA == f"/var/lib/{value('StateDirectory')}"
+    assert f"/etc/{value('ConfigurationDirectory')}" == str(SYSTEM_FILE.parent)
+    assert program in OPERATIONS
+    assert DATA in OPERATIONS
+    account = f"useradd --system --home-dir {DATA} --shell /usr/sbin/nologin {value('User')}\n"
+    assert account in OPERATIONS
+    assert value("Group") == value("User")
+
+
+def test_start_is_not_repeated_where_somebody_has_to_look() -> None:
+    no_more = set(map(int, value("RestartPreventExitStatus").split()))
+    assert no_more == {_exit_code(DataDamagedError("")), _exit_code(SettingsError(""))}
+    again = {NotWritableError, OutcomeUnknownError, StartRefusedError}
+    assert not no_more & {_exit_code(kind("")) for kind in again}
+    assert value("Restart") == "on-failure"
+
+
+def test_times_are_longer_than_what_ends_by_itself() -> None:
+    watchdog_s = int(value("WatchdogSec"))
+    assert value("Type") == "notify"
+    assert int(value("TimeoutStopSec")) > STOP_S
+    assert watchdog_s > PATIENCE_S
+    assert watchdog_s / Manager("/run/notify", watchdog_s).each_s >= 4
+
+
+def test_bounds_leave_room_for_the_defaults() -> None:
+    limits = Settings().limits
+    assert value("MemoryMax") == "1G"
+    assert limits.memory <= (1 << 30) * SHARE_OF_CGROUP
+    needed = limits.connections + limits.http_connections + SPARE_FILES
+    assert int(value("LimitNOFILE")) >= needed
+
+
+def test_credentials_are_settings_that_are_paths() -> None:
+    names = [found.partition(":")[0] for found in values("LoadCredential")]
+    assert len(names) == 2
+    assert all(SETTINGS[name].is_path for name in names)
+
+
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze here")
+    unit = tmp_path / UNIT.name
+    unit.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text()))
+    done = subprocess.run(
+        [program, "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -1,0 +1,94 @@
+"""What connections and threads leave behind in memory: a broker that works for months shows it."""
+
+import asyncio
+import gc
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+from weakref import ref
+
+import pytest
+
+from phpmq_lite.testing import Running, running_service
+from tests.acceptance.peers import WAIT_S, Peer
+from tests.integration.visitors import until
+from tests.preloaded import broker_process
+
+HEAP_BYTES: Final = 64 << 20  # of glibc: what it reserves for a heap, and where one begins
+
+
+@pytest.fixture
+def _no_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def consume_and_leave(port: int) -> None:
+    with Peer(port) as peer:
+        peer.consume("orders", 10)
+        peer.store("orders", *[b"{}"] * 20)
+        peer.ack(*peer.dispatches(5))
+
+
+def vanish(port: int) -> None:
+    peer = Peer(port)
+    peer.store("orders", b"{}")
+    peer.reset()
+
+
+def break_the_grammar(port: int) -> None:
+    with Peer(port) as peer:
+        peer.store("orders", b"{}")
+        peer.send(b"garbage")
+        peer.rest()
+
+
+def say_no_more(port: int) -> None:
+    with Peer(port) as peer:
+        peer.barrier()
+        peer.half_close()
+        peer.rest()
+
+
+@pytest.mark.usefixtures("_no_garbage_collector")
+@pytest.mark.parametrize("use", [consume_and_leave, vanish, break_the_grammar, say_no_more])
+async def test_connection_that_has_ended_is_freed_at_once(
+    tmp_path: Path, use: Callable[[int], None]
+) -> None:
+    """Without waiting for the garbage collector, which seldom looks at what is old."""
+    async with running_service(tmp_path / "data") as running:
+        opened = _watch_sessions(running)
+        await asyncio.to_thread(use, running.port)
+        (session,) = opened
+        await asyncio.to_thread(say_no_more, running.port)  # the engine keeps its last batch
+        async with asyncio.timeout(WAIT_S):
+            await until(lambda: session() is None)
+
+
+def _watch_sessions(running: Running) -> list["ref[object]"]:
+    """Give references to the sessions, as they are opened from now on."""
+    engine = running.service.front.engine
+    assert engine is not None
+    opened: list[ref[object]] = []
+    connect = engine.core.connect
+
+    def noting(peer: object, kind: str, address: str) -> object:
+        opened.append(ref(peer))
+        return connect(peer, kind, address)  # type: ignore[arg-type]
+
+    engine.core.connect = noting  # type: ignore[assignment, method-assign]
+    return opened
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_of_a_broker_share_one_heap(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+        with Peer(broker.port) as peer:
+            peer.store("orders", b"{}")
+        maps = Path(f"/proc/{broker.pid}/maps").read_text(encoding="ascii")
+    starts = re.findall(r"^(\w+)-\w+ rw-p 00000000 00:00 0 *$", maps, re.MULTILINE)
+    assert len([start for start in starts if int(start, 16) % HEAP_BYTES == 0]) <= 1

@@ -1,0 +1,37 @@
+"""Who wants to be told, and how often."""
+
+import pytest
+
+from phpmq_lite.notify import Manager
+
+PID = 7
+
+
+@pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234"])
+def test_nobody_is_told_without_a_socket(address: str) -> None:
+    assert Manager.of({"NOTIFY_SOCKET": address}, PID) is None
+    assert Manager.of({}, PID) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "each_s"),
+    [
+        ({}, 5.0),
+        ({"WATCHDOG_USEC": "2000000"}, 0.5),
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "7"}, 0.5),
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "8"}, 5.0),  # another process's
+        ({"WATCHDOG_USEC": "3600000000"}, 5.0),
+        ({"WATCHDOG_USEC": "0"}, 5.0),
+        ({"WATCHDOG_USEC": "soon"}, 5.0),
+    ],
+)
+def test_manager_is_told_often_enough_for_its_watchdog(
+    environment: dict[str, str], each_s: float
+) -> None:
+    manager = Manager.of({"NOTIFY_SOCKET": "/run/notify"} | environment, PID)
+    assert manager is not None
+    assert manager.each_s == each_s
+
+
+def test_manager_that_has_gone_disturbs_nobody() -> None:
+    Manager("@phpmq-lite-test-nobody-listens").tell(READY=1)
