@@ -4,7 +4,7 @@ Reading takes a moment for each process, so it is done in a thread, and only whe
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -22,6 +22,7 @@ _ASSIGNED: Final = re.compile(r"^(-{0,2}[\w.-]+)=(.*)$", re.DOTALL)
 _IN_URL: Final = re.compile(r"(\w+://)[^/@\s]*@")
 _OWN_TOKEN: Final = re.compile(r"phpmq_\w+")
 _ESTABLISHED: Final = "01"
+_LISTENS: Final = "0A"
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +53,25 @@ def find(address: str, proc: Path = PROC) -> Process | None:
             inode = inode or inode_of((proc / "net" / table).read_text("ascii"), *place)
     pid = None if inode is None else _owner(inode, proc)
     return None if pid is None else describe(pid, proc)
+
+
+def listener(port: int, proc: Path = PROC) -> Process | None:
+    """Find the process that listens on a port, at whatever address; None where it is not seen."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for inode in listening((proc / "net" / table).read_text("ascii"), port):
+                pid = _owner(inode, proc)
+                if pid is not None:
+                    return describe(pid, proc)
+    return None
+
+
+def listening(table: str, port: int) -> Iterator[str]:
+    """Yield the sockets that listen on a port, from a table of ``/proc/net``."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[1].endswith(f":{port:04X}") and fields[3] == _LISTENS:
+            yield fields[9]
 
 
 def is_loopback(host: IPv4Address | IPv6Address) -> bool:

@@ -132,18 +132,22 @@ def times(status: Status, now_ms: int) -> list[Fact]:
 
 def versions(own: str) -> list[Fact]:
     """Name what runs."""
-    note = ""
-    if sqlite3.sqlite_version_info < _SAFE_SQLITE:
-        note = "before 3.51.3, which is safe here: one connection writes"
     return [
         Fact("PHPMQ Lite", own, build.kind()),
         Fact("Python", platform.python_version(), platform.python_implementation()),
-        Fact("SQLite", sqlite3.sqlite_version, note),
+        Fact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info)),
         Fact("aiohttp", _installed("aiohttp")),
         Fact("Event loop", f"uvloop {_installed('uvloop')}" if "uvloop" in sys.modules
              else "asyncio"),
         Fact("System", f"{platform.system()} {platform.release()}", platform.machine()),
     ]  # fmt: skip
+
+
+def sqlite_note(version: tuple[int, ...]) -> str:
+    """Say what is to be known of a version of SQLite; mostly nothing."""
+    if version >= _SAFE_SQLITE:
+        return ""
+    return "before 3.51.3, which is safe here: one connection writes"
 
 
 def _installed(package: str) -> str:

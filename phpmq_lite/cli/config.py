@@ -57,25 +57,24 @@ def reference() -> None:
 def reference_page() -> str:
     """Write the page ``docs/settings.md``; a test compares."""
     lines = [_HEAD]
-    section = ""
-    for name, setting in settings.SETTINGS.items():
-        if name.partition(".")[0] != section and "." in name:
-            section = name.partition(".")[0]
-            lines += ["", f"## {section}", "", settings.section_help(section), "", _TABLE]
-        elif "." not in name:
-            lines += ["", _TABLE]
-        default = settings.as_text(setting.default)
-        shown = f"`{default}`" if default else "–"
-        bounds = f" ({setting.bounds})" if setting.bounds else ""
-        lines.append(f"| `{name}` | {shown} | {setting.help}{bounds} |")
+    for section, group in settings.by_section().items():
+        if section:
+            lines += ["", f"## {section}", "", settings.section_help(section)]
+        lines += ["", _TABLE]
+        for setting in group:
+            default = settings.as_text(setting.default)
+            shown = f"`{default}`" if default else "–"
+            bounds = f" ({setting.bounds})" if setting.bounds else ""
+            lines.append(f"| `{setting.name}` | {shown} | {setting.help}{bounds} |")
     return "\n".join(lines) + "\n"
 
 
 _HEAD: Final = """\
 # Settings
 
-A value comes from a flag (`--set SECTION.NAME=VALUE`, or a flag of its own), else from the environment (`PHPMQ_SECTION__NAME`), else from the TOML file (`--config`, `$CONFIGURATION_DIRECTORY/config.toml`, `/etc/phpmq-lite/config.toml`), else it is the default.
-`phpmq-lite config show` tells what is in force, and why.
+A value comes from a flag (`--set SECTION.NAME=VALUE`, or a flag of its own), else from the environment (`PHPMQ_SECTION__NAME`), else from a file that the environment hands over, else from the TOML file (`--config`, `$CONFIGURATION_DIRECTORY/config.toml`, `/etc/phpmq-lite/config.toml`), else it is the default.
+Files are handed over by `PHPMQ_SECTION__NAME_FILE`, which names one, and by systemd as a credential `section.name`. What is in it is the value; of a setting that is a path, the file itself.
+`phpmq-lite config show` tells what is in force, and why. `phpmq-lite init` writes a TOML file that explains them all.
 Sizes take units (`8 MiB`); lists are separated by commas, or TOML arrays.
 This page is written by `phpmq-lite config reference`."""  # noqa: E501 - Markdown: a sentence a line
 

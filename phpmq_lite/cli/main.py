@@ -49,6 +49,12 @@ class Entry(NamedTuple):
 
 COMMANDS: Final = {
     "serve": Entry("phpmq_lite.cli.serve", "Run the broker."),
+    "init": Entry(
+        "phpmq_lite.cli.init", "Write a configuration file in which every setting is explained."
+    ),
+    "doctor": Entry(
+        "phpmq_lite.cli.doctor", "Look whether a broker can run here, and say what to do."
+    ),
     "publish": Entry("phpmq_lite.cli.publish", "Publish messages, each confirmed."),
     "consume": Entry("phpmq_lite.cli.consume", "Take messages from a queue and print them."),
     "queue": Entry("phpmq_lite.cli.queue", "List, show, set, purge, pause and remove queues."),
@@ -77,6 +83,11 @@ COMMANDS: Final = {
         "phpmq_lite.cli.import_initphp",
         "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
         "import_initphp",
+    ),
+    "import-beanstalkd": Entry(
+        "phpmq_lite.cli.import_beanstalkd",
+        "Publish the jobs of a running beanstalkd: a copy, or with --move a move.",
+        "import_beanstalkd",
     ),
     "worker": Entry(
         "phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."

@@ -58,6 +58,24 @@ def data_option(command: Command) -> Command:
     )(command)
 
 
+def listener_options(command: Command) -> Command:
+    """Add ``--listen``, ``--legacy-listen`` and ``--admin``: each gives a tuple of addresses."""
+    for flag, help_text in (
+        ("--admin", "Admin pages, health and metrics.  [default: 127.0.0.1:9101]"),
+        (
+            "--legacy-listen",
+            "PHPMQ for clients of the older revision, without TTL.  [default: 127.0.0.1:9102]",
+        ),
+        (
+            "--listen",
+            "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks one. Repeatable."
+            "  [default: 127.0.0.1:9100]",
+        ),
+    ):
+        command = click.option(flag, multiple=True, metavar="ADDRESS", help=help_text)(command)
+    return command
+
+
 def start_options(command: Command) -> Command:
     """Add the flags by which an operator accepts what would refuse the start."""
     command = click.option(
@@ -79,7 +97,19 @@ def load_settings(
     assignments: tuple[tuple[str, str], ...] = (),
     **flags: object,
 ) -> settings.Effective:
-    """Read the settings; warnings go to standard error.
+    """Read the settings as ``read_settings`` does; warnings go to standard error."""
+    effective = read_settings(config, assignments, **flags)
+    for warning in effective.warnings:
+        talk(f"warning: {warning}")
+    return effective
+
+
+def read_settings(
+    config: Path | None,
+    assignments: tuple[tuple[str, str], ...] = (),
+    **flags: object,
+) -> settings.Effective:
+    """Read the settings.
 
     Args:
         config: the TOML file, or None for the usual places.
@@ -93,10 +123,7 @@ def load_settings(
             value = list(value) or None
         if value is not None:
             given[name.replace("__", ".")] = value
-    effective = settings.load(given, config)
-    for warning in effective.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    return effective
+    return settings.load(given, config)
 
 
 def read_content(path: Path) -> bytes:

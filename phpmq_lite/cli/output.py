@@ -5,11 +5,14 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
 from phpmq_lite.logs import escape
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
@@ -36,13 +39,18 @@ def output_option(command: Command) -> Command:
     )(command)
 
 
+def style_of(style: str | None) -> str:
+    """Give the format that ``-o`` asked for, or the usual one."""
+    return style or ("table" if sys.stdout.isatty() else "jsonl")
+
+
 def write(rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str) -> None:
     """Write rows to standard output; tables and CSV show ``columns``, JSON has every key.
 
     ``empty`` says on standard error why there is nothing, where a table would have no rows.
     """
     rows = list(rows)
-    style = style or ("table" if sys.stdout.isatty() else "jsonl")
+    style = style_of(style)
     if style == "json":
         click.echo(json.dumps(rows, indent=2))
     elif style == "jsonl":
@@ -66,7 +74,6 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -75,7 +82,14 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         table.add_column(column.title, justify="right" if column.is_number else "left")
     for row in rows:
         table.add_row(*(Text(cell(row.get(column.key))) for column in columns))
-    width = None if sys.stdout.isatty() else 10_000  # a file has no edge
+    print_table(table)
+
+
+def print_table(table: "Table") -> None:
+    """Write a table as wide as the terminal; a file has no edge."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 10_000
     Console(file=sys.stdout, width=width).print(table, soft_wrap=not width)
 
 

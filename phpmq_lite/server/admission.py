@@ -25,16 +25,23 @@ def most_connections(wanted: int, files: int) -> int:
 
 def most_http_connections(settings: Settings) -> int:
     """Return how many connections of the admin fit beside the others."""
-    limits, files = settings.limits, _files()
+    limits, files = settings.limits, open_files()
     if files is None:
         return limits.http_connections
     left = files - most_connections(limits.connections, files) - SPARE_FILES // 2
     return min(limits.http_connections, max(8, left))
 
 
-def _files() -> int | None:
-    """Return how many files this process may open; None: any number."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+def open_files(pid: int | None = None) -> int | None:
+    """Return how many files a process, by default this one, may open; None: any number.
+
+    Raises:
+        OSError: it has ended, or is of another account.
+    """
+    if pid is not None and hasattr(resource, "prlimit"):  # Linux
+        files, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    else:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if files == resource.RLIM_INFINITY else files
 
 
@@ -62,7 +69,7 @@ class Admission:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Make it from the settings, below the number of files that this process may open."""
-        limits, files = settings.limits, _files()
+        limits, files = settings.limits, open_files()
         return cls(
             limits.connections if files is None else most_connections(limits.connections, files),
             limits.connections_per_address,

@@ -3,11 +3,11 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from phpmq_lite.storage.aside import opened_aside
 from phpmq_lite.storage.readers import Readers, Row
 from phpmq_lite.storage.statements import load
 
@@ -101,16 +101,11 @@ def has_admin(database: Path) -> bool:
 
     False where there is no database yet, or none with users.  What cannot be read counts as True:
     the start that follows says what is wrong with it.
-
-    The index of the WAL stays as it is, for ``check_wal`` to ask: SQLite reads the WAL into memory
-    where it may not share it.
     """
     if not database.is_file():
         return False
     try:
-        uri = f"{database.resolve().as_uri()}?mode=ro&vfs=unix-none"  # whoever has it locked
-        with closing(sqlite3.connect(uri, uri=True)) as one:
-            one.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+        with opened_aside(database) as one:
             return all(
                 one.execute(load(FILE)[name]).fetchone()[0] for name in ("has_users", "has_admin")
             )

@@ -46,7 +46,7 @@ class Meta:
     created_at: int  # Unix ms
     has_messages: bool = False  # a message was stored once; never goes back
     is_running: bool = False  # the database is open for writing, so a WAL lies beside it
-    seal: int | None = None  # CRC-32 of the database as the last clean stop left it; seal.py
+    seal: int | None = None  # CRC-32 of the database, while nobody writes to it; seal.py
 
 
 class DataFolder:
@@ -73,13 +73,8 @@ class DataFolder:
             DataDamagedError: the database is missing or empty and should not be.
         """
         path = path.absolute()
-        kind = None if allow_network_fs else network_file_system(path)
-        if kind:
-            raise StartRefusedError(
-                f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
-                "memory cannot be trusted; use a local disk, or allow it with "
-                "storage.allow_network_fs (--allow-network-fs)"
-            )
+        if not allow_network_fs:
+            check_local(path)
         try:
             _make_private(path)
             lock = _take_lock(path)
@@ -96,6 +91,11 @@ class DataFolder:
                 raise StartRefusedError(f"cannot use data folder {path}: {error}") from error
             raise
         return folder
+
+    @classmethod
+    def seen(cls, path: Path) -> Self:
+        """Give a folder that is there without its lock: for a look, in which nothing changes."""
+        return cls(path.absolute(), -1)
 
     @property
     def database(self) -> Path:
@@ -148,7 +148,7 @@ class DataFolder:
         )
 
     def seal(self, checksum: int | None) -> None:
-        """Store the checksum of the closed database; None before it is opened for writing."""
+        """Store the checksum of the database; None before it is written to."""
         self._keep(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
@@ -250,6 +250,62 @@ def read_meta(path: Path) -> Meta:
     )
 
 
+def holder(path: Path) -> str | None:
+    """Return the pid of the broker that has a folder locked, as it wrote it; None: nobody has.
+
+    Changes nothing, and keeps a broker from starting for some microseconds.
+    """
+    try:
+        fd = os.open(path / _LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_pid(fd)
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def check_local(path: Path) -> None:
+    """Refuse what is not on a disk of this machine.
+
+    Raises:
+        StartRefusedError: it is on a network file system, or would be made there.
+    """
+    kind = network_file_system(path)
+    if kind:
+        raise StartRefusedError(
+            f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
+            "memory cannot be trusted; use a local disk, or allow it with "
+            "storage.allow_network_fs (--allow-network-fs)"
+        )
+
+
+def check_rights(path: Path) -> None:
+    """Refuse a folder whose rights a start cannot take away from others; changes nothing.
+
+    Raises:
+        StartRefusedError: it is no folder, is shared by all accounts, or is somebody else's and
+            open to others.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise StartRefusedError(f"data folder {path} is a file")
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & stat.S_ISVTX:
+        raise StartRefusedError(f"{path} is shared by all accounts; name a folder of its own")
+    if status.st_uid != os.geteuid() and mode & stat.S_IRWXO:
+        raise StartRefusedError(
+            f"{path} belongs to account {status.st_uid} and is open to others (mode {mode:04o}); "
+            "it needs mode 0700"
+        )
+
+
 @contextmanager
 def held_still(path: Path) -> Iterator[None]:
     """Keep a broker from starting on this folder, without a trace in it.
@@ -274,25 +330,14 @@ def held_still(path: Path) -> Iterator[None]:
 
 def _make_private(path: Path) -> None:
     """Make the folder, or take the rights of others on it away."""
-    if path.exists() and not path.is_dir():
-        raise StartRefusedError(f"data folder {path} is a file")
+    check_rights(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     for folder in made:
         sync_folder(folder.parent)
     status = path.stat()
-    mode = stat.S_IMODE(status.st_mode)
-    if mode == PRIVATE_FOLDER:
-        return
-    if mode & stat.S_ISVTX:
-        raise StartRefusedError(f"{path} is shared by all accounts; name a folder of its own")
-    if status.st_uid == os.geteuid():
+    if stat.S_IMODE(status.st_mode) != PRIVATE_FOLDER and status.st_uid == os.geteuid():
         path.chmod(PRIVATE_FOLDER)
-    elif mode & stat.S_IRWXO:
-        raise StartRefusedError(
-            f"{path} belongs to account {status.st_uid} and is open to others (mode {mode:04o}); "
-            "it needs mode 0700"
-        )
 
 
 def _take_lock(path: Path) -> int:
@@ -304,13 +349,17 @@ def _take_lock(path: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
-        holder = os.pread(fd, 32, 0).strip().decode("ascii", "replace") or "unknown"
+        pid = _read_pid(fd)
         os.close(fd)
-        raise StartRefusedError(f"{path} is in use by phpmq-lite, pid {holder}") from None
+        raise StartRefusedError(f"{path} is in use by phpmq-lite, pid {pid}") from None
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _read_pid(lock: int) -> str:
+    return os.pread(lock, 32, 0).strip().decode("ascii", "replace") or "unknown"
 
 
 def _size(path: Path) -> int | None:

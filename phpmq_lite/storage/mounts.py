@@ -58,8 +58,8 @@ def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
     return found
 
 
-def network_file_system(path: Path) -> str | None:
-    """Return the kind of network file system that ``path`` is on or would be made on, else None.
+def file_system(path: Path) -> str | None:
+    """Return the kind of file system that ``path`` is on or would be made on.
 
     Where the system has no list of mounts (macOS) the answer is None.
     """
@@ -68,4 +68,10 @@ def network_file_system(path: Path) -> str | None:
     except OSError:
         return None
     mount = mount_of(str(path.resolve()), parse_mounts(text))
-    return mount.kind if mount is not None and mount.kind in NETWORK else None
+    return None if mount is None else mount.kind
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the kind of network file system that ``path`` is on or would be made on, else None."""
+    kind = file_system(path)
+    return kind if kind in NETWORK else None

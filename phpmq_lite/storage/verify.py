@@ -69,7 +69,7 @@ def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) 
     if not database.is_file():
         raise DataDamagedError(f"there is no database {database}")
     wal = database.with_name(f"{database.name}-wal")
-    checks = [_check_wal(wal, is_running=is_running)]
+    checks = [check_log(wal, is_running=is_running)]
     with _readable(database, wal) as connection:
         checks += check_all(connection, migrations)
     return checks
@@ -94,7 +94,8 @@ def check_all(connection: sqlite3.Connection, migrations: Path | None = None) ->
 # -- one check each
 
 
-def _check_wal(wal: Path, *, is_running: bool) -> Check:
+def check_log(wal: Path, *, is_running: bool) -> Check:
+    """Check a write-ahead log; ``is_running``: ``meta.json`` says that there should be one."""
     check = Check("write-ahead log", "none, the database was closed")
     try:
         found = look_at_wal(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli import contexts
+from phpmq_lite.cli import contexts, findings
 from phpmq_lite.cli.main import ERROR, REFUSED, CommandError, commands
 from phpmq_lite.cli.node import Node
 from phpmq_lite.cli.pipeline import doctor, jobs, packing, replay, running, sessions, status
@@ -232,24 +232,7 @@ def test_zip_has_the_source_and_nothing_of_the_admin(tmp_path: Path) -> None:
     assert not [name for name in names if "/admin/" in name or "__pycache__" in name]
 
 
-@pytest.mark.parametrize(
-    ("found", "state"),
-    [
-        ("4.3.0", doctor.FINE),
-        ("4.2", doctor.FINE),
-        ("4.1.9", doctor.BAD),
-        ("3.5", doctor.BAD),
-        ("5", doctor.NOTE),
-        (None, doctor.BAD),
-    ],
-)
-def test_versions_are_judged(found: str | None, state: str) -> None:
-    finding = doctor.package_finding("pyspark", found, (4, 2), (5,))
-    assert finding.state == state
-    assert bool(finding.hint) == (state != doctor.FINE)
-
-
-@pytest.mark.parametrize(("code", "state"), [(ERROR, doctor.BAD), (REFUSED, doctor.NOTE)])
+@pytest.mark.parametrize(("code", "state"), [(ERROR, findings.BAD), (REFUSED, findings.WARN)])
 def test_doctor_tells_a_broker_without_the_extra_from_a_busy_one(
     code: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +245,7 @@ def test_doctor_tells_a_broker_without_the_extra_from_a_busy_one(
     target = Target("http://mq:9101", None, None, "out", "local", {}, Path("log"))
     found = {one.check: one for one in doctor.look(target)}
     assert found["export"].state == state
-    assert ("phpmq-lite[export]" in found["export"].hint) == (state == doctor.BAD)
+    assert ("phpmq-lite[export]" in found["export"].hint) == (state == findings.BAD)
 
 
 SUMMARY: dict[str, Any] = {

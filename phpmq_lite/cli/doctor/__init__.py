@@ -1,0 +1,72 @@
+"""``doctor``: look whether a broker can run here, or how the one that runs is, and say what to do.
+
+A file for each part of the world looked at.  In each the functions that judge take facts and give
+findings, and ``look`` gathers the facts.  Nothing is changed: one small file is written to the data
+folder and removed, to see how long the disk takes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from phpmq_lite.cli.findings import Finding, bad, end_with
+from phpmq_lite.cli.options import data_option, settings_options
+from phpmq_lite.cli.output import output_option
+from phpmq_lite.errors import PhpmqError
+
+
+@click.command()
+@data_option
+@settings_options
+@output_option
+def doctor(
+    data: Path | None,
+    config: Path | None,
+    assignments: tuple[tuple[str, str], ...],
+    output: str | None,
+) -> None:
+    """Look whether a broker can run here, and say what to do.
+
+    Looks at the installation, settings, data folder, disk, database, ports, certificates, limits,
+    clock and backups, with a broker running or not. Run it with the account and the flags of the
+    broker. It changes nothing.
+    Exit codes: 0 nothing is bad, 1 something is.
+    """
+    end_with(list(look(data, config, assignments)), output)
+
+
+def look(
+    data: Path | None, config: Path | None, assignments: tuple[tuple[str, str], ...]
+) -> Iterator[Finding]:
+    """Look at one part of the world after another; each works without the others."""
+    from phpmq_lite.cli.doctor import (
+        backups,
+        configuration,
+        database,
+        folder,
+        installation,
+        machine,
+        network,
+    )
+
+    yield from tried("installation", installation.look)
+    settings, findings = configuration.read(data, config, assignments)
+    yield from findings
+    pid = folder.holder_of(settings.data)
+    yield from tried("settings", lambda: configuration.look(settings))
+    yield from tried("data folder", lambda: folder.look(settings, pid))
+    yield from tried("database", lambda: database.look(settings, pid))
+    yield from tried("listeners", lambda: network.look(settings, pid))
+    yield from tried("machine", lambda: machine.look(settings, pid))
+    yield from tried("backups", lambda: backups.look(settings))
+    yield from tried("pipeline", installation.look_at_pipeline)
+
+
+def tried(part: str, look_at: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Look at a part; what cannot be read is a finding too."""
+    try:
+        yield from look_at()
+    except (PhpmqError, OSError) as error:
+        hint = "run doctor with the account of the broker" if isinstance(error, OSError) else ""
+        yield bad(part, f"cannot be looked at: {error}", hint)

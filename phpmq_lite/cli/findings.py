@@ -1,0 +1,79 @@
+"""What a doctor finds: one line for each thing that was looked at, and what to do about it."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import click
+
+from phpmq_lite.cli.main import ERROR
+from phpmq_lite.cli.options import talk
+from phpmq_lite.cli.output import Column, cell, print_table, style_of, write
+
+OK, WARN, BAD = "ok", "warn", "bad"
+COLUMNS: Final = (
+    Column("check", "CHECK"),
+    Column("state", "STATE"),
+    Column("found", "FOUND"),
+    Column("hint", "HINT"),
+)
+_STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at; ``state`` is ok, warn (it works, look at it) or bad."""
+
+    check: str
+    state: str
+    found: str
+    hint: str = ""  # what to do
+
+
+def ok(check: str, found: str, hint: str = "") -> Finding:
+    """Tell that something is as it should be."""
+    return Finding(check, OK, found, hint)
+
+
+def warn(check: str, found: str, hint: str) -> Finding:
+    """Tell that somebody should look at something, although it works."""
+    return Finding(check, WARN, found, hint)
+
+
+def bad(check: str, found: str, hint: str) -> Finding:
+    """Tell that something does not work."""
+    return Finding(check, BAD, found, hint)
+
+
+def end_with(findings: Sequence[Finding], output: str | None) -> None:
+    """Write the findings, and end the command with exit code 1 where one is bad.
+
+    On a terminal the hint stands below what was found: beside it both would be narrow.
+    """
+    if style_of(output) == "table":
+        _write_table(findings)
+    else:
+        write([one._asdict() for one in findings], COLUMNS, output, "")
+    if any(one.state == BAD for one in findings):
+        click.get_current_context().exit(ERROR)
+
+
+def _write_table(findings: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for one in findings:
+        text = Text(cell(one.found))
+        if one.hint:
+            text.append(f"\n→ {cell(one.hint)}", style="italic")
+        table.add_row(Text(one.state, style=_STYLES[one.state]), Text(one.check), text)
+    print_table(table)
+    talk(summary(findings))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Count what is not well."""
+    bad = sum(one.state == BAD for one in findings)
+    warn = sum(one.state == WARN for one in findings)
+    if not bad + warn:
+        return f"All {len(findings)} checks are well."
+    return f"{len(findings)} checks: {bad} bad, {warn} to look at."

@@ -1,0 +1,77 @@
+"""``init``: write a file that explains every setting."""
+
+import shlex
+from pathlib import Path
+from typing import Final
+
+import click
+
+from phpmq_lite import settings
+from phpmq_lite.cli.main import REFUSED, CommandError
+from phpmq_lite.cli.options import listener_options, talk
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
+from phpmq_lite.settings.toml_file import config_file
+from phpmq_lite.storage.accounts import has_admin
+from phpmq_lite.storage.data_folder import DATABASE
+
+NAME: Final = "config.toml"
+
+
+@click.command()
+@click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the database: this setting counts, as a whole path.",
+)
+@listener_options
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def init(
+    place: str,
+    data: Path | None,
+    listen: tuple[str, ...],
+    legacy_listen: tuple[str, ...],
+    admin: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Write a configuration file in which every setting is explained.
+
+    Each setting stands there with its default, as a comment; those that are given as flags count.
+    The file is config.toml in FOLDER, this folder without one; - is standard output. It has names
+    of files with passwords and keys, and none of these themselves.
+    """
+    given: dict[str, object] = {"data": data.absolute()} if data else {}
+    for name, addresses in (
+        ("tcp.listen", listen), ("tcp.legacy_listen", legacy_listen), ("admin.listen", admin)
+    ):  # fmt: skip
+        read_endpoints(name, list(addresses))
+        given |= {name: list(addresses)} if addresses else {}
+    text = config_file(given)
+    if place == "-":
+        click.echo(text, nl=False)
+        return
+    path = Path(place) if place.endswith(".toml") else Path(place) / NAME
+    _write(path, text, force=force)
+    _say_what_next(path)
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CommandError(f"{path} is there already; --force writes over it", REFUSED) from None
+
+
+def _say_what_next(path: Path) -> None:
+    flag = "" if path.absolute() == settings.SYSTEM_FILE else f" --config {shlex.quote(str(path))}"
+    talk(f"wrote {path}; next:")
+    talk(f"  phpmq-lite doctor{flag}")
+    talk(f"  phpmq-lite serve{flag}")
+    told = settings.load(config=path).settings
+    try:
+        check_wide_binds(told, lambda: has_admin(told.data / DATABASE))
+    except SettingsError as error:
+        talk(f"Before it starts: {error}")

@@ -1,0 +1,265 @@
+"""``doctor`` on real folders, ports and certificates; it leaves all of them as they were."""
+
+import json
+import os
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder
+from phpmq_lite.storage.glance import glance
+from phpmq_lite.testing import BrokerProcess
+from tests.integration.authority import Authority
+from tests.preloaded import broker_process
+
+NOWHERE = ("--set", "tcp.listen=none", "--set", "tcp.legacy_listen=none",
+           "--set", "admin.listen=none")  # fmt: skip
+
+
+class Visit(NamedTuple):
+    """What the doctor said: its exit code, and the findings of each check."""
+
+    code: int
+    rows: dict[str, list[dict[str, str]]]
+
+    def the(self, check: str) -> tuple[str, str]:
+        """Give state and text of the only finding of a check."""
+        (row,) = self.rows[check]
+        return row["state"], row["found"]
+
+    @property
+    def bad(self) -> list[str]:
+        return [name for name, rows in self.rows.items() for row in rows if row["state"] == "bad"]
+
+
+def visit(*arguments: str, data: Path | None = None) -> Visit:
+    where = () if data is None else ("--data", str(data))
+    done = CliRunner().invoke(
+        commands, ["doctor", "-o", "jsonl", *where, *arguments], catch_exceptions=False
+    )
+    rows: dict[str, list[dict[str, str]]] = {}
+    for line in done.stdout.splitlines():
+        row = json.loads(line)
+        rows.setdefault(row["check"], []).append(row)
+    return Visit(done.exit_code, rows)
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Give what is in a folder, with modes and times."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.stat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("PHPMQ_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def broker(data: Path) -> Iterator[BrokerProcess]:
+    with broker_process(data) as it:
+        yield it
+
+
+def test_new_machine_is_well_and_nothing_is_made(data: Path) -> None:
+    found = visit(*NOWHERE, data=data)
+    assert (found.code, found.bad) == (0, [])
+    assert found.the("data folder") == ("ok", f"{data} is not there yet")
+    assert not data.exists()
+
+
+def test_broker_that_runs_is_asked(broker: BrokerProcess, data: Path) -> None:
+    found = visit("--set", f"tcp.listen={broker.phpmq[0]}", *NOWHERE[2:], data=data)
+    assert (found.code, found.bad) == (0, [])
+    assert found.the("data folder") == ("ok", f"{data}, in use by pid {broker.pid}")
+    assert found.the("broker") == ("ok", f"pid {broker.pid}, 0 messages in 0 queues, ready")
+    assert found.the("listeners") == ("ok", f"{broker.phpmq[0]}: of the broker")
+    assert "database" not in found.rows
+
+
+def test_broker_of_other_settings_is_noticed(broker: BrokerProcess, data: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    found = visit("--set", f"tcp.listen=127.0.0.1:{free}", *NOWHERE[2:], data=data)
+    state, text = found.the("listeners")
+    assert (state, str(free) in text) == ("warn", True)
+
+
+def test_stopped_broker_leaves_a_healthy_folder(broker: BrokerProcess, data: Path) -> None:
+    broker.terminate()
+    before = contents(data)
+    found = visit(*NOWHERE, data=data)
+    assert (found.code, found.bad) == (0, [])
+    state, text = found.the("database")
+    assert (state, text.endswith("in use, closed cleanly")) == ("ok", True)
+    assert found.the("backups")[0] == "warn"
+    assert contents(data) == before
+
+
+def test_killed_broker_is_told_and_its_files_stay(broker: BrokerProcess, data: Path) -> None:
+    broker.kill()
+    before = contents(data)
+    assert str(data / f"{DATABASE}-shm") in before
+    found = visit(*NOWHERE, data=data)
+    assert (found.code, found.bad) == (0, [])
+    state, text = found.the("database")
+    assert (state, "did not stop cleanly" in text) == ("warn", True)
+    assert contents(data) == before
+
+
+def test_flipped_bit_is_found(broker: BrokerProcess, data: Path) -> None:
+    broker.terminate()
+    database = data / DATABASE
+    content = bytearray(database.read_bytes())
+    content[-100] ^= 1
+    database.write_bytes(content)
+    found = visit(*NOWHERE, data=data)
+    assert (found.code, found.bad) == (1, ["database"])
+    assert "is not as the last clean stop left it" in found.the("database")[1]
+
+
+def test_lost_log_is_found(broker: BrokerProcess, data: Path) -> None:
+    broker.kill()
+    (data / f"{DATABASE}-wal").unlink()
+    found = visit(*NOWHERE, data=data)
+    assert found.bad == ["database"]
+    assert "it is missing, but the broker did not stop cleanly" in found.the("database")[1]
+
+
+def test_lost_database_is_found(broker: BrokerProcess, data: Path) -> None:
+    broker.terminate()
+    (data / DATABASE).unlink()
+    found = visit(*NOWHERE, data=data)
+    assert found.bad == ["database"]
+    assert "meta.json tells of messages" in found.the("database")[1]
+    assert not (data / DATABASE).exists()
+
+
+def test_database_of_a_newer_version_is_found(broker: BrokerProcess, data: Path) -> None:
+    broker.kill()
+    with closing(sqlite3.connect(data / DATABASE)) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    (data / f"{DATABASE}-wal").touch()
+    found = visit(*NOWHERE, data=data)
+    assert found.bad == ["database"]
+    assert found.the("database")[1].startswith("the database has schema version 999")
+
+
+def test_copies_of_damaged_files_are_named(broker: BrokerProcess, data: Path) -> None:
+    broker.terminate()
+    (data / "damaged-20260101T000000Z").mkdir()
+    assert visit(*NOWHERE, data=data).the("left over") == (
+        "warn",
+        "copies of damaged files, 0 B: damaged-20260101T000000Z",
+    )
+
+
+def test_taken_port_is_named_with_who_has_it(data: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = visit(*NOWHERE[2:], "--set", f"tcp.listen=127.0.0.1:{port}", data=data)
+    assert (found.code, found.bad) == (1, ["listeners"])
+    text = found.the("listeners")[1]
+    assert text.startswith(f"tcp.listen 127.0.0.1:{port} is taken by pid {os.getpid()}, ")
+
+
+def test_unix_socket_of_somebody_else_is_found(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mq.sock"
+    flags = (*NOWHERE[2:], "--set", f"tcp.listen=unix:{path}")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        assert visit(*flags, data=data).bad == ["listeners"]
+    assert path.exists()  # stale now, and a start replaces it
+    assert visit(*flags, data=data).bad == []
+
+
+def test_refused_settings_are_told_and_the_rest_is_looked_at(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[limits]\ncredits = 5\n")
+    found = visit("--config", str(path), data=data)
+    assert found.code == 1
+    assert found.the("settings") == (
+        "bad",
+        f"limits.credits in {path} is no setting; did you mean limits.credit?",
+    )
+    assert found.the("data folder")[0] == "ok"
+
+
+def test_variable_that_is_no_setting_is_told(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHPMQ_PORT", "tcp://10.0.0.1:9100")
+    _, stranger = visit(*NOWHERE, data=data).rows["settings"]
+    assert (stranger["state"], stranger["found"].split()[0]) == ("warn", "PHPMQ_PORT")
+
+
+def test_wide_listener_without_a_decision_is_bad(data: Path) -> None:
+    found = visit(*NOWHERE[2:], "--set", "tcp.listen=0.0.0.0:0", data=data)
+    assert found.bad == ["access"]
+    assert "reaches beyond this machine" in found.the("access")[1]
+
+
+def test_data_folder_that_is_a_file_is_bad(data: Path) -> None:
+    data.touch()
+    found = visit(*NOWHERE, "--set", f"data={data}")
+    assert found.bad == ["data folder"]
+    assert found.the("data folder")[1] == f"data folder {data} is a file"
+
+
+def test_data_folder_too_deep_for_a_socket_is_bad(tmp_path: Path) -> None:
+    found = visit(*NOWHERE, data=tmp_path / ("x" * 120))
+    assert "the limit for the path of a socket is 107" in found.the("data folder")[1]
+
+
+def test_certificates_are_looked_at(data: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.make("server")
+    old, old_key = authority.make_dated("past", "20200101000000Z", "20210101000000Z")
+    flags = [f"tcp.tls_cert={cert}", f"tcp.tls_key={key}",
+             f"admin.tls_cert={old}", f"admin.tls_key={old_key}"]  # fmt: skip
+    found = visit(*NOWHERE, *(part for flag in flags for part in ("--set", flag)), data=data)
+    assert found.code == 1
+    expired, soon = found.rows["TLS"]
+    assert (expired["state"], expired["found"]) == ("bad", f"admin.tls_cert {old} has expired")
+    assert (soon["state"], soon["found"]) == ("warn", "tcp: localhost, 1 day left")
+
+
+def test_key_of_another_certificate_is_bad(data: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, _ = authority.make("server")
+    _, other = authority.make("other")
+    flags = ("--set", f"tcp.tls_cert={cert}", "--set", f"tcp.tls_key={other}")
+    found = visit(*NOWHERE, *flags, data=data)
+    assert found.bad == ["TLS"]
+    assert "cannot be used" in found.the("TLS")[1]
+
+
+def test_who_holds_a_folder_is_seen_without_taking_it(tmp_path: Path) -> None:
+    path = tmp_path / "held"
+    assert holder(path) is None
+    folder = DataFolder.open(path)
+    assert holder(path) == str(os.getpid())
+    with pytest.raises(StartRefusedError, match="is in use"):
+        glance(path)
+    folder.close()
+    assert holder(path) is None
+    assert glance(path).is_new

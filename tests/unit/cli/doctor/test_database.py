@@ -1,0 +1,75 @@
+"""The database, judged by what a broker says of itself and by made-up looks at its files."""
+
+from typing import Any
+
+import pytest
+
+from phpmq_lite import __version__
+from phpmq_lite.cli.doctor import database
+from phpmq_lite.cli.doctor.database import Left
+from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.glance import Glance
+
+STATS: dict[str, Any] = {
+    "version": __version__,
+    "is_ready": True,
+    "step": "ready",
+    "publishing_stopped": None,
+    "storing_stopped": None,
+    "queues": 2,
+    "ready": 1_200,
+    "dispatched": 34,
+    "wal_bytes": 128 << 20,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "words"),
+    [
+        ({}, OK, "pid 7, 1,234 messages in 2 queues, ready"),
+        ({"publishing_stopped": "the disk is full"}, BAD, "takes no message: the disk is full"),
+        ({"storing_stopped": "read-only"}, BAD, "takes no message: read-only"),
+        ({"is_ready": False, "step": "recovering"}, WARN, "not ready: recovering"),
+        ({"version": "0.0.9"}, WARN, f"it is 0.0.9, {__version__} is installed"),
+        ({"wal_bytes": (128 << 20) + 1}, WARN, "more than twice storage.wal_bytes, 64 MiB"),
+    ],
+)
+def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: str) -> None:
+    found = database.running_finding(STATS | changed, "7", Settings())
+    assert (found.state, words in found.found) == (state, True), found
+    assert bool(found.hint) == (state != OK)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "words"),
+    [
+        (Glance(is_new=True), OK, "none yet"),
+        (Glance(schema=4, used_bytes=1 << 20), OK, "schema 4, 1 MiB in use, closed cleanly"),
+        (Glance(schema=4, waiting=["0005_more"]), OK, "; 1 migration waits"),
+        (Glance(schema=4, was_clean=False), WARN, "did not stop cleanly"),
+        (Glance(was_clean=False, last_error="fsync failed"), WARN, "cleanly: fsync failed"),
+        (Glance(schema=4, used_bytes=1 << 30), BAD, "storage.max_bytes is 1 GiB"),
+        (Glance(problems=["phpmq.db is missing"]), BAD, "phpmq.db is missing"),
+        (Glance(refusal="the database has schema version 9"), BAD, "schema version 9"),
+    ],
+)
+def test_files_of_a_stopped_broker_are_judged(seen: Glance, state: str, words: str) -> None:
+    found = database.glance_finding(seen, 1 << 30)
+    assert (found.state, words in found.found) == (state, True), found
+    assert found.hint
+
+
+def test_database_without_a_limit_may_be_of_any_size() -> None:
+    assert database.glance_finding(Glance(used_bytes=1 << 50), 0).state == OK
+
+
+def test_what_is_left_over_is_told_and_damage_is_to_be_looked_at() -> None:
+    left = [
+        Left("copies of damaged files", ("damaged-1", "damaged-2"), 3 << 20, True),
+        Left("what a restore replaced", ("replaced-1",), 1 << 10, False),
+    ]
+    damaged, replaced = database.left_findings(left)
+    assert damaged.state == WARN
+    assert damaged.found == "copies of damaged files, 3 MiB: damaged-1, damaged-2"
+    assert (replaced.state, replaced.found) == (OK, "what a restore replaced, 1 KiB: replaced-1")

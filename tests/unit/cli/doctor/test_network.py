@@ -1,0 +1,95 @@
+"""Listeners and certificates, judged by made-up facts."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin.certificates import Certificate
+from phpmq_lite.admin.processes import Process
+from phpmq_lite.cli.doctor import network
+from phpmq_lite.cli.doctor.network import Port
+from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.server.endpoints import Endpoint
+from phpmq_lite.settings import Settings
+
+HERE = Endpoint("tcp", "127.0.0.1", 9100)
+ANY = Endpoint("tcp", "127.0.0.1", 0)
+WIDE = Endpoint("tcp", "10.0.0.1", 9100)
+TAKEN = OSError(errno.EADDRINUSE, "Address already in use")
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("port", "pid", "state", "words"),
+    [
+        (Port("tcp.listen", HERE), None, OK, "127.0.0.1:9100: free"),
+        (Port("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
+        (Port("tcp.listen", ANY), "7", OK, "127.0.0.1:0: of the broker"),
+        (Port("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: of the broker"),
+        (Port("tcp.listen", HERE, TAKEN, Process(7, "serve")), "7", OK, "of the broker"),
+        (Port("tcp.listen", HERE, TAKEN, Process(8, "nc -l")), "7", BAD, "by pid 8, nc -l"),
+        (Port("tcp.listen", HERE, TAKEN, Process(8, "nc -l")), None, BAD, "by pid 8, nc -l"),
+        (Port("tcp.listen", HERE, TAKEN), None, BAD, "is taken by another program"),
+        (
+            Port("admin.listen", WIDE, OSError(errno.EADDRNOTAVAIL, "not ours")),
+            None,
+            BAD,
+            "admin.listen 10.0.0.1:9100: not ours",
+        ),
+    ],
+)
+def test_port_is_judged(port: Port, pid: str | None, state: str, words: str) -> None:
+    (found,) = network.port_findings([port], pid)
+    assert (found.state, words in found.found) == (state, True), found
+    assert bool(found.hint) == (state != OK)
+
+
+def test_free_ones_are_one_line() -> None:
+    ports = [Port("tcp.listen", HERE), Port("admin.listen", WIDE)]
+    (found,) = network.port_findings(ports, None)
+    assert found.found == "127.0.0.1:9100, 10.0.0.1:9100: free"
+
+
+def test_low_port_needs_a_right() -> None:
+    refused = OSError(errno.EACCES, "Permission denied")
+    (found,) = network.port_findings([Port("tcp.listen", HERE, refused)], None)
+    assert "CAP_NET_BIND_SERVICE" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("sections", "wanted", "state", "words"),
+    [
+        ({}, [("tcp.listen", HERE)], OK, "only this machine can connect"),
+        ({"tcp": {"open": True}}, [("tcp.listen", WIDE)], WARN, "each of them can read"),
+        ({"tcp": {"open": True}}, [("admin.listen", WIDE)], OK, "others can connect"),
+        ({"tcp": {"open": True, "allow": "10.0.0.0/8"}}, [("tcp.listen", WIDE)], OK, "10.0.0.1"),
+        ({"admin": {"plaintext": True}}, [("admin.listen", WIDE)], WARN, "can be read on the way"),
+        ({"admin": {"plaintext": True}}, [("tcp.listen", WIDE)], OK, "tcp.listen 10.0.0.1:9100"),
+    ],
+)
+def test_access_is_judged(
+    sections: dict[str, Any], wanted: list[tuple[str, Endpoint]], state: str, words: str
+) -> None:
+    found = network.access_finding(Settings(**sections), "", wanted)
+    assert (found.state, words in found.found) == (state, True), found
+
+
+def test_access_that_refuses_the_start_is_bad() -> None:
+    found = network.access_finding(Settings(), "tcp.listen reaches beyond", [("tcp.listen", WIDE)])
+    assert (found.state, found.found) == (BAD, "tcp.listen reaches beyond")
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "words"),
+    [(90, OK, "admin: mq.example, 90 days left"), (20, WARN, "20 days left")],
+)
+def test_certificate_is_judged_by_the_days_left(days: int, state: str, words: str) -> None:
+    one = Certificate("admin", "/c.pem", names=("mq.example",), expires_at=days * DAY_MS + 5)
+    found = network.certificate_finding(one, 0)
+    assert (found.state, found.found[-len(words) :]) == (state, words)
+
+
+def test_certificate_of_which_nothing_is_known_is_bad() -> None:
+    found = network.certificate_finding(Certificate("tcp", "/c.pem", error="no start line"), 0)
+    assert (found.state, "no start line" in found.found) == (BAD, True)

@@ -1,0 +1,60 @@
+"""What a doctor found: the exit code, the count, and how it is written."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.findings import Finding, bad, end_with, ok, summary, warn
+
+WELL = [ok("a", "fine")]
+LATE = [*WELL, warn("b", "late", "hurry")]
+ILL = [*LATE, bad("c", "gone \x1b[31m", "put it back")]
+
+
+def shown(findings: list[Finding], output: str) -> Result:
+    @click.command()
+    def command() -> None:
+        end_with(findings, output)
+
+    return CliRunner().invoke(command, [], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("findings", "code"), [(WELL, 0), (LATE, 0), (ILL, 1)])
+def test_only_what_is_bad_ends_with_1(findings: list[Finding], code: int) -> None:
+    for output in ("json", "table"):
+        assert shown(findings, output).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        (WELL, "All 1 checks are well."),
+        (LATE, "2 checks: 0 bad, 1 to look at."),
+        (ILL, "3 checks: 1 bad, 1 to look at."),
+    ],
+)
+def test_summary_counts(findings: list[Finding], expected: str) -> None:
+    assert summary(findings) == expected
+
+
+def test_json_has_every_key() -> None:
+    assert json.loads(shown(LATE, "json").stdout)[1] == {
+        "check": "b",
+        "state": "warn",
+        "found": "late",
+        "hint": "hurry",
+    }
+
+
+def test_table_has_the_hint_below_and_no_escapes() -> None:
+    done = shown(ILL, "table")
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert lines[:4] == [
+        "ok    a  fine",
+        "warn  b  late",
+        "         → hurry",
+        "bad   c  gone \\x1b[31m",
+    ]
+    assert done.stderr == "3 checks: 1 bad, 1 to look at.\n"
