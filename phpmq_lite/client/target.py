@@ -20,8 +20,8 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_target(address: str, port: int | None = None) -> Target:
-    """Read an address; without a port in either place it is 9100.
+def parse_target(address: str, port: int | None = None, default: int = DEFAULT_PORT) -> Target:
+    """Read an address; without a port in either place it is ``default``.
 
     Raises:
         ValueError: the address is none.
@@ -36,7 +36,7 @@ def parse_target(address: str, port: int | None = None) -> Target:
         raise ValueError(f"{address!r} has a port, and {port} is another")
     if not host or (given and not (given.isascii() and given.isdigit())):
         raise ValueError(f"{address!r} is no address: write HOST:PORT or unix:PATH")
-    number = int(given) if given else port if port is not None else DEFAULT_PORT
+    number = int(given) if given else port if port is not None else default
     if not 0 < number < 65_536:
         raise ValueError(f"{number} is no port")
     return Target(host, number)

@@ -1,10 +1,13 @@
-"""The documents' examples, as a person would try them: through ``nc``, through ``php``, pasted."""
+"""The examples, and those of the documents through ``nc``, as a person would try them."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -252,22 +255,6 @@ def test_netcat_shows_nothing_after_garbage(broker: BrokerProcess) -> None:
         assert nc.end() == b""
 
 
-@needs_nc
-def test_commands_of_the_readme_work_when_pasted(broker: BrokerProcess) -> None:
-    """Both ``printf … | nc …`` of "By hand, with nc", run by a shell in their order."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    (printf .+\\\n.*\| nc .*)$", readme, re.MULTILINE)
-    assert len(commands) == 2
-    shown = []
-    for command in commands:
-        here = re.sub(r"\b9100\b", str(broker.port), command)
-        done = subprocess.run(["sh", "-c", here], capture_output=True, timeout=30, check=True)
-        shown.append(done.stdout)
-    assert shown[0] == b""
-    assert shown[1].startswith(b"H010030")
-    assert b"\nHello World\n" in shown[1]
-
-
 # -- PHP
 
 
@@ -345,12 +332,53 @@ def test_php_consumer_waits_for_a_message_that_comes_later(
 
 
 @needs_php
-def test_php_of_the_readme_works_when_pasted(broker: BrokerProcess, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```php\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    script = tmp_path / "pasted.php"
-    script.write_text(code.replace("127.0.0.1:9100", broker.phpmq[0]), encoding="utf-8")
-    assert php(script) == ""
+def test_programs_with_the_published_client_use_the_older_listener(
+    broker: BrokerProcess, admin: Admin, queue: str, tmp_path: Path
+) -> None:
+    """A double has the names and the bytes of the client; the rest is the example's."""
+    shutil.copytree(ROOT / "examples/php/published", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "vendor").mkdir()
+    shutil.copy(ROOT / "tests/docs/published_client.php", tmp_path / "vendor/autoload.php")
+    address = ["127.0.0.1", broker.phpmq[1].rpartition(":")[2]]
+    for content in ("first", "Grüße, 世界", "third"):
+        assert php(tmp_path / "send.php", *address, queue, content) == ""
+    assert php(tmp_path / "receive.php", *address, queue, "2") == "first\nGrüße, 世界\n"
+    until(lambda: admin.queue(queue)["ready"] == 1)
+
+
+# -- Python
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_plain_python_worker_acknowledges_tries_again_and_puts_aside(
+    broker: BrokerProcess, admin: Admin, queue: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    script = str(ROOT / "examples/python/plain_worker.py")
     with Peer(broker.port) as peer:
-        peer.consume("orders", 1)
-        assert peer.bodies(1) == [b'{"order_id": 1042}']
+        for content in (
+            b'{"order_id": 1, "total": 9}',
+            b"no JSON",
+            b'{"order_id": 2, "total": -1}',
+        ):
+            assert peer.confirm(queue, content) is None
+    worker = subprocess.Popen(
+        [sys.executable, script, queue, broker.phpmq[0]],
+        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    until(lambda: admin.queue(f"{queue}.dlq").get("ready") == 2)
+    assert admin.queue(queue)["ready"] == 0
+    worker.send_signal(number)
+    shown = worker.communicate(timeout=30)[0].splitlines()
+    assert worker.returncode == 0
+    assert shown[0] == "order 1"
+    assert shown[1].endswith("is put aside: no JSON")
+    tries = [line for line in shown[2:] if line.endswith("ValueError('order 2 costs -1')")]
+    assert len(tries) == len(shown[2:]) == 20  # queues.max_deliveries
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    ends_at = monotonic() + 30
+    while not is_so():
+        assert monotonic() < ends_at
+        sleep(0.01)

@@ -16,7 +16,7 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.record import read_block
 from tests.preloaded import BrokerProcess, broker_process
-from tests.unit.envelopes.test_initphp import JOBS, JOBS_FAILED
+from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"
 BLOCK = (
@@ -158,7 +158,7 @@ def test_dry_run_shows_everything_and_connects_to_nobody(
     assert done.exit_code == 0
     assert done.stderr.endswith("6 would be published\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    shown = [(row["table"], row["target"].removeprefix(queue), row["rows"]) for row in rows]
+    shown = [(row["table"], row["target"].removeprefix(queue), row["found"]) for row in rows]
     assert shown == [("jobs", "", 4), ("jobs", ".retry", 1), ("jobs_failed", ".dlq", 2)]
     assert [row["held"] for row in rows] == [1, 0, 0]
     assert rows[0]["reasons"] == {"poison": 1}
@@ -219,6 +219,21 @@ def test_what_is_missing_is_one_line(
     assert (done.exit_code, done.stdout) == (1, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_nothing_is_stored_where_the_second_table_is_missing(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    insert(database, "jobs", queue=queue, payload=payload(1).decode(), available_at=at(-600))
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("DROP TABLE jobs_failed")
+    done = run(broker, database)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "Error: there is no table 'jobs_failed', but jobs; say --failed-table or --no-failed\n"
+    )
+    assert run(broker, database, "--no-failed").stderr == "1 stored\n"
+    assert len(take(broker, queue)) == 1
 
 
 @pytest.mark.parametrize(

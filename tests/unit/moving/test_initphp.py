@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from phpmq_lite.envelopes import codec
-from phpmq_lite.envelopes.initphp import Layout, Row, SourceError, plan, read_rows
 from phpmq_lite.envelopes.record import read_block
+from phpmq_lite.moving.initphp import Layout, Row, SourceError, plan, read_rows
 
 NOW_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
 PAYLOAD = codec.encode(

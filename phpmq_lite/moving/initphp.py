@@ -18,7 +18,7 @@ Times are local ones of the PHP process, without a zone.  Nothing is written to 
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
@@ -27,7 +27,6 @@ from typing import Any, Final, Literal
 
 from phpmq_lite.envelopes.keyed import Outgoing
 from phpmq_lite.envelopes.record import Block, build, read_block
-from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.errors import PhpmqError
 
@@ -110,7 +109,7 @@ def read_rows(
         sqlite3.Error: the database cannot be read.
     """
     table = _quoted(layout.table(kind))
-    names = _columns(connection, kind, layout)
+    names = columns(connection, kind, layout)
     shown = [
         f"CAST({_quoted(column)} AS BLOB)" if name == "payload" else _quoted(column)
         for name, column in names.items()
@@ -126,12 +125,20 @@ def read_rows(
         found = connection.execute(f"{head} WHERE {key} > ? {tail}", (last,)).fetchall()
 
 
-def _columns(connection: sqlite3.Connection, kind: Kind, layout: Layout) -> dict[str, str]:
-    """Find the columns that are read: our name and theirs."""
+def columns(connection: sqlite3.Connection, kind: Kind, layout: Layout) -> dict[str, str]:
+    """Find the columns that are read: our name and theirs.
+
+    Raises:
+        SourceError: the table or a needed column is missing.
+        sqlite3.Error: the database cannot be read.
+    """
     table = layout.table(kind)
     there = [row[1] for row in connection.execute(f"PRAGMA table_info({_quoted(table)})")]
     if not there:
-        raise SourceError(f"there is no table {table!r}")
+        tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        others = ", ".join(name for (name,) in connection.execute(tables)) or "none at all"
+        flags = "--table" if kind == "jobs" else "--failed-table or --no-failed"
+        raise SourceError(f"there is no table {table!r}, but {others}; say {flags}")
     found: dict[str, str] = {}
     for name in (*REQUIRED, *OPTIONAL[kind]):
         column = layout.column(kind, name)
@@ -241,32 +248,3 @@ def _record(row: Row) -> bytes:
             detail=reason,
         ),
     )
-
-
-class Journal:
-    """An SQLite file with the keys of what is stored: for second runs beyond the broker's window.
-
-    The broker remembers keys for 10 minutes or 100,000 publishes, unless set otherwise.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._connection = open_file(path)
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS imported (key BLOB PRIMARY KEY) WITHOUT ROWID"
-        )
-
-    def has(self, key: bytes) -> bool:
-        """Tell whether this was stored by an earlier run."""
-        found = self._connection.execute("SELECT 1 FROM imported WHERE key = ?", (key,))
-        return found.fetchone() is not None
-
-    def add(self, keys: Iterable[bytes]) -> None:
-        """Remember what is stored, in one transaction."""
-        with transaction(self._connection) as connection:
-            connection.executemany(
-                "INSERT OR IGNORE INTO imported (key) VALUES (?)", [(key,) for key in keys]
-            )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()

@@ -1,0 +1,53 @@
+"""A worker with the plain client: bodies of any kind, no envelopes, no retries of its own.
+
+    cd examples/python
+    python plain_worker.py [QUEUE [HOST:PORT]]
+
+In another terminal: ``phpmq-lite publish orders --data '{"order_id": 42, "total": 9.9}'``.
+SIGTERM and Ctrl-C end it after the message in hand; what it has not begun goes back.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+
+from phpmq_lite.client import connect
+
+
+class HopelessError(Exception):
+    """Trying again would not help."""
+
+
+def handle(body: bytes) -> None:
+    """Take an order."""
+    try:
+        order = json.loads(body)
+    except ValueError as error:
+        raise HopelessError("no JSON") from error
+    if order["total"] < 0:
+        raise ValueError(f"order {order['order_id']} costs {order['total']}")
+    print(f"order {order['order_id']}", flush=True)
+
+
+async def work(queue: str, address: str) -> None:
+    """Handle messages one by one; the broker has ten on their way meanwhile."""
+    async with connect(address) as client, client.consume(queue, credit=10) as deliveries:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, deliveries.close)
+        async for delivery in deliveries:
+            try:
+                handle(delivery.body)
+            except HopelessError as error:
+                print(f"{delivery.message_id} is put aside: {error}", flush=True)
+                delivery.dead_letter()  # a record in <queue>.dlq
+            except Exception as error:
+                print(f"{delivery.message_id} comes again: {error!r}", flush=True)
+                delivery.requeue(delivery.ttl_s or 0)  # max_deliveries of the queue ends this
+            else:
+                delivery.ack()
+
+
+if __name__ == "__main__":
+    queue, address = (*sys.argv[1:], *("orders", "127.0.0.1:9100")[len(sys.argv) - 1 :])
+    asyncio.run(work(queue, address))

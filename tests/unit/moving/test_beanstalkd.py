@@ -1,0 +1,201 @@
+"""Jobs of beanstalkd: what is asked of it, in which order they come, and where each goes."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from phpmq_lite.envelopes.record import read_block
+from phpmq_lite.moving.beanstalkd import (
+    PROBE_TUBE,
+    Beanstalkd,
+    BeanstalkdError,
+    Job,
+    Lot,
+    plan,
+    survey,
+)
+
+STATS = b"---\nid: 5fe2\nmax-job-size: 65535\n"
+JOB = Job(7, "mails", "ready", 0, 2, b"body")
+
+
+class Script(io.BytesIO):
+    """Answers each command; a peer without a socket."""
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self.asked: list[bytes] = []
+        self._answer = answer
+
+    def sendall(self, data: bytes) -> None:
+        """Take commands, as a socket would, and have the answers ready."""
+        commands = data.replace(b" 0\r\n\r\n", b" 0\r\n").split(b"\r\n")[:-1]  # put's body is empty
+        at = self.tell()
+        self.seek(0, io.SEEK_END)
+        for command in commands:
+            self.asked.append(command)
+            self.write(self._answer(command))
+        self.seek(at)
+
+
+def ok(body: bytes) -> bytes:
+    return b"OK %d\r\n%s\r\n" % (len(body), body)
+
+
+class Jobs:
+    """The answers of a beanstalkd that has these jobs: id -> tube, state and priority."""
+
+    def __init__(self, jobs: dict[int, tuple[str, str, int]], *, probe: int = 0) -> None:
+        self.jobs = jobs
+        self.probe = probe  # the id of the next job; 0: it is draining
+
+    def __call__(self, command: bytes) -> bytes:
+        verb, *rest = command.decode().split()
+        if verb == "stats":
+            counts = {"ready": 0, "reserved": 0, "delayed": 0, "buried": 0}
+            for _, state, _ in self.jobs.values():
+                counts[state] += 1
+            return ok(STATS + b"".join(b"current-jobs-%s: %d\n" % (state.encode(), n)
+                                       for state, n in counts.items()))  # fmt: skip
+        if verb == "put":
+            return b"INSERTED %d\r\n" % self.probe if self.probe else b"DRAINING\r\n"
+        if verb == "stats-job" and int(rest[0]) in self.jobs:
+            tube, state, priority = self.jobs[int(rest[0])]
+            found = f"id: {rest[0]}\ntube: {tube}\nstate: {state}\npri: {priority}\n"
+            return ok(f"---\n{found}".encode())
+        return b"USING x\r\n" if verb == "use" else b"NOT_FOUND\r\n"
+
+
+def opened(answer: Callable[[bytes], bytes]) -> tuple[Beanstalkd, Script]:
+    script = Script(answer)
+    return Beanstalkd(script.sendall, script), script
+
+
+def ids_of(server: Beanstalkd) -> list[int]:
+    return [job_id for job_ids in survey(server).values() for job_id in job_ids]
+
+
+def test_jobs_come_by_tube_state_priority_and_id() -> None:
+    server, _ = opened(
+        Jobs(
+            {
+                3: ("b", "ready", 5),
+                4: ("a", "buried", 0),
+                5: ("a", "delayed", 0),
+                6: ("a", "ready", 9),
+                7: ("a", "ready", 1),
+                8: ("a", "ready", 9),
+                9: ("a", "reserved", 0),
+            },
+            probe=11,
+        )
+    )
+    assert ids_of(server) == [7, 6, 8, 5, 4, 9, 3]
+    assert list(survey(server, ["b"])) == [Lot("b", 0, 5)]
+
+
+@pytest.mark.parametrize("probe", [30_000, 0])
+def test_search_ends_with_the_last_job(probe: int) -> None:
+    """From the newest down; from the oldest up where the newest is not known."""
+    server, script = opened(Jobs({25_000: ("a", "ready", 0)}, probe=probe))
+    assert ids_of(server) == [25_000]
+    assert len(script.asked) < 27_000
+
+
+def test_search_does_not_end_early_when_a_job_goes_while_it_runs() -> None:
+    jobs = Jobs({1: ("a", "ready", 0), 9_000: ("a", "ready", 0)}, probe=9_001)
+
+    def answer(command: bytes) -> bytes:
+        said = jobs(command)
+        if command == b"stats-job 9000":
+            jobs.jobs.pop(9_000)
+        return said
+
+    server, _ = opened(answer)
+    assert ids_of(server) == [1, 9_000]
+
+
+def test_probe_of_a_run_that_was_killed_is_deleted_and_not_moved() -> None:
+    server, script = opened(Jobs({4: (PROBE_TUBE, "delayed", 0)}, probe=6))
+    assert survey(server) == {}
+    assert script.asked[-1] == b"delete 4"
+    assert b"delete 6" in script.asked
+
+
+def test_only_ready_jobs_are_reserved() -> None:
+    """A reserved job of a connection that ends is ready, whatever it was before."""
+    server, script = opened(Jobs({}))
+    wanted = [(Lot("a", place, 0), place + 1) for place in range(4)]
+    assert server.take(wanted, is_held=True) == [None] * 4
+    asked = [command for command in script.asked if re.match(b"(peek|reserve-job [1-9])", command)]
+    assert asked == [b"reserve-job 1", b"peek 2", b"peek 3", b"peek 4"]
+
+
+def test_beanstalkd_without_reserve_job_is_known() -> None:
+    assert opened(Jobs({}))[0].can_reserve
+    old, _ = opened(lambda command: b"UNKNOWN_COMMAND\r\n" if b"reserve" in command else ok(STATS))
+    assert not old.can_reserve
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "closed the connection"),
+        (b"OK 9\r\nshort", "closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "answered 'HTTP/1.1 400 Bad Request' to 'stats'"),
+        (b"-ERR unknown command\n", "is no beanstalkd"),
+        (b"\r\n", "is no beanstalkd"),
+        (ok(b"---\nuptime: 1\n"), "no id or no max-job-size"),
+    ],
+)
+def test_what_is_no_beanstalkd_is_said(answer: bytes, message: str) -> None:
+    with pytest.raises(BeanstalkdError, match=message):
+        opened(lambda _: answer)
+
+
+def test_ready_job_goes_to_its_queue_byte_for_byte() -> None:
+    message = plan(JOB, "mail.out", instance="x", now_ms=0)
+    assert message is not None
+    assert (message.queue, message.content, message.ttl_s) == ("mail.out", b"body", 0)
+
+
+@pytest.mark.parametrize(("delay_s", "ttl_s"), [(90, 90), (0, 1)])
+def test_delayed_job_waits_at_least_a_second(delay_s: int, ttl_s: int) -> None:
+    """A TTL of 0 would be no end at all."""
+    job = replace(JOB, state="delayed", delay_s=delay_s)
+    message = plan(job, "mails", instance="x", now_ms=0)
+    assert message is not None
+    assert (message.queue, message.ttl_s) == ("mails.retry", ttl_s)
+
+
+def test_buried_job_becomes_a_dead_letter() -> None:
+    message = plan(replace(JOB, state="buried"), "mails", instance="x", now_ms=5)
+    assert message is not None
+    block = read_block(message.content)
+    assert block is not None
+    assert json.loads(message.content)["raw"] == "body"
+    assert (message.queue, message.ttl_s) == ("mails.dlq", 0)
+    assert (block.reason, block.detail, block.attempts, block.failed_at) == (
+        "failed", "buried", 2, 5,
+    )  # fmt: skip
+
+
+def test_reserved_job_is_left_to_its_worker() -> None:
+    assert plan(replace(JOB, state="reserved"), "mails", instance="x", now_ms=0) is None
+
+
+def test_key_follows_the_job_and_not_what_changes_about_it() -> None:
+    def key(job: Job, instance: str = "x", queue: str = "q") -> bytes:
+        message = plan(job, queue, instance=instance, now_ms=0)
+        assert message is not None
+        assert len(message.key) == 64
+        return message.key
+
+    same = {key(JOB), key(replace(JOB, state="delayed")), key(replace(JOB, reserves=9))}
+    assert same == {key(JOB, queue="other")}
+    others = [replace(JOB, job_id=8), replace(JOB, tube="other")]
+    assert len({key(JOB), key(JOB, "y"), *map(key, others)}) == 4
