@@ -10,8 +10,8 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any, Final, TextIO, cast
@@ -24,6 +24,7 @@ _server.set_forkserver_preload(
         "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
         "phpmq_lite.admin.listening",
         "phpmq_lite.cli.connect",
+        "phpmq_lite.cli.node",
         "phpmq_lite.cli.serve",
         "phpmq_lite.cli.worker",
         "phpmq_lite.envelopes.worker",
@@ -42,14 +43,18 @@ class Process:
         self,
         arguments: Sequence[str],
         *,
-        stderr: TextIO,
+        stderr: TextIO | int,
+        stdin: int | None = None,
         stdout: int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Start it; ``arguments`` begin with the module, ``stdout`` may be a pipe of text."""
+        """Start it; ``arguments`` begin with the module, ``stdout`` may be a pipe of text.
+
+        Without ``stdin`` it reads nothing, without ``stdout`` it writes where the tests do.
+        """
         self.stdout: IO[str] | None = None
-        out = 1
+        out = 1 if stdout is None else stdout
         if stdout == subprocess.PIPE:
             reader, out = os.pipe()
             self.stdout = os.fdopen(reader, encoding="utf-8")
@@ -57,7 +62,8 @@ class Process:
             target=_run,
             args=(
                 list(arguments), dict(os.environ if env is None else env), str(cwd or Path.cwd()),
-                _Sent(out), _Sent(stderr.fileno()),
+                None if stdin is None else _Sent(stdin), _Sent(out),
+                _Sent(stderr if isinstance(stderr, int) else stderr.fileno()),
             ),
             daemon=True,  # ends with the tests, whatever happens
         )  # fmt: skip
@@ -76,6 +82,11 @@ class Process:
     def returncode(self) -> int | None:
         """Its exit code, minus the number of the signal that ended it, None while it runs."""
         return self._process.exitcode
+
+    @property
+    def sentinel(self) -> int:
+        """What becomes ready when it has ended, for ``multiprocessing.connection.wait``."""
+        return self._process.sentinel
 
     def poll(self) -> int | None:
         """Give its exit code, None while it runs."""
@@ -129,13 +140,20 @@ def _received(given: Any) -> int:
 
 
 def _run(
-    arguments: list[str], environment: dict[str, str], folder: str, stdout: int, stderr: int
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
+    stdin: int | None,
+    stdout: int,
+    stderr: int,
 ) -> None:
     """Be ``python -m MODULE ARGUMENT…`` in this process."""
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.close(stdout)
-    os.close(stderr)
+    for given, number in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        if given is not None:
+            os.dup2(given, number)
+            os.close(given)
+    if stdin is not None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     os.environ.clear()
@@ -154,12 +172,15 @@ class BrokerProcess(testing.BrokerProcess):
         return cast("subprocess.Popen[str]", process)
 
 
-@contextmanager
-def broker_process(data: Path, *flags: str, listeners: int = 1) -> Iterator[BrokerProcess]:
+def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
     """Do what ``phpmq_lite.testing.broker_process`` does."""
-    broker = BrokerProcess(data, list(flags), listeners)
-    broker.start()
+    return BrokerProcess(data, list(flags), listeners)
+
+
+def refusal(data: Path, *flags: str) -> str:
+    """Start a broker that must not start; give its exit code and last words."""
     try:
-        yield broker
-    finally:
-        broker.kill()
+        with broker_process(data, *flags):
+            raise AssertionError("the broker has started")
+    except testing.StartFailedError as error:
+        return str(error)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from phpmq_lite.admin import cursors
 from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.context import context_of
-from phpmq_lite.admin.schemas import Limit, OutputFormat
+from phpmq_lite.admin.schemas import Cursor, Limit, OutputFormat
 from phpmq_lite.storage.audit import Audit, AuditFilter, AuditRow
 from phpmq_lite.storage.browse import is_message_id
 
@@ -29,7 +29,7 @@ class AuditQuery(BaseModel):
 
     format: OutputFormat = "html"
     limit: Limit = 50
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
     actor: str | None = Field(None, max_length=200, description="who, as shown")
     action: str | None = Field(
         None, max_length=100, description="queue.purge, or queue for all that begin so"

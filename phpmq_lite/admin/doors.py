@@ -2,7 +2,7 @@
 
 aiohttp waits for ever: for the first byte, for the rest of a head or a body, for a reader of an
 answer.  A ``Door`` stands between the loop and aiohttp's protocol; it passes everything on, and
-knows when something began.  ``security.md`` 9.
+knows when something began.  ``docs/security.md`` 9.
 """
 
 import asyncio
@@ -65,6 +65,12 @@ class Doors:
         )
         return None if is_trusted else host
 
+    @staticmethod
+    def turn_away(name: str | None, refusal: str) -> None:
+        """Say that the gate has refused somebody."""
+        if not is_quiet("http_turned_away"):
+            _log.warning("http_turned_away", address=name, reason=refusal)
+
     def look(self, now_s: float) -> None:
         """End who is too slow."""
         for door in list(self.open):
@@ -110,8 +116,7 @@ class Door(asyncio.Protocol):
         self._name = self._doors.name_of(peer[0] if isinstance(peer, tuple) else None)
         refusal = self._doors.gate.admit(self._name) if self._is_counted else None
         if refusal is not None:
-            if not is_quiet("http_turned_away"):
-                _log.warning("http_turned_away", address=self._name, reason=refusal)
+            self._doors.turn_away(self._name, refusal)
             self._transport.abort()
             return
         self._is_admitted = True

@@ -152,7 +152,7 @@ def _first_part(path: str) -> str:
 
 
 def dangers(request: web.Request) -> Iterator[Chip]:
-    """Yield what stands open, for the header (``security.md`` 1)."""
+    """Yield what stands open, for the header (``docs/security.md`` 1)."""
     context = context_of(request)
     if identity_of(request).kind == "local":
         yield Chip(

@@ -1,6 +1,6 @@
 """Every limit of the broker: what is used of it, how often it was reached, and what happens then.
 
-One list, for the system page and for the metrics (``security.md`` 9).
+One list, for the system page and for the metrics (``docs/security.md`` 9).
 """
 
 from collections import Counter

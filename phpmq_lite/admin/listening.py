@@ -1,18 +1,26 @@
-"""Serves the admin on sockets that listen already."""
+"""Serves the admin on sockets that listen already.
+
+With TLS connections are accepted here, not by ``create_server``: so a handshake that never ends has
+its place counted.
+"""
 
 import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Final
 
 from aiohttp import web
 
 from phpmq_lite.admin.access.headers import head_all
 from phpmq_lite.admin.context import CONTEXT
-from phpmq_lite.admin.doors import Door
+from phpmq_lite.admin.doors import Door, Doors
 from phpmq_lite.logs import is_quiet
+
+_RETRY_S: Final = 0.1  # after an accept that failed
 
 
 async def open_admin(
@@ -35,15 +43,66 @@ async def open_admin(
     stack.callback(watch.cancel)
     loop = asyncio.get_running_loop()
     for number, one in enumerate(sockets):
-        context = None if one.family == socket.AF_UNIX else tls
+        if tls is not None and one.family != socket.AF_UNIX:
+            accepting = asyncio.create_task(_accept(one, tls, doors, make))
+            stack.push_async_callback(_end, accepting)
+            continue
         server = await loop.create_server(
-            lambda is_counted=number > 0: Door(doors, make(), is_counted=is_counted),
-            sock=one,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else doors.patience.head_s,
-            backlog=128,
+            partial(_plain, doors, make, is_counted=number > 0), sock=one, backlog=128
         )
         stack.callback(server.close)
+
+
+def _plain(doors: Doors, make: Callable[[], web.RequestHandler], *, is_counted: bool) -> Door:
+    return Door(doors, make(), is_counted=is_counted)
+
+
+async def _accept(
+    listening: socket.socket,
+    tls: ssl.SSLContext,
+    doors: Doors,
+    make: Callable[[], web.RequestHandler],
+) -> None:
+    """Accept until it is cancelled, and then give up the handshakes under way."""
+    loop = asyncio.get_running_loop()
+    listening.setblocking(False)
+    async with asyncio.TaskGroup() as handshakes:
+        while True:
+            try:
+                connection, peer = await loop.sock_accept(listening)
+            except OSError:  # it went before we came; or others must close first
+                await asyncio.sleep(_RETRY_S)
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            door = Door(doors, make())
+            handshakes.create_task(_secure(connection, peer[0], tls, door, doors))
+
+
+async def _secure(
+    connection: socket.socket, host: str, tls: ssl.SSLContext, door: Door, doors: Doors
+) -> None:
+    """Do the handshake of one connection, in a place of its own; the door takes the place over."""
+    name = doors.name_of(host)
+    refusal = doors.gate.reserve(name)
+    if refusal is not None:
+        connection.close()
+        doors.turn_away(name, refusal)
+        return
+    is_made = False
+    try:
+        with suppress(OSError):  # ssl.SSLError and TimeoutError are among them
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: door, connection, ssl=tls, ssl_handshake_timeout=doors.patience.head_s
+            )
+            is_made = True
+    finally:
+        if not is_made:
+            doors.gate.give_up(name)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _limit_log() -> None:

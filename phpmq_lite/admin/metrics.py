@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, made from the status when they are asked for (``admin.md`` 7).
+"""Metrics for Prometheus, made from the status when they are asked for (``docs/metrics.md``).
 
 Base units, ``_total``, no label per client or message.  With thousands of queues the work is done
 in slices, so that the loop is never held up for long.

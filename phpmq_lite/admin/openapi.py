@@ -78,12 +78,17 @@ def summary_of(route: Route) -> str:
     return (route.handler.__doc__ or route.name).strip().partition("\n")[0]
 
 
+def tag_of(route: Route) -> str:
+    """Give the part of the API that a route belongs to: the first word of its path there."""
+    return route.path.removeprefix(PREFIX).split("/")[1]
+
+
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": route.name.removeprefix("api-"),
         "summary": summary_of(route),
         "description": _described(route),
-        "tags": [route.path.removeprefix(PREFIX).split("/")[1]],
+        "tags": [tag_of(route)],
         "parameters": _parameters(route, schemas),
         "responses": {
             str(route.status): _answer(route, schemas),

@@ -1,4 +1,4 @@
-"""The language of the search field: qualifiers, negation, free text (``admin.md`` 4).  Pure."""
+"""The language of the search field: qualifiers, negation, free text (``docs/admin.md``).  Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -12,7 +12,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Role(StrEnum):
-    """Who may use a route; each may what those before it may (``admin.md`` 3)."""
+    """Who may use a route; each may what those before it may (``docs/admin.md``)."""
 
     PUBLIC = "public"  # health and login: needs no login ever
     VIEWER = "viewer"

@@ -13,12 +13,17 @@ LIMIT_MAX = 200
 PUBLISH_MAX = 1_000  # messages in one request
 TTL_MAX_S = 100 * 365 * 86_400
 
-OutputFormat = Literal["html", "json", "jsonl", "csv"]
+OutputFormat = Annotated[
+    Literal["html", "json", "jsonl", "csv"], Field(description="how; a page where it is html")
+]
 QueueSort = Literal[
     "name", "-name", "ready", "-ready", "dispatched", "-dispatched", "dead", "-dead",
     "age", "-age", "in", "-in", "out", "-out", "consumers", "-consumers", "bytes", "-bytes",
 ]  # fmt: skip
-Limit = Annotated[int, Field(ge=1, le=LIMIT_MAX)]
+Limit = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="how many at most")]
+Cursor = Annotated[
+    str | None, Field(max_length=2_000, description="where to go on: next of the answer before")
+]
 
 
 class _Query(BaseModel):
@@ -28,7 +33,7 @@ class _Query(BaseModel):
 
     format: OutputFormat = "html"
     limit: Limit = 50
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
 
 
 class FormatQuery(BaseModel):
@@ -54,12 +59,6 @@ class MessagesQuery(_Query):
     state: Literal["ready", "dispatched"] | None = None
     outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
     confirm: Literal["purge", "redrive"] | None = None
-
-
-class MessageQuery(_Query):
-    """How to show one message."""
-
-    view: Literal["pretty", "raw", "hex"] | None = None
 
 
 class ClientsQuery(_Query):

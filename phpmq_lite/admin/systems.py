@@ -196,7 +196,7 @@ def storage(
     return found
 
 
-def retention(settings: Settings, stored: Measures | None, now_ms: int) -> list[Fact]:
+def retention(settings: Settings, stored: Measures | None) -> list[Fact]:
     """Tell how much settled history there is, beside its bounds."""
     if stored is None:
         return []

@@ -1,4 +1,7 @@
-"""Bodies of requests that are read as a stream, below a bound of their own (``security.md`` 9)."""
+"""Bodies of requests that are read as a stream, below a bound of their own.
+
+``docs/security.md`` 9.
+"""
 
 import asyncio
 from typing import Final

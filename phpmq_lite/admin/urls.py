@@ -11,7 +11,7 @@ def encode_name(name: str) -> str:
     """Make one path segment of a queue name, whatever is in it.
 
     Browsers fold ``.`` and ``..`` even percent-encoded, so a name of dots alone, and one that
-    starts with the sign itself, gets ``~`` in front (``admin.md`` 1).
+    starts with the sign itself, gets ``~`` in front.
     """
     if name.startswith(_ESCAPE) or not name.strip("."):
         name = _ESCAPE + name

@@ -9,7 +9,7 @@ import click
 
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node
-from phpmq_lite.cli.options import confirm, talk
+from phpmq_lite.cli.options import confirm, message_count, talk
 from phpmq_lite.cli.output import counting
 from phpmq_lite.logs import escape
 
@@ -69,7 +69,7 @@ def act(
             return
         if not selection["count"]:
             return
-        confirm(f"{action.capitalize()} {selection['count']:,} messages?", is_yes=yes)
+        confirm(f"{action.capitalize()} {message_count(selection['count'])}?", is_yes=yes)
         token, given = selection["token"], given | {"confirm": str(selection["count"])}
     elif dry_run:
         raise click.UsageError("--dry-run and --apply do not go together")
@@ -78,7 +78,7 @@ def act(
 
 def show(selection: dict[str, Any]) -> None:
     """Say on standard error what a selection has: the preview of the pages, in words."""
-    talk(f"{selection['count']:,} messages" + ("" if selection["is_complete"] else " at least"))
+    talk(message_count(selection["count"]) + ("" if selection["is_complete"] else " at least"))
     for title, key in (("queue", "by_queue"), ("state", "by_state"), ("URN", "by_urn")):
         for name, count in selection[key].items():
             if name:

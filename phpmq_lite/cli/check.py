@@ -103,7 +103,13 @@ def age(node: Node, queue: str | None, warning: int, critical: int) -> None:
 
 @check.command()
 @click.argument("queue")
-@click.option("--least", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--least",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Critical below this number.",
+)
 @node_options
 def consumer(node: Node, queue: str, least: int) -> None:
     """Has QUEUE at least so many consumers?"""
@@ -122,8 +128,22 @@ def dead(node: Node, queue: str | None, warning: int, critical: int) -> None:
 
 
 @check.command()
-@click.option("-w", "--warning", type=click.FloatRange(0, 100), default=15.0, show_default=True)
-@click.option("-c", "--critical", type=click.FloatRange(0, 100), default=5.0, show_default=True)
+@click.option(
+    "-w",
+    "--warning",
+    type=click.FloatRange(0, 100),
+    default=15.0,
+    show_default=True,
+    help="Warning from here down.",
+)
+@click.option(
+    "-c",
+    "--critical",
+    type=click.FloatRange(0, 100),
+    default=5.0,
+    show_default=True,
+    help="Critical from here down.",
+)
 @node_options
 def disk(node: Node, warning: float, critical: float) -> None:
     """How many percent of the disk are free?"""

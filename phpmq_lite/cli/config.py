@@ -1,12 +1,11 @@
 """``config``: the settings in force with the source of each, and the reference page."""
 
-from pathlib import Path
 from typing import Final
 
 import click
 
 from phpmq_lite import settings
-from phpmq_lite.cli.options import data_option, load_settings, settings_options
+from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.output import Column, output_option, write
 
 COLUMNS: Final = (
@@ -25,17 +24,12 @@ def config() -> None:
 @data_option
 @settings_options
 @output_option
-def show(
-    data: Path | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
-    output: str | None,
-) -> None:
+def show(output: str | None, given: Given) -> None:
     """List every setting with its value and where that comes from.
 
     The order is: flag, environment, file, default. Secrets are masked.
     """
-    effective = load_settings(config, assignments, data=data)
+    effective = given.load()
     rows = [
         {
             "setting": name,

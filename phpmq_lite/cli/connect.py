@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
+from phpmq_lite.cli.given import Given, settings_options
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import load_settings, settings_options
 from phpmq_lite.client.blocking import BlockingClient, connect_blocking
 from phpmq_lite.client.target import parse_target
 from phpmq_lite.settings import Settings
@@ -30,11 +30,10 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
-        config: Path | None,
-        assignments: tuple[tuple[str, str], ...],
+        given: Given,
         **others: Any,
     ) -> None:
-        settings = load_settings(config, assignments).settings
+        settings = given.load().settings
         address = connect or address_of(settings)
         context = _tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
         command(client=_client(address, settings, context, reconnect=reconnect), **others)

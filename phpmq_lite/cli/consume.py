@@ -15,7 +15,7 @@ import click
 
 from phpmq_lite.cli.connect import client_options
 from phpmq_lite.cli.main import ERROR, TIMED_OUT, CommandError
-from phpmq_lite.cli.options import talk
+from phpmq_lite.cli.options import message_count, talk
 from phpmq_lite.client.blocking import BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.logs import escape
@@ -91,7 +91,7 @@ def consume(
 
 def _tell(turn: "Turn", number: int | None, queue: str) -> None:
     """Say how it went, and end with the exit code of it."""
-    talk(f"{turn.taken:,} {'message' if turn.taken == 1 else 'messages'} taken from {queue}")
+    talk(f"{message_count(turn.taken)} taken from {queue}")
     if turn.failed:
         raise CommandError(f"{turn.failed:,} of them failed and were requeued", ERROR)
     if number is not None and turn.taken < number:

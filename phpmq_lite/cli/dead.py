@@ -8,7 +8,7 @@ import click
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options
 from phpmq_lite.cli.node import Node, node_options
-from phpmq_lite.cli.options import duration, talk
+from phpmq_lite.cli.options import duration, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write
 
 SUFFIX: Final = ".dlq"
@@ -19,8 +19,13 @@ COLUMNS: Final = (
     Column("reason", "REASON"),
     Column("count", "COUNT", is_number=True),
 )
-
-
+GROUP_COLUMNS: Final = (
+    Column("count", "COUNT", is_number=True),
+    Column("origin", "FROM"),
+    Column("urn", "URN"),
+    Column("reason", "REASON"),
+    Column("cause", "CAUSE"),
+)
 PLAN_COLUMNS: Final = (
     Column("what", "WOULD BE"),
     Column("name", "QUEUE OR REASON"),
@@ -47,7 +52,7 @@ def ls(node: Node, output: str | None) -> None:
 def groups(node: Node, output: str | None) -> None:
     """Group the dead letters by cause; numbers and ids in the reasons count as one."""
     found = node.get("/dead/groups")["items"]
-    write(found, COLUMNS, output, "no dead letters")
+    write(found, GROUP_COLUMNS, output, "no dead letters")
 
 
 @dead.command()
@@ -58,7 +63,7 @@ def groups(node: Node, output: str | None) -> None:
     "ttl_s",
     type=duration,
     metavar="DURATION",
-    help="Their new time to live; without: none.",
+    help="Their new time to live; without: the default of the queue they come to.",
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many, oldest first.")
 @click.option("--rate", metavar="N/s", type=str, help="At most so many a second, as 20/s.")
@@ -85,7 +90,7 @@ def redrive(
     if answer.get("plan") is not None:
         write(list(_plan_rows(answer["plan"])), PLAN_COLUMNS, output, "no dead letters")
         return
-    talk(f"{answer['redriven']:,} messages published again")
+    talk(f"{message_count(answer['redriven'])} published again")
 
 
 @dead.command()

@@ -7,8 +7,9 @@ from typing import Final
 import click
 
 from phpmq_lite import settings
+from phpmq_lite.cli.given import Given, gathered, listener_options, setting_option
 from phpmq_lite.cli.main import REFUSED, CommandError
-from phpmq_lite.cli.options import listener_options, talk
+from phpmq_lite.cli.options import talk
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
 from phpmq_lite.settings.toml_file import config_file
@@ -20,34 +21,29 @@ NAME: Final = "config.toml"
 
 @click.command()
 @click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
-@click.option(
+@setting_option(
     "--data",
+    "data",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the database: this setting counts, as a whole path.",
 )
 @listener_options
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-def init(
-    place: str,
-    data: Path | None,
-    listen: tuple[str, ...],
-    legacy_listen: tuple[str, ...],
-    admin: tuple[str, ...],
-    force: bool,
-) -> None:
+@gathered
+def init(place: str, force: bool, given: Given) -> None:
     """Write a configuration file in which every setting is explained.
 
     Each setting stands there with its default, as a comment; those that are given as flags count.
     The file is config.toml in FOLDER, this folder without one; - is standard output. It has names
     of files with passwords and keys, and none of these themselves.
     """
-    given: dict[str, object] = {"data": data.absolute()} if data else {}
-    for name, addresses in (
-        ("tcp.listen", listen), ("tcp.legacy_listen", legacy_listen), ("admin.listen", admin)
-    ):  # fmt: skip
-        read_endpoints(name, list(addresses))
-        given |= {name: list(addresses)} if addresses else {}
-    text = config_file(given)
+    values = dict(given.values)
+    for name, value in values.items():
+        if isinstance(value, Path):
+            values[name] = value.absolute()
+        elif isinstance(value, list):
+            read_endpoints(name, value)
+    text = config_file(values)
     if place == "-":
         click.echo(text, nl=False)
         return

@@ -20,8 +20,7 @@ from phpmq_lite.errors import (
 )
 
 DONE: Final = 0
-ERROR: Final = 1
-USAGE: Final = 2
+ERROR: Final = 1  # 2 is click's, for wrong usage
 NOT_FOUND: Final = 3
 REFUSED: Final = 4
 TIMED_OUT: Final = 5

@@ -3,18 +3,12 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import click
 
+from phpmq_lite.cli.given import Given, data_option, settings_options, start_options
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
-from phpmq_lite.cli.options import (
-    data_option,
-    load_settings,
-    settings_options,
-    start_options,
-    talk,
-)
+from phpmq_lite.cli.options import talk
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage import migrate as migrations
 from phpmq_lite.storage.checkup import check_files
@@ -26,26 +20,13 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 @data_option
 @start_options
 @settings_options
-def migrate(
-    dry_run: bool,
-    data: Path | None,
-    allow_network_fs: bool | None,
-    accept_loss: bool | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
-) -> None:
+def migrate(dry_run: bool, given: Given) -> None:
     """Bring the database to this version's schema.
 
     The broker must be stopped. A copy of the database is made first. Prints the name of each
     migration that was applied, or with --dry-run of each that is pending.
     """
-    settings = load_settings(
-        config,
-        assignments,
-        data=data,
-        storage__allow_network_fs=allow_network_fs,
-        storage__accept_loss=accept_loss,
-    ).settings
+    settings = given.load().settings
     if not (settings.data / DATABASE).is_file():
         raise CommandError(f"{settings.data} has no database; serve makes one", NOT_FOUND)
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)

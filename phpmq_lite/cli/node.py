@@ -14,8 +14,8 @@ import click
 from yarl import URL
 
 from phpmq_lite.cli import contexts
+from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
-from phpmq_lite.cli.options import data_option, load_settings, settings_options
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
 
@@ -138,15 +138,8 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--data``, ``--config``, ``--set``, ``--node`` and ``--token-file``; gives ``node``."""
 
     @wraps(command)
-    def find_first(
-        data: Path | None,
-        config: Path | None,
-        assignments: tuple[tuple[str, str], ...],
-        url: str | None,
-        token_file: Path | None,
-        **others: Any,
-    ) -> None:
-        command(node=find_node(data, config, assignments, url, token_file), **others)
+    def find_first(given: Given, url: str | None, token_file: Path | None, **others: Any) -> None:
+        command(node=find_node(given, url, token_file), **others)
 
     token = click.option(
         "--token-file",
@@ -157,21 +150,15 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
     return token(node(data_option(settings_options(find_first))))
 
 
-def find_node(
-    data: Path | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
-    url: str | None,
-    token_file: Path | None,
-) -> Node:
+def find_node(given: Given, url: str | None, token_file: Path | None) -> Node:
     """Find the broker: flags first, then the context in use, then the settings."""
     if url:
         return Node(None, url, read_token(token_file) if token_file else None)
-    context = None if data or config or assignments else contexts.current()
+    context = contexts.current() if given.is_nothing else None
     if context is not None and context.url:
         path = token_file or context.token_file
         return Node(None, context.url, read_token(path) if path else None)
-    settings = load_settings(config, assignments, data=context.data if context else data).settings
+    settings = (given.load(data=context.data) if context else given.load()).settings
     return Node(settings.data / "control.sock", settings=settings)
 
 

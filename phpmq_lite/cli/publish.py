@@ -11,7 +11,7 @@ import click
 
 from phpmq_lite.cli.connect import client_options
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import duration, is_terminal, talk
+from phpmq_lite.cli.options import duration, is_terminal, message_count, talk
 from phpmq_lite.cli.output import counting
 from phpmq_lite.client.blocking import BlockingClient
 
@@ -50,8 +50,8 @@ def publish(
         raise click.UsageError("--lines and --count do not go together")
     with closing(_open(source, data)) as file, client:
         groups = read_lines(file) if lines else copies(file.read(), count or 1)
-        stored = _publish(client, queue, groups, ttl_s, None if lines else count)
-    talk(f"{stored:,} {'message' if stored == 1 else 'messages'} stored in {queue}")
+        stored = _publish(client, queue, groups, ttl_s, None if lines else count or 1)
+    talk(f"{message_count(stored)} stored in {queue}")
 
 
 def _publish(

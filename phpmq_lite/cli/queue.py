@@ -8,7 +8,7 @@ import click
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
-from phpmq_lite.cli.options import confirm, talk
+from phpmq_lite.cli.options import confirm, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write
 
 COLUMNS: Final = (
@@ -119,7 +119,7 @@ def purge(node: Node, name: str, dispatched: bool, limit: int | None, yes: bool)
     what = f"all {kind}" if limit is None else f"the {limit:,} oldest {kind}"
     confirm(f"Delete {what} messages of {name}?", is_yes=yes)
     asked = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
-    talk(f"{node.post(path_of(name, 'purge'), asked)['settled']:,} messages deleted")
+    talk(f"{message_count(node.post(path_of(name, 'purge'), asked)['settled'])} deleted")
 
 
 @queue.command()
@@ -181,9 +181,9 @@ def _flush(node: Node, name: str) -> None:
     except CommandError as error:
         if error.code != REFUSED:
             raise
-        talk(f"{settled:,} messages of {name} deleted; the queue stays: {error}")
+        talk(f"{message_count(settled)} of {name} deleted; the queue stays: {error}")
         return
-    talk(f"{settled:,} messages of {name} deleted, and the queue")
+    talk(f"{message_count(settled)} of {name} deleted, and the queue")
 
 
 queue.add_command(queues, "ls")

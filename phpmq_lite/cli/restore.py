@@ -4,15 +4,9 @@ from pathlib import Path
 
 import click
 
+from phpmq_lite.cli.given import Given, data_option, settings_options, start_options
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import (
-    confirm,
-    data_option,
-    load_settings,
-    settings_options,
-    start_options,
-    talk,
-)
+from phpmq_lite.cli.options import confirm, talk
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.cli.verify import DAMAGED, show
 from phpmq_lite.resources import migrations_folder
@@ -31,17 +25,7 @@ from phpmq_lite.storage.restore import restore as put_back
 @start_options
 @output_option
 @settings_options
-def restore(
-    backup: str,
-    is_drill: bool,
-    yes: bool,
-    data: Path | None,
-    allow_network_fs: bool | None,
-    accept_loss: bool | None,
-    output: str | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
-) -> None:
+def restore(backup: str, is_drill: bool, yes: bool, output: str | None, given: Given) -> None:
     """Put BACKUP in the place of the database of a stopped broker.
 
     BACKUP is the id of a backup of this broker, its folder, or a database file, such as the
@@ -49,13 +33,7 @@ def restore(
     folder; nothing is deleted. With --drill the backup is restored into a temporary folder,
     brought to this version's schema, recovered, checked, and removed again.
     """
-    settings = load_settings(
-        config,
-        assignments,
-        data=data,
-        storage__allow_network_fs=allow_network_fs,
-        storage__accept_loss=accept_loss,
-    ).settings
+    settings = given.load().settings
     source = _source(backup, settings)
     if is_drill:
         done = drill(source, migrations_folder(), tell=talk)

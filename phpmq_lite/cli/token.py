@@ -36,7 +36,9 @@ def ls(node: Node, output: str | None) -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True)
+@click.option(
+    "--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it may."
+)
 @click.option("--queues", multiple=True, metavar="GLOB", help="Only these queues. Repeatable.")
 @click.option("--expires", type=duration, metavar="DURATION", help="As 90d; without: never.")
 @node_options

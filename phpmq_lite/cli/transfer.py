@@ -12,7 +12,7 @@ import click
 
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.node import Node, node_options, read_answer
-from phpmq_lite.cli.options import talk
+from phpmq_lite.cli.options import message_count, talk
 from phpmq_lite.cli.output import counting
 
 _PIECE: Final = 500  # messages in one request, all or none
@@ -67,7 +67,7 @@ def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
     """
     messages = list(_messages(file, queue))
     if dry_run:
-        talk(f"{len(messages):,} messages can be imported")
+        talk(f"{message_count(len(messages))} can be imported")
         return
     stored = 0
     rest = iter(messages)
@@ -76,7 +76,7 @@ def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
             for part in _cut(piece):
                 stored += int(node.post("/import", {"messages": part})["stored"])
                 advance(len(part))
-    talk(f"{stored:,} messages stored")
+    talk(f"{message_count(stored)} stored")
 
 
 def _cut(piece: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import data_option, load_settings, settings_options
 from phpmq_lite.cli.output import Column, output_option, write
 from phpmq_lite.storage.backup import MANIFEST, check_copy, read_backup
 from phpmq_lite.storage.verify import Check
@@ -20,13 +20,7 @@ _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found"
 @data_option
 @output_option
 @settings_options
-def verify(
-    path: Path | None,
-    data: Path | None,
-    output: str | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
-) -> None:
+def verify(path: Path | None, output: str | None, given: Given) -> None:
     """Check a database whose broker is stopped, or a backup; change nothing.
 
     Looks at the write-ahead log, the structure, every body, and whether the tables agree. PATH is
@@ -35,7 +29,7 @@ def verify(
     Exit codes: 0 all is well, 65 something is damaged.
     """
     if path is None:
-        path = load_settings(config, assignments, data=data).settings.data
+        path = given.load().settings.data
     if (path / MANIFEST).is_file():
         backup = read_backup(path)
         if backup is None:

@@ -18,7 +18,7 @@ import click
 
 from phpmq_lite.cli.connect import client_options
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import duration, talk
+from phpmq_lite.cli.options import duration, message_count, talk
 from phpmq_lite.client.blocking import BlockingClient
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def worker(client: BlockingClient, app_name: str, queue: str | None, **options: 
         reserve_timeout_s=options["reserve_timeout"],
         drop_exhausted=options["drop_exhausted"],
     )
-    talk(f"{outcome.jobs:,} {'message' if outcome.jobs == 1 else 'messages'}: {outcome.reason}")
+    talk(f"{message_count(outcome.jobs)}: {outcome.reason}")
 
 
 def load_app(name: str) -> "BabelQueue":

@@ -2,27 +2,21 @@
 
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from phpmq_lite.envelopes import verdict
 from phpmq_lite.envelopes.record import Block
 from phpmq_lite.envelopes.verdict import LANGUAGES, OUTDATED, REASONS
 from tests.conformance.babelqueue_differences import TABLE
+from tests.docs import pages
 from tests.envelope_cases import MEMBERS, META
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "envelopes.md").read_text(encoding="utf-8")
+NAME = "docs/envelopes.md"
+PAGE = pages.text_of(NAME)
 
 
-def rows(head: str) -> list[list[str]]:
-    """Give the rows of the table whose first line begins so."""
-    lines = PAGE.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith(head)) + 2
-    found = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
+rows = partial(pages.rows, NAME)
 
 
 def test_fields_are_those_of_the_contract() -> None:

@@ -1,29 +1,21 @@
 """The page about the pipeline is what the code says: commands, flags, options, columns."""
 
 import re
-from pathlib import Path
+from functools import partial
 
 import click
 
 from phpmq_lite.cli.main import commands
 from phpmq_lite.cli.pipeline import COMMANDS, pipeline
 from phpmq_lite.spark import options, schema
+from tests.docs import pages
 
-ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+NAME = "docs/pipeline.md"
+PAGE = pages.text_of(NAME)
+README = pages.text_of("README.md")
 
 
-def rows(head: str) -> list[list[str]]:
-    """Give the rows of the table whose first line begins so."""
-    lines = PAGE.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith(head)) + 2
-    found = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
+rows = partial(pages.rows, NAME)
 
 
 def command(name: str) -> click.Command:
@@ -92,8 +84,3 @@ def test_names_of_kafka_are_those_that_are_refused() -> None:
 def test_columns_are_those_of_the_source() -> None:
     told = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in rows("| of | columns |")}
     assert told == {"history": schema.HISTORY.names, "a queue": schema.QUEUE.names}
-
-
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE)
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []

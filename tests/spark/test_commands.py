@@ -1,4 +1,4 @@
-"""The command line with a real Spark: results, errors, and the examples from the docs.
+"""The command line with a real Spark: results, errors, and the tour of the examples.
 
 All of it runs here, in the session that all tests share; ``test_cluster.py`` has a process.
 """
@@ -161,20 +161,6 @@ def test_consume_of_nothing_is_no_error(pipeline: Run, queue: str) -> None:
     done = pipeline("consume", queue, "--subscription", f"new-{queue}")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 0
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/pipeline.md"])
-def test_snippet_of_the_page_shows_the_history(
-    page: str, shared: SparkSession, broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    (code,) = [
-        part
-        for part in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-        if 'phpmq")' in part
-    ]
-    exec(code.replace("http://127.0.0.1:9101", broker.admin[0]), {})
-    assert re.search(rf"\|orders\| +acked\| +{ROWS}\|", capfd.readouterr().out)
 
 
 def test_tour_goes_from_nothing_to_a_chart(

@@ -1,6 +1,6 @@
 """How often a password may be tried: per address, and over all unknown ones.
 
-No account is ever locked: that would let a stranger lock the owner out (``security.md`` 2).
+No account is ever locked: that would let a stranger lock the owner out (``docs/security.md`` 2).
 """
 
 import ipaddress

@@ -1,4 +1,7 @@
-"""The gate: finds out who asks, and lets through whom a route is for (``security.md`` 2 to 4)."""
+"""The gate: finds out who asks, and lets through whom a route is for.
+
+``docs/security.md`` 2 to 4.
+"""
 
 import asyncio
 from ipaddress import ip_address

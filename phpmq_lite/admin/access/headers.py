@@ -1,4 +1,4 @@
-"""The headers on every response, and those of a download (``security.md`` 6 and 7)."""
+"""The headers on every response, and those of a download (``docs/security.md`` 6 and 7)."""
 
 import asyncio
 from typing import Any, Final

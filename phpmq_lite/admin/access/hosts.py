@@ -1,4 +1,4 @@
-"""Known hosts: by which names this machine may be called (``security.md`` 5)."""
+"""Known hosts: by which names this machine may be called (``docs/security.md`` 5)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -41,7 +41,7 @@ def known_hosts(settings: Settings) -> list[str]:
 
 
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
-    """Tell whether the Host header names this machine (``security.md`` 5).
+    """Tell whether the Host header names this machine (``docs/security.md`` 5).
 
     That is loopback, the local address of this connection, or one of ``hosts``.
     """

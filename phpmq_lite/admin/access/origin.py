@@ -1,4 +1,4 @@
-"""Whose page sent a change: ours, or one of another site (``security.md`` 4)."""
+"""Whose page sent a change: ours, or one of another site (``docs/security.md`` 4)."""
 
 import hmac
 from typing import Final
@@ -34,7 +34,7 @@ def origin_of(url: str) -> str:
 
 
 def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
-    """Refuse what another site's page sent (``security.md`` 4).
+    """Refuse what another site's page sent (``docs/security.md`` 4).
 
     Raises:
         Problem: 403, naming the origin seen and the setting that would allow it.

@@ -14,7 +14,7 @@ LIFE_MS: Final = 3_600_000
 BYTES_MAX: Final = 32 << 20  # of all that is kept
 _SEQ_DIGITS: Final = 16  # of a message id
 
-# What takes an action back; what is not here cannot be taken back (``admin.md`` 2).
+# What takes an action back; what is not here cannot be taken back.
 OPPOSITES: Final = {
     Action.DELETE: Action.RESTORE,
     Action.REQUEUE: Action.PLACE,

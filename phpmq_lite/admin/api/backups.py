@@ -152,8 +152,7 @@ async def begin_scrub(request: web.Request) -> None:
     check_all_queues(request, "look for damage")
     context = context_of(request)
     entry = entry_of(request, target="scrub")
-    care_of(context).scrub.start()
-    await commands.write(context, entry, [])
+    await care_of(context).scrub.start(lambda: commands.write(context, entry, []))
 
 
 async def end_scrub(request: web.Request) -> None:
@@ -161,8 +160,7 @@ async def end_scrub(request: web.Request) -> None:
     check_all_queues(request, "stop the scrub")
     context = context_of(request)
     entry = entry_of(request, target="scrub")
-    care_of(context).scrub.stop()
-    await commands.write(context, entry, [])
+    await care_of(context).scrub.stop(lambda: commands.write(context, entry, []))
 
 
 def scrub_out(care: Care) -> ScrubOut:

@@ -19,6 +19,7 @@ from phpmq_lite.admin.requests import message_of, query_of, queue_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import (
     BodyOut,
+    Cursor,
     EventOut,
     Limit,
     MessageOut,
@@ -35,7 +36,7 @@ class SearchIn(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field("", max_length=QUERY_CHARACTERS)
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
     limit: Limit = 50
     format: OutputFormat = "json"
 

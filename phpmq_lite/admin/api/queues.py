@@ -265,11 +265,11 @@ ROUTES: Final = (
     ),
     Route(
         "PUT", _Q, Role.OPERATOR, "api-queue-create", create, "queue.create",
-        takes=NothingIn, gives=CreatedOut,
+        takes=NothingIn, gives=CreatedOut, cli="queue create",
     ),
     Route(
         "PATCH", _Q, Role.ADMIN, "api-queue-configure", configure, "queue.configure",
-        takes=SettingsIn, gives=SettingsOut,
+        takes=SettingsIn, gives=SettingsOut, cli="queue set",
     ),
     Route(
         "DELETE", _Q, Role.OPERATOR, "api-queue-remove", remove, "queue.remove",

@@ -128,7 +128,7 @@ def _quoted(text: str) -> str:
 ROUTES: Final = (
     Route(
         "GET", "/api/v1/traces/{trace}", Role.VIEWER, "api-trace", trace,
-        query=TraceIn, gives=FoundOut, cli="trace",
+        query=TraceIn, gives=FoundOut,
     ),
     Route(
         "GET", "/api/v1/completions", Role.VIEWER, "api-completions", completions,

@@ -17,7 +17,7 @@ from phpmq_lite.admin.query import of_states
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import Limit, MessageOut, MessagesQuery, OutputFormat
+from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, MessagesQuery, OutputFormat
 from phpmq_lite.storage.rollups import ALL
 
 
@@ -31,7 +31,7 @@ class HistoryPageQuery(BaseModel):
     since: str = Field("", max_length=40)
     until: str = Field("", max_length=40)
     span: Literal["1h", "24h", "7d", "30d"] = "1h"  # of the chart
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
     limit: Limit = 50
     format: OutputFormat = "html"
 

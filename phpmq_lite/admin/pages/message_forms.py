@@ -26,7 +26,6 @@ _ON_LISTS: Final = (
     Action.REDRIVE,
     Action.RESTORE,
 )
-_NEW: Final = frozenset({Action.REDRIVE, Action.RESTORE})  # they make a new message
 
 
 def _shower(action: Action) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

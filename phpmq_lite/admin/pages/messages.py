@@ -21,7 +21,7 @@ from phpmq_lite.admin.query import QUALIFIERS, QUERY_CHARACTERS, parse
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import Limit, OutputFormat
+from phpmq_lite.admin.schemas import Cursor, Limit, OutputFormat
 from phpmq_lite.admin.shelves import has_records, named
 from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow, is_message_id
@@ -37,7 +37,7 @@ class MessagesPageQuery(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field("", max_length=4 * QUERY_CHARACTERS)
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
     limit: Limit = 50
     format: OutputFormat = "html"
 

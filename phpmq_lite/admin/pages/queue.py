@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from phpmq_lite.admin import attention, charts, histories, queue_settings, trends, views
 from phpmq_lite.admin.context import Context, context_of, status_of
@@ -16,7 +16,7 @@ from phpmq_lite.admin.query import of_queue, of_verdict
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, query_of, queue_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import Limit, MessageOut, MessagesQuery, OutputFormat
+from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, MessagesQuery, OutputFormat
 from phpmq_lite.admin.shelves import RETRY, is_shelf, records_of
 from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.queue import home_of
@@ -35,7 +35,7 @@ class QueuePageQuery(BaseModel):
 
     format: OutputFormat = "html"
     limit: Limit = 50
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
     tab: Tab = "messages"
     state: Literal["ready", "dispatched"] | None = None
     outcome: Literal["acked", "expired", "dead", "deleted"] | None = None

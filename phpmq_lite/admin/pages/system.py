@@ -75,7 +75,7 @@ async def _health(request: web.Request, _query: SystemQuery) -> dict[str, Any]:
         "listeners": systems.listeners(context.settings, status),
         "certificates": await certificates(context.settings),
         "storage": systems.storage(context.settings, disk, stored, context.readers.path.parent),
-        "retention": systems.retention(context.settings, stored, now_ms),
+        "retention": systems.retention(context.settings, stored),
         "limits": reached,
         "waiting": systems.waiting(status, reached),
         "refused": systems.refused(status),

@@ -13,7 +13,7 @@ from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import Limit, MessageOut, OutputFormat
+from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, OutputFormat
 
 
 class TrashQuery(BaseModel):
@@ -22,7 +22,7 @@ class TrashQuery(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     queue: str = Field("", max_length=255)
-    cursor: str | None = Field(None, max_length=2_000)
+    cursor: Cursor = None
     limit: Limit = 50
     format: OutputFormat = "html"
 

@@ -6,12 +6,11 @@ folder and removed, to see how long the disk takes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import click
 
 from phpmq_lite.cli.findings import Finding, bad, end_with
-from phpmq_lite.cli.options import data_option, settings_options
+from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.errors import PhpmqError
 
@@ -20,12 +19,7 @@ from phpmq_lite.errors import PhpmqError
 @data_option
 @settings_options
 @output_option
-def doctor(
-    data: Path | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
-    output: str | None,
-) -> None:
+def doctor(output: str | None, given: Given) -> None:
     """Look whether a broker can run here, and say what to do.
 
     Looks at the installation, settings, data folder, disk, database, ports, certificates, limits,
@@ -33,12 +27,10 @@ def doctor(
     broker. It changes nothing.
     Exit codes: 0 nothing is bad, 1 something is.
     """
-    end_with(list(look(data, config, assignments)), output)
+    end_with(list(look(given)), output)
 
 
-def look(
-    data: Path | None, config: Path | None, assignments: tuple[tuple[str, str], ...]
-) -> Iterator[Finding]:
+def look(given: Given) -> Iterator[Finding]:
     """Look at one part of the world after another; each works without the others."""
     from phpmq_lite.cli.doctor import (
         backups,
@@ -51,7 +43,7 @@ def look(
     )
 
     yield from tried("installation", installation.look)
-    settings, findings = configuration.read(data, config, assignments)
+    settings, findings = configuration.read(given)
     yield from findings
     pid = folder.holder_of(settings.data)
     yield from tried("settings", lambda: configuration.look(settings))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.cli.findings import Finding, bad, ok, warn
-from phpmq_lite.cli.options import read_settings
+from phpmq_lite.cli.given import Given
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Settings, as_text, find_file
@@ -14,15 +14,13 @@ NAME: Final = "settings"
 _PROCESS_BYTES: Final = 128 << 20  # what a broker has without a message, and some room
 
 
-def read(
-    data: Path | None, config: Path | None, assignments: tuple[tuple[str, str], ...]
-) -> tuple[Settings, list[Finding]]:
+def read(given: Given) -> tuple[Settings, list[Finding]]:
     """Read the settings; where that fails, give the defaults for the other checks."""
-    path = config or find_file()
+    path = given.config or find_file()
     try:
-        effective = read_settings(config, assignments, data=data)
+        effective = given.read()
     except SettingsError as error:
-        fallback = Settings() if data is None else Settings(data=data)
+        fallback = Settings() if given.data is None else Settings(data=given.data)
         return fallback, [refused_finding(error)]
     changed = sum(source != "default" for source in effective.sources.values())
     return effective.settings, [read_finding(path, changed), *stranger_findings(effective.warnings)]

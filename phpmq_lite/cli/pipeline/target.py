@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import click
 
 from phpmq_lite.cli import contexts
+from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.node import Node, read_token
-from phpmq_lite.cli.options import assignment, data_option, load_settings, settings_options
+from phpmq_lite.cli.options import assignment
 from phpmq_lite.spark.jobs.files import folder_of
 from phpmq_lite.spark.options import is_local
 
@@ -72,12 +73,10 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         master: str,
         conf: tuple[tuple[str, str], ...],
         log: Path | None,
-        data: Path | None,
-        config: Path | None,
-        assignments: tuple[tuple[str, str], ...],
+        given: Given,
         **others: Any,
     ) -> None:
-        where = _where(url, token_file, path, out, data, config, assignments)
+        where = _where(url, token_file, path, out, given)
         found_url, token, found_path, found_out = where
         if found_path and not is_local(master):
             raise click.UsageError(
@@ -116,22 +115,21 @@ def _where(
     token_file: Path | None,
     path: Path | None,
     out: str | None,
-    data: Path | None,
-    config: Path | None,
-    assignments: tuple[tuple[str, str], ...],
+    given: Given,
 ) -> tuple[str | None, str | None, Path | None, str]:
     """Find URL, token, path and out."""
     if url and path:
         raise click.UsageError("give one of --url and --path")
-    context = None if url or path or data or config or assignments else contexts.current()
+    context = None if url or path or not given.is_nothing else contexts.current()
     if context is not None:
-        url, data, token_file = context.url, context.data, token_file or context.token_file
-    settings = load_settings(config, assignments, data=data).settings
+        url, token_file = context.url, token_file or context.token_file
+        given = Given({"data": context.data} if context.data else {})
+    settings = given.load().settings
     token = read_token(token_file) if token_file else None
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
     if out is None:
-        out = _default_out(url, settings.data, is_named=data is not None)
+        out = _default_out(url, settings.data, is_named=given.data is not None)
     elif folder := folder_of(out):
         out = str(folder.absolute())  # Spark's processes stand in other folders
     return url or url_of(settings.admin.listen), token, None, out

@@ -432,6 +432,11 @@ def test_process_is_found_by_the_own_end_of_its_socket() -> None:
     assert processes.inode_of(TABLE, place[0], 50_001) is None
 
 
+def test_sockets_that_listen_are_found_by_their_port() -> None:
+    assert list(processes.listening(TABLE, 0x238C)) == ["100"]  # and none of its connections
+    assert list(processes.listening(TABLE, 50_000)) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

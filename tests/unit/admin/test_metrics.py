@@ -130,8 +130,8 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
     assert "pure Python" in build
 
 
-async def test_every_family_of_the_design_is_there() -> None:
-    """``admin.md`` 7 has the list; a family without a sample still has its TYPE line."""
+async def test_every_family_is_there() -> None:
+    """docs/metrics.md has the list; a family without a sample still has its TYPE line."""
     labels = Labels()
     labels.begin()
     labels.add([queue_status()], 200)

@@ -37,8 +37,7 @@ def refusal(text: str) -> Problem:
 # -- what is read
 
 
-def test_search_of_the_design_is_read_piece_by_piece() -> None:
-    """The line of ``admin.md`` 4, with a whole trace."""
+def test_search_with_everything_is_read_piece_by_piece() -> None:
     query = parse(
         "queue:mail* state:dead urn:orders:* trace:7b3f id:d7e7 data.order_id:1042 deliveries:>3 "
         'size:>100k ttl:<60s age:>1h reason:crc client:10.0.0.7 -urn:test:* "free text"'

@@ -100,13 +100,13 @@ def test_retention_shows_the_share_of_deleted_messages() -> None:
         deleted_rows=10, deleted_bytes=1, history_oldest_at=None, history_offset=200, removed=0,
         audit_rows=0, audit_oldest_at=None, last_seen_ms=None,
     )  # fmt: skip
-    facts = {fact.name: fact for fact in systems.retention(Settings(), stored, NOW_MS)}
+    facts = {fact.name: fact for fact in systems.retention(Settings(), stored)}
     assert facts["Deleted ones"].note == "5.0% of the settled, at most 500,000"
 
 
 def test_page_without_a_database_still_has_its_other_parts() -> None:
     assert [fact.name for fact in systems.storage(Settings(), None, None, FOLDER)] == ["Folder"]
-    assert systems.retention(Settings(), None, NOW_MS) == []
+    assert systems.retention(Settings(), None) == []
 
 
 def test_percent_of_a_start_only_grows() -> None:

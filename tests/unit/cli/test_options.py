@@ -41,31 +41,6 @@ def test_assignment_without_name_or_value_is_refused(text: str) -> None:
         options.assignment(text)
 
 
-def test_flag_of_its_own_wins_over_set() -> None:
-    effective = options.load_settings(
-        None, (("log.level", "error"), ("limits.credit", "5")), log__level="debug", data=None
-    )
-    assert effective.settings.log.level == "debug"
-    assert effective.settings.limits.credit == 5
-    assert effective.sources["data"] == "default"
-
-
-def test_repeated_flag_gives_a_list_and_none_at_all_the_default() -> None:
-    effective = options.load_settings(None, tcp__listen=("a:1", "b:2"), admin__listen=())
-    assert effective.settings.tcp.listen == ["a:1", "b:2"]
-    assert effective.settings.admin.listen == ["127.0.0.1:9101"]
-
-
-def test_warnings_go_to_standard_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PHPMQ_PORT", "1")
-    options.load_settings(None)
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    assert "warning: PHPMQ_PORT in the environment" in seen.err
-
-
 def test_destroying_without_a_terminal_needs_yes() -> None:
     @click.command()
     @click.option("--yes", is_flag=True)
@@ -86,3 +61,10 @@ def test_terminal_is_asked_before_something_is_destroyed(
     monkeypatch.setattr(options, "is_terminal", lambda: True)
     assert CliRunner().invoke(destroy, [], input="n\n").exit_code == 1
     assert CliRunner().invoke(destroy, [], input="y\n").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 messages"), (1, "1 message"), (2_000, "2,000 messages")]
+)
+def test_messages_are_counted_in_words(count: int, words: str) -> None:
+    assert options.message_count(count) == words

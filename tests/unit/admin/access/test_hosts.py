@@ -1,4 +1,4 @@
-"""Hosts, as security.md 5 has them."""
+"""Hosts, as docs/security.md 5 has them."""
 
 from typing import Any
 

@@ -1,0 +1,88 @@
+"""What of the pages is not run as it stands there, and why.  A test holds all tables exact."""
+
+from typing import Final
+
+INSTALLS: Final = "installs packages; tests/integration/test_packaging.py installs ours"
+RUNS: Final = "the broker of the test runs already"
+MACHINE: Final = "changes the machine; tests/docs/test_service_unit.py compares paths and names"
+DOCKER: Final = "needs docker; tests/docs/test_container.py runs what would be in the container"
+SYSTEMD: Final = "asks systemd; the test stops and starts its broker in between"
+LONG: Final = "takes minutes; tests/docs/test_performance_page.py has the command take its options"
+SPARK: Final = "starts Spark; tests/spark/test_pages.py runs it in the session of its tests"
+FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py has run it"
+CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py has a cluster on this one"
+
+# By page, a part of a line (of code: of the block) that is left out -> the reason.
+NOT_RUN: Final[dict[str, dict[str, str]]] = {
+    "CONTRIBUTING.md": {"-m pytest": "that is what runs this"},
+    "README.md": {
+        ".venv/bin/phpmq-lite serve": INSTALLS,
+        ".venv/bin/activate": INSTALLS,
+        "phpmq-lite bench": "takes 20 s; tests/integration/test_bench.py",
+        ".venv/bin/pip install '.[spark,java]'": INSTALLS,
+        "phpmq-lite pipeline run": FIRST_STEPS,
+        "python chart.py": FIRST_STEPS,
+        "-m pytest": "that is what runs this",
+    },
+    "benchmarks/README.md": {"peers.py": "needs the other brokers, and an hour"},
+    "benchmarks/profile.md": {"profile_paths.py": "needs root and minutes"},
+    "docs/operations.md": {
+        "sudo ": MACHINE,
+        "openssl rand": DOCKER,
+        "docker compose": DOCKER,
+        "systemctl": SYSTEMD,
+    },
+    "docs/moving-in.md": {"redis-cli": "needs Redis; what reads its output is publish --lines"},
+    "docs/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
+    "docs/php.md": {"composer require": "asks another registry; the test has doubles of both"},
+    "docs/pipeline.md": {
+        "pip install": INSTALLS,
+        "--continuous": "goes on for ever; tests/spark/test_cluster.py has it go on, and ends it",
+        "--url http://mq:9101": CLUSTER,
+        "phpmq-lite pipeline run": SPARK,
+        "phpmq-lite pipeline replay": SPARK,
+        "from phpmq_lite.spark": SPARK,
+        "SPARK=": CLUSTER,
+        "$SPARK/bin/spark-class": CLUSTER,
+    },
+    "docs/schemas.md": {"phpmq-lite serve": RUNS},
+    "docs/tutorial.md": {
+        ".venv/bin/pip install": INSTALLS,
+        ".venv/bin/activate": INSTALLS,
+        ".venv/bin/phpmq-lite serve": RUNS,
+        "phpmq-lite pipeline run": FIRST_STEPS,
+        "from phpmq_lite.spark": SPARK,
+    },
+    "examples/php/README.md": {
+        "phpmq-lite serve &": RUNS,
+        "composer install": "asks another registry; the test has a double of the client",
+    },
+}
+
+# By page, what is written there -> what is run instead, here or because it would go on for ever.
+INSTEAD: Final[dict[str, dict[str, str]]] = {
+    "docs/admin.md": {
+        "--role admin": "--role admin --password-file - <<< 'typed by nobody'",
+    },
+    "docs/operations.md": {
+        "/mnt/elsewhere": "elsewhere",
+        "20261231T235959Z    #": "$(ls phpmq-data/backups | head -1) --yes #",
+        "20261231T235959Z": "$(ls phpmq-data/backups | head -1)",
+    },
+    "docs/moving-in.md": {"127.0.0.1:11300": "$(cat beanstalkd.address)"},
+    "docs/php.md": {"5.0": "0.5", "--stop-when-empty": "--stop-when-empty --timeout=1"},
+    "docs/pipeline.md": {
+        # its other two jobs take seconds, and test_first_steps.py runs all three
+        "pipeline run --bodies": "pipeline archive --bodies",
+        "--name NAME": "--name $(ls phpmq-data/pipeline/replays | head -1 | cut -d. -f1)",
+    },
+    "docs/workers.md": {
+        "outbox relay --database shop.sqlite": "outbox relay --database shop.sqlite --once",
+        "--app handlers:app": "--app handlers:app --stop-when-empty",
+    },
+    "examples/README.md": {
+        "python plain_worker.py": "timeout --preserve-status 2 python plain_worker.py",
+        "handlers:app": "handlers:app --stop-when-empty",
+    },
+    "examples/php/README.md": {"--stop-when-empty": "--stop-when-empty --timeout=1"},
+}

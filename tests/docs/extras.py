@@ -1,0 +1,149 @@
+"""What a page needs around its blocks: something to be there before one, a look at the end."""
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from phpmq_lite.client.blocking import connect_blocking
+from tests.beanstalkd import beanstalkd_process
+from tests.docs.snippets import Said, Walk
+from tests.envelope_cases import body
+from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
+
+DOUBLES: Final = Path(__file__).parent / "initphp_doubles.php"
+PUBLISHED: Final = Path(__file__).parent / "published_client.php"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """``before``: part of a block -> what prepares for it; ``after`` looks at what was said."""
+
+    before: Mapping[str, Callable[[Walk], object]] = field(default_factory=dict)
+    after: Callable[[Walk, Said], None] = lambda _walk, _said: None
+
+
+def dead_letter(walk: Walk) -> None:
+    """Leave a dead letter of the queue orders."""
+    with connect_blocking(walk.broker.phpmq[0]) as client:
+        client.publish_confirmed("orders", b"dead")
+        with client.consume("orders", 1, 10) as deliveries:
+            next(deliveries).dead_letter()
+
+
+def look_at_readme(walk: Walk, _said: Said) -> None:
+    """See what Python and then the worker published."""
+    with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("mails", 2, 10) as got:
+        assert b"anna@example.org" in next(got).body
+        assert b"urn:babel:mails:wanted" in next(got).body
+
+
+def malformed(walk: Walk) -> None:
+    """Publish what is no envelope."""
+    with connect_blocking(walk.broker.phpmq[0]) as client:
+        client.publish_confirmed("orders", b"malformed")
+
+
+def installed(walk: Walk) -> None:
+    """Stand in for what Composer installs: classes that do with a transport what InitPHP's do."""
+    (walk.folder / "vendor").mkdir()
+    shutil.copy(DOUBLES, walk.folder / "vendor" / "autoload.php")
+    with connect_blocking(walk.broker.phpmq[0]) as client:
+        client.publish_confirmed("orders", body())
+
+
+def look_at_php(walk: Walk, said: Said) -> None:
+    """See what each program wrote, and that the malformed message was put aside."""
+    assert re.fullmatch("[0-9a-f-]{36}\n", said.of("echo $transport->publish("))
+    order = '{"order_id":1042}\n'
+    assert said.of("Envelope::problem($message") == f"urn:babel:orders:created {order}"
+    assert '{"order":{"order_id":1042},"attempts":0}' in said.of("worker.php")
+    assert said.of("vendor/autoload") == order
+    with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("orders.dlq", 1, 9) as it:
+        assert json.loads(next(it).body)["raw"] == "malformed"
+
+
+def look_at_examples(walk: Walk, said: Said) -> None:
+    """See that both workers had their order, and that the mail of the second is published."""
+    assert said.of("plain_worker.py") == "1 message stored in orders\norder 42\n"
+    assert "urn:babel:orders:created took" in said.of("handlers:app")
+
+
+def published_client(walk: Walk) -> None:
+    """Stand in for what Composer installs: the client that php-mq published."""
+    vendor = walk.folder / "examples" / "php" / "published" / "vendor"
+    vendor.mkdir()
+    shutil.copy(PUBLISHED, vendor / "autoload.php")
+
+
+def look_at_published_client(_walk: Walk, said: Said) -> None:
+    """See that what was sent was received."""
+    assert said.of("receive.php") == '{"order_id": 1042}\n'
+
+
+def initphp(walk: Walk) -> None:
+    """Make a database as InitPHP's."""
+    with closing(sqlite3.connect(walk.folder / "queue.sqlite")) as connection:
+        connection.execute(JOBS)
+        connection.execute(JOBS_FAILED)
+
+
+def php_mq(walk: Walk) -> None:
+    """Make a database as the PHP server's, with its table and a message that is no text."""
+    with closing(sqlite3.connect(walk.folder / "phpmq.sqlite3")) as connection, connection:
+        connection.execute(
+            "CREATE TABLE queue (messageId CHAR(32), queueName VARCHAR(50), content TEXT,"
+            " createdAt INTEGER, dispatched INTEGER)"
+        )
+        rows = [("b", "second", 2), ("a", b"first \xff", 1)]
+        connection.executemany("INSERT INTO queue VALUES (?, 'php', ?, ?, 0)", rows)
+
+
+def beanstalkd(walk: Walk) -> None:
+    """Have a beanstalkd with two ready jobs, a delayed one and a buried one."""
+    if shutil.which("beanstalkd") is None:
+        pytest.skip("missing: beanstalkd")
+    folder = walk.folder / "binlog"
+    folder.mkdir()
+    source = walk.helpers.enter_context(beanstalkd_process(folder))
+    (walk.folder / "beanstalkd.address").write_text(source.address)
+    source.put("mails", b"one", b"two")
+    source.put("mails", b"later", delay_s=3_600)
+    (broken,) = source.put("mails", b"broken")
+    source.bury(broken)
+
+
+def look_at_moved(walk: Walk, _said: Said) -> None:
+    """See what came from the PHP server and from beanstalkd, in order."""
+    with connect_blocking(walk.broker.phpmq[0]) as client:
+        for queue, bodies in {"php": [b"first \xff", b"second"], "mails": [b"one", b"two"]}.items():
+            with client.consume(queue, 2, 10) as deliveries:
+                assert [next(deliveries).body for _ in bodies] == bodies
+
+
+EXTRAS: Final = {
+    "README.md": Extra(after=look_at_readme),
+    "docs/operations.md": Extra(
+        {
+            "systemctl stop": lambda walk: walk.broker.terminate(),
+            "phpmq-lite scrub": lambda walk: walk.broker.start(),
+        }
+    ),
+    "docs/php.md": Extra(
+        {"Envelope::problem($message": malformed, "vendor/autoload": installed}, look_at_php
+    ),
+    "docs/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
+    "docs/moving-in.md": Extra(
+        {"from_php_mq.py phpmq": php_mq, "import-initphp": initphp, ":11300 --dry-run": beanstalkd},
+        look_at_moved,
+    ),
+    "examples/README.md": Extra(after=look_at_examples),
+    "examples/php/README.md": Extra({"receive.php": published_client}, look_at_published_client),
+}

@@ -1,0 +1,122 @@
+"""Writes docs/cli.md: every command, its usage, arguments and options, as ``--help`` has them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from textwrap import wrap
+from typing import Final
+
+import click
+
+from phpmq_lite.cli.main import commands
+
+_HEAD: Final = """\
+# Command line
+
+Every command of `phpmq-lite`, as `--help` says it. This page is made from the code by
+`python -m tests.docs.references`; a test compares.
+
+What a command gives goes to standard output, what it has to say to standard error. On a terminal
+lists are tables, elsewhere JSON lines; `-o` says otherwise.
+
+{epilog}
+"""
+_SHARED_BY: Final = 12  # commands: an option of so many is described once
+
+Option = tuple[str, str]  # as the help writes it: names with what they take, and what it does
+
+
+def page() -> str:
+    """Write the page."""
+    found = list(every_command())
+    counts = Counter(option for _, context in found for option in _options(context))
+    shared = {option: None for option, count in counts.items() if count >= _SHARED_BY}
+    parts = [_HEAD.format(epilog="\n".join(wrap(commands.epilog or "", 100)))]
+    parts += [_index(context for path, context in found if path.count(" ") == 1)]
+    parts += ["## Options that many commands have\n", _table(list(shared))]
+    parts += [_described(path, context, set(shared)) for path, context in found]
+    return "\n".join(parts)
+
+
+def every_command() -> Iterator[tuple[str, click.Context]]:
+    """Yield each command as it is called, with a context to ask it in."""
+    return _commands("phpmq-lite", commands, None)
+
+
+def _index(contexts: Iterable[click.Context]) -> str:
+    rows = []
+    for context in contexts:
+        name, first = context.info_name, next(_paragraphs(context.command.help))
+        rows.append(f"| [{name}](#phpmq-lite-{name}) | {cell(first)} |")
+    return "\n".join(["| command | does |", "|---|---|", *rows, ""])
+
+
+def _commands(
+    path: str, command: click.Command, parent: click.Context | None
+) -> Iterator[tuple[str, click.Context]]:
+    """Yield each command with its context: a group, then what is in it."""
+    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
+    yield path, context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None, name
+            if not found.hidden:
+                yield from _commands(f"{path} {name}", found, context)
+
+
+def _options(context: click.Context) -> list[Option]:
+    """Give the options of a command as its help shows them, without ``--help``."""
+    return [
+        record
+        for option in context.command.params
+        if isinstance(option, click.Option)
+        if (record := option.get_help_record(context)) is not None
+    ]
+
+
+def _described(path: str, context: click.Context, shared: set[Option]) -> str:
+    command = context.command
+    depth = "##" if path.count(" ") < 2 else "###"
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    parts = [f"{depth} {path}\n", f"```text\n{usage}\n```\n"]
+    parts += [f"{paragraph}\n" for paragraph in _paragraphs(command.help)]
+    options = _options(context)
+    if own := [option for option in options if option not in shared]:
+        parts.append(_table(own))
+    if others := [_flag(option) for option in options if option in shared]:
+        parts.append(f"Also: {', '.join(others)}.\n")
+    if command.epilog and command is not commands:
+        parts.append(f"{command.epilog}\n")
+    return "\n".join(parts)
+
+
+def _flag(option: Option) -> str:
+    """Give the long name of an option."""
+    found = re.search(r"--[\w-]+", option[0])
+    assert found is not None, option
+    return f"`{found[0]}`"
+
+
+def _paragraphs(text: str | None) -> Iterator[str]:
+    """Yield the paragraphs of a help text; one that click must not wrap is shown as it stands."""
+    for paragraph in (text or "").strip().split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            yield f"```text\n{paragraph[2:]}\n```"
+        else:
+            yield " ".join(paragraph.split())
+
+
+def _table(options: list[Option]) -> str:
+    rows = [f"| `{cell(names)}` | {cell(text)} |" for names, text in options]
+    return "\n".join(["| option | what |", "|---|---|", *rows, ""])
+
+
+def cell(text: str) -> str:
+    """Write a text so that it fits a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def plain(text: str) -> str:
+    """Write a docstring as Markdown: its code has two backticks."""
+    return text.replace("``", "`")

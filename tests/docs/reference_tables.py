@@ -1,0 +1,218 @@
+"""Writes docs/tables.md: every table and column of the database, and what it means.
+
+What a column means stands beside it in the migrations, which SQLite keeps.  ``WORDS`` has what is
+not there: a released migration is not edited.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final, NamedTuple
+
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage.migrate import migrate
+from tests.docs.reference_cli import cell
+
+_HEAD: Final = """\
+# Tables
+
+The database is `phpmq.db` in the data folder: SQLite, of schema version {version}. You may read it
+with SQL of your own, also while the broker works. This page is made from the migrations by
+`python -m tests.docs.references`; a test compares.
+
+Messages alive are in `message`, settled ones in `history`, the contents of both in `body`. Open it
+for reading only, as `sqlite3 'file:phpmq-data/phpmq.db?mode=ro'` does, and end each transaction
+soon: while one is open the write-ahead log grows. For long questions take a
+[backup](operations.md#back-up) or the [pipeline](pipeline.md).
+
+```sql
+SELECT queue.name, count(*) AS messages, max(deliveries) AS deliveries
+FROM message JOIN queue USING (queue_id)
+GROUP BY queue_id;
+```
+
+```sql
+SELECT printf('%016x%016x', seq, token) AS message_id, queue.name,
+  datetime(settled_at / 1000, 'unixepoch') AS settled, content
+FROM history JOIN queue USING (queue_id) LEFT JOIN body USING (seq)
+WHERE outcome = 4
+ORDER BY "offset" DESC
+LIMIT 10;
+```
+
+A `…_at` is Unix milliseconds. The steady scale is the clock of the machine less the steps by which
+it was set ([the clock](admin.md#the-clock)). A version that changes a table says so in the
+[changes](../CHANGELOG.md).
+"""
+
+# What the migrations do not say, or only beside something else: of a table, of its column, or, with
+# a dot in front, of a column wherever nothing else is said.
+WORDS: Final[dict[str, str]] = {
+    ".address": "where it came from",
+    ".created_at": "Unix ms",
+    ".name": "its name",
+    ".queue_id": "of `queue`",
+    ".reason": "why, where there is more to say",
+    ".seq": "of the message",
+    ".role": "viewer, operator or admin",
+    "audit": "who did what; rows are only appended",
+    "audit.action": "queue.purge, message.delete, …",
+    "audit.actor": "who: a user, a token, or the machine itself",
+    "audit.audit_id": "its number",
+    "audit.count": "of messages, queues, … it was about",
+    "audit.reason": "what the actor gave as reason",
+    "audit.request_id": "as in the log and in the answer",
+    "audit.target": "queue, message id, user, …",
+    "body": "the content of messages, alive and settled",
+    "claim": "messages that a subscription holds, until they settle or are released",
+    "claim.claimed_at": "Unix ms",
+    "claim.subscription_id": "of `subscription`",
+    "clock_step.number": "in the order of the steps",
+    "counter.name": "next_number, placed_upto, …",
+    "counter.value": "what it is at",
+    "event.detail": "by kind: a queue, a reason, …",
+    "event.event_id": "in the order of time",
+    "history": "settled messages, one row each",
+    "history.deadline_ms": "steady ms; NULL: never expires",
+    "history.outcome": "2 acked, 3 expired, 4 dead, 5 deleted",
+    "history.ttl_s": "seconds, as published; NULL: never expires",
+    "history_number": "settled messages by number, for searches; filled behind",
+    "history_number.offset": "of `history`",
+    "history_number.outcome": "as in `history`",
+    "history_place": "settled messages by queue and outcome; filled behind",
+    "history_place.offset": "of `history`",
+    "line": "a view of one row: the number that the next message gets",
+    "line.next_number": "never given before",
+    "meta.value": "its text",
+    "message": "messages alive",
+    "migration": "which migrations this database has had",
+    "migration.applied_at": "Unix ms",
+    "migration.name": "of its file",
+    "migration.number": "in their order",
+    "migration.sha256": "of the text of its file, in hex",
+    "published.app_id": "who publishes: a query, or `txnAppId`",
+    "published.version": "what it published last",
+    "queue": "the queues, with what is set of them",
+    "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
+    "queue.queue_id": "its number",
+    "receipt": "keys of confirmed publishes, the oldest first",
+    "receipt.n": "in the order of arrival",
+    "rollup.acked": "what happened within",
+    "rollup.dispatched": "what happened within",
+    "rollup.expired": "what happened within",
+    "rollup.published": "what happened within",
+    "rollup.redelivered": "what happened within",
+    "rollup.requeued": "what happened within",
+    "saved.saved_at": "Unix ms",
+    "saved.saved_by": "who",
+    "session": "logins of browsers",
+    "session.agent": "what the browser calls itself",
+    "session.csrf": "token of its forms",
+    "session.expires_at": "Unix ms, whatever happens",
+    "session.seen_at": "Unix ms, written at most every five minutes",
+    "session.session_id": "its number",
+    "session.user_id": "of `user`",
+    "stage.rows": "how many",
+    "stage.stage_id": "its number",
+    "stage_part.bad_bytes": "of their bodies",
+    "stage_part.bytes": "of the bodies",
+    "stage_part.rows": "how many",
+    "stage_part.stage_id": "of `stage`",
+    "stage_row": "what is staged, row by row",
+    "stage_row.attempts": "of an envelope",
+    "stage_row.content": "the body",
+    "stage_row.meta_id": "of an envelope",
+    "stage_row.trace_id": "of an envelope",
+    "stage_row.urn": "of an envelope",
+    "start.dismissed_by": "who has seen its report",
+    "start.start_id": "its number",
+    "start.version": "of the broker",
+    "subscription.subscription_id": "its number",
+    "token": "tokens of programs",
+    "token.created_by": "who made it",
+    "token.last_used_at": "Unix ms; NULL: never",
+    "token.queues": "globs, a JSON list; empty: all queues",
+    "token.token_id": "its number",
+    "trace_place": "messages by trace, filled behind",
+    "trace_place.trace_id": "of an envelope",
+    "user": "who may log in",
+    "user.last_login_at": "Unix ms; NULL: never",
+    "user.user_id": "its number",
+}
+
+
+class Column(NamedTuple):
+    """A column as SQLite knows it."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+def page() -> str:
+    """Write the page."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        names = migrate(database, migrations_folder())
+        parts = [_HEAD.format(version=len(names))]
+        for name, sql in database.execute(
+            "SELECT name, sql FROM sqlite_schema"
+            " WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+        ).fetchall():
+            parts += _table(database, name, sql)
+    return "\n".join(parts)
+
+
+def _table(database: sqlite3.Connection, name: str, sql: str) -> Iterator[str]:
+    said = _comments(sql)
+    yield f"## {name}\n"
+    yield f"{_sentence(meaning(name, said.get('', '')))}\n"
+    rows = [
+        f"| `{column.name}` | {column.type} | {cell(column.meaning).replace('<', '&lt;')} |"
+        for column in _columns(database, name, said)
+    ]
+    yield "\n".join(["| column | type | what |", "|---|---|---|", *rows, ""])
+    indexes = database.execute(
+        "SELECT sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+        " ORDER BY name", (name,)
+    ).fetchall()  # fmt: skip
+    if indexes:
+        places = [index.partition(" ON ")[2].removeprefix(name).strip() for (index,) in indexes]
+        yield f"Indexes: {', '.join(f'`{place}`' for place in places)}.\n"
+
+
+def _columns(database: sqlite3.Connection, table: str, said: dict[str, str]) -> Iterator[Column]:
+    if table == "history":  # most of it is as it was in message
+        (sql,) = database.execute("SELECT sql FROM sqlite_schema WHERE name = 'message'").fetchone()
+        said = _comments(sql) | said
+    for _, name, kind, is_needed, _, key in database.execute(f"PRAGMA table_info({table})"):
+        null = " or NULL" if kind and not is_needed and not key else ""
+        yield Column(name, f"{kind}{null}", meaning(f"{table}.{name}", said.get(name, "")))
+
+
+def meaning(name: str, said: str) -> str:
+    """Give what a table or a column is; ``said`` is what its migration says beside it.
+
+    Raises:
+        LookupError: nobody says it.
+    """
+    _, _, column = name.partition(".")
+    found = WORDS.get(name) or said or WORDS.get(f".{column}")
+    if not found:
+        raise LookupError(f"nobody says what {name} is: add it to WORDS in {__name__}")
+    return found
+
+
+def _comments(sql: str) -> dict[str, str]:
+    """Give the comment on the line of each column; that of the table itself under no name."""
+    found: dict[str, str] = {}
+    for line in sql.splitlines():
+        code, _, comment = line.partition("--")
+        names = re.findall(r'(?:^|,)\s*"?(\w+)"? (?:INTEGER|TEXT|BLOB)\b', code)
+        if comment:
+            found |= dict.fromkeys(names or ([""] if "CREATE" in code else []), comment.strip())
+    return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -1,0 +1,32 @@
+"""The pages of docs/ that are made from the code: command line, HTTP API, tables, settings, files.
+
+``python -m tests.docs.references`` writes them anew; ``test_references.py`` compares.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from phpmq_lite.cli.config import reference_page
+from tests.docs import reference_api, reference_cli, reference_tables, structure
+from tests.docs.pages import ROOT
+
+COMMAND: Final = "python -m tests.docs.references"
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "docs/api.md": reference_api.page,
+    "docs/architecture.md": structure.architecture_page,
+    "docs/cli.md": reference_cli.page,
+    "docs/files.md": structure.files_page,
+    "docs/settings.md": reference_page,
+    "docs/tables.md": reference_tables.page,
+}
+
+
+def main() -> None:
+    """Write all pages."""
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

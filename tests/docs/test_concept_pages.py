@@ -1,0 +1,168 @@
+"""The concept pages say what the broker does: their tables are played, their figures compared."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from phpmq_lite.broker import interventions
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.runs import LONGEST_TTL_S
+from phpmq_lite.model import Message
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.statements import load
+from tests.docs import pages
+from tests.unit.broker.rig import Rig
+
+TTL_S: Final = 60
+DEFAULT_S: Final = 7  # of the queue that is forwarded or moved to
+RETRY: Final = "docs/concepts/retry.md"
+TTL: Final = "docs/concepts/ttl.md"
+
+
+@dataclass
+class Scene:
+    """A consumer that holds two messages of ``orders``, which have a minute to live."""
+
+    rig: Rig = field(default_factory=Rig)
+
+    def __post_init__(self) -> None:
+        self.consumer: Connection = self.rig.consumer()
+        self.rig.publish(b"{}", queue="elsewhere")
+        self.rig.configure("elsewhere", {"default_ttl_s": DEFAULT_S})
+        batch = self.rig.publish(b"first", b"second", ttl_s=TTL_S)
+        self.first, self.second = batch.dispatched
+        self.deadline_ms = self.first.deadline_ms
+
+    @property
+    def core(self) -> Broker:
+        return self.rig.core
+
+    def at_end(self, message: Message) -> bool:
+        return message.position > self.second.seq
+
+    # -- what may happen to the first of them
+
+    def requeue(self) -> None:
+        self.rig.advance(1)
+        message_id = self.first.message_id
+        self.rig.turn(lambda: self.core.requeue(self.consumer, "orders", message_id, 2 * TTL_S))
+
+    def leave(self) -> None:
+        self.rig.turn(lambda: self.core.disconnect(self.consumer, None, None, "closed"))
+
+    def say_nothing(self) -> None:
+        self.rig.advance(Settings().queues.ack_timeout_s)
+        self.rig.turn()
+
+    def ask_anew(self) -> None:
+        self.rig.turn(lambda: self.core.consume(self.consumer, "orders", 0))
+
+    def release(self) -> None:
+        self.rig.turn(lambda: interventions.release(self.core.lives, self.first, ""))
+
+    def requeue_by_operator(self) -> None:
+        self.rig.turn(lambda: interventions.requeue(self.core.lives, self.first, None, ""))
+
+    def move(self) -> None:
+        target = self.rig.queue("elsewhere")
+        self.ask_anew()
+        self.rig.turn(lambda: interventions.move(self.core.lives, self.first, target))
+
+    def forward(self) -> None:
+        target = self.rig.queue("elsewhere")
+        self.ask_anew()
+        self.rig.turn(lambda: self.core.lives.forward(self.first, target))
+
+
+def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:
+    """Play it; say where the first message is then, and for which messages it was a failure."""
+    scene = Scene()
+    happens(scene)
+    charged = [message.charged for message in (scene.first, scene.second)]
+    place = "end" if scene.at_end(scene.first) else "old place"
+    return place, {(0, 0): "no", (1, 0): "first", (1, 1): "yes"}[charged[0], charged[1]]
+
+
+@pytest.mark.parametrize(
+    ("row", "happens", "expected"),
+    [
+        ("its consumer requeues it (005)", [Scene.requeue], "first"),
+        ("the connection ends", [Scene.leave], "first"),
+        ("nothing is heard of it for `ack_timeout_s` (30 minutes)", [Scene.say_nothing], "yes"),
+        ("its consumer changes its credit (another 002), or stops", [Scene.ask_anew], "no"),
+        (
+            "an operator releases or requeues it",
+            [Scene.release, Scene.requeue_by_operator],
+            "no",
+        ),
+    ],
+)
+def test_message_comes_back_as_the_page_says(
+    row: str, happens: list[Callable[[Scene], None]], expected: str
+) -> None:
+    told = {cells[0]: cells[1:] for cells in pages.rows(RETRY, "| what happened |")}
+    place, failure = told[row]
+    assert failure.startswith("no") is (expected == "no")
+    for each in happens:
+        where, charged = comes_back(each)
+        assert where in place
+        assert charged == expected
+
+
+def test_start_gives_back_and_charges_nothing() -> None:
+    """The row of the broker that was killed; all other columns stay as they are."""
+    (changed,) = re.findall(r"UPDATE message SET (.*)", load("live")["release_held"])
+    assert changed == "state = 0"
+    told = {cells[0]: cells[1:] for cells in pages.rows(RETRY, "| what happened |")}
+    assert told["the broker is killed or restarted"] == ["to its old place", "no"]
+
+
+@pytest.mark.parametrize(
+    ("row", "happens", "left_s"),
+    [
+        ("returned, released, moved", Scene.ask_anew, TTL_S),
+        ("returned, released, moved", Scene.release, TTL_S),
+        ("returned, released, moved", Scene.move, TTL_S),
+        ("requeued by its consumer (005)", Scene.requeue, 2 * TTL_S + 1),
+        ("requeued by an operator", Scene.requeue_by_operator, TTL_S),
+        ("forwarded", Scene.forward, DEFAULT_S),
+    ],
+)
+def test_deadline_becomes_what_the_page_says(
+    row: str, happens: Callable[[Scene], None], left_s: int
+) -> None:
+    told = {cells[0]: cells[1] for cells in pages.rows(TTL, "| a message is |")}
+    scene = Scene()
+    happens(scene)
+    assert scene.deadline_ms is not None
+    published_ms = scene.deadline_ms - TTL_S * 1_000
+    assert scene.first.deadline_ms == published_ms + left_s * 1_000
+    assert told[row].startswith("stays") is (left_s == TTL_S)
+
+
+def test_figures_of_the_pages_are_the_defaults() -> None:
+    settings = Settings()
+    queues, history, storage = settings.queues, settings.history, settings.storage
+    for page, figures in {
+        RETRY: [f"**`max_deliveries`** ({queues.max_deliveries})",
+                f"`ack_timeout_s` ({queues.ack_timeout_s // 60} minutes)"],
+        TTL: [f"| `{queues.on_expire}` (default) |", f"{LONGEST_TTL_S // 365 // 86_400} years"],
+        "docs/concepts/history.md": [
+            f"| `history.days` | {history.days:g} |", f"| `history.rows` | {history.rows:,} |",
+            f"| `history.bytes` | {history.bytes >> 30} GiB |",
+            f"| `history.deleted_share` | {history.deleted_share} |",
+        ],
+        "docs/concepts/durability.md": [
+            f"within {settings.receipts.window_s // 60} minutes (`receipts.window_s`)",
+            f"{settings.receipts.limit:,} keys (`receipts.limit`)",
+            f"`storage.free_bytes` ({storage.free_bytes >> 20} MiB)",
+            f"({storage.max_bytes >> 30} GiB) in use",
+            f"A file of {storage.ballast_bytes >> 20} MiB",
+        ],
+    }.items():  # fmt: skip
+        text = " ".join(pages.text_of(page).split())
+        assert [figure for figure in figures if figure not in text] == [], page

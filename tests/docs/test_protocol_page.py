@@ -1,0 +1,185 @@
+"""docs/protocol.md says what the code does: frames by their bytes, limits, codes, and the life."""
+
+import re
+from collections import Counter
+from functools import partial
+from itertools import chain
+from xml.etree import ElementTree
+
+import pytest
+
+from phpmq_lite.broker.lifecycle import TRANSITIONS, Event
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.model import QueueRow, QueueSettings, State
+from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.connection import ClientSide, ServerSide
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
+from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.server import admission, figures
+from phpmq_lite.storage import space
+from tests.docs import pages
+from tests.docs.pages import ROOT
+
+NAME = "docs/protocol.md"
+PAGE = pages.text_of(NAME)
+EXAMPLES = [
+    # behind two spaces stands what the piece is
+    [re.split(r" {2,}", line)[0] for line in fence.splitlines()]
+    for fence in re.findall(r"^```text\n(H01.*?)^```", PAGE, re.M | re.S)
+    if "…" not in fence
+]
+PICTURE = ElementTree.fromstring((ROOT / "docs" / "life.svg").read_text(encoding="utf-8"))
+SVG = "{http://www.w3.org/2000/svg}"
+NEAR = 4.0  # an arrow begins and ends so near to its box
+
+
+rows = partial(pages.rows, NAME)
+
+
+def quoted(cells: list[list[str]]) -> set[str]:
+    """Give what stands in backticks in the first cells."""
+    return set(chain.from_iterable(re.findall(r"`([^`]+)`", row[0]) for row in cells))
+
+
+# -- the frames
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda lines: lines[0])
+@pytest.mark.parametrize("line_break", ["", "\n", "\r\n"], ids=["compact", "LF", "CR LF"])
+def test_example_is_one_whole_frame_in_both_framings(example: list[str], line_break: str) -> None:
+    data = line_break.join(example).encode()
+    is_from_broker = example[0][:6] in {"H01003", "H01007"}
+    side = ClientSide() if is_from_broker else ServerSide(WireLimits())
+    frames = list(side.receive(data))
+    if isinstance(side, ServerSide):
+        frames += side.release()
+    assert (len(frames), side.error, side.partial_bytes) == (1, None, 0)
+
+
+def test_examples_have_every_frame_there_is() -> None:
+    shown = Counter(example[0].encode() for example in EXAMPLES)
+    assert shown == dict.fromkeys(wire.FROM_CLIENT | wire.FROM_BROKER, 1)
+
+
+def test_broker_writes_the_bytes_of_the_examples() -> None:
+    for example in EXAMPLES:
+        data = "".join(example).encode()
+        for frame in ClientSide().receive(data) if example[0][3:6] in {"003", "007"} else ():
+            assert written(frame) == data
+
+
+def written(frame: Dispatch | ReceiptFrame) -> bytes:
+    parts: list[bytes] = []
+    if isinstance(frame, ReceiptFrame):
+        side = ServerSide(WireLimits())
+        side.append_receipt(parts, frame.queue, frame.key, frame.reason)
+    else:
+        side = ServerSide(WireLimits(), dispatch="legacy" if frame.ttl_s is None else "ttl")
+        side.append_dispatch(parts, frame.queue, frame.content, frame.message_id, frame.ttl_s or 0)
+    return b"".join(parts)
+
+
+def test_table_of_frames_has_their_packets_in_order() -> None:
+    told = {int(row[0]): list(map(int, re.findall(r"\b0\d\b", row[3]))) for row in rows("| type |")}
+    longest: dict[int, tuple[int, ...]] = {}
+    for header, packets in (wire.FROM_CLIENT | wire.FROM_BROKER).items():
+        kind = int(header[3:6])
+        longest[kind] = max(longest.get(kind, ()), packets, key=len)
+    assert told == {kind: list(packets) for kind, packets in longest.items()}
+
+
+def test_table_of_packets_has_their_limits() -> None:
+    told = {int(row[0]): int(re.findall(r"\d+", row[2])[-1]) for row in rows("| packet |")}
+    limits = WireLimits().by_packet()
+    assert told == limits | {wire.CONTENT: limits[wire.CONTENT] >> 20}
+
+
+# -- what closes, what refuses, what is ignored
+
+
+def test_codes_are_those_of_the_grammar() -> None:
+    named = [name for name in vars(wire) if name.isupper() and not name.startswith("_")]
+    codes = {value for name in named if isinstance(value := getattr(wire, name), str)}
+    assert quoted(rows("| code |")) == codes
+
+
+def test_limits_that_close_are_those_of_the_code() -> None:
+    assert quoted(rows("| reason | setting |")) == {
+        figures.TOO_SLOW, figures.NOT_READ, figures.NOT_TAKEN, figures.SILENT,
+        admission.NOT_ALLOWED, admission.TOO_MANY, admission.TOO_MANY_OF_ADDRESS,
+    }  # fmt: skip
+
+
+def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
+    settings = (
+        {"publishing_paused": True}, {"max_messages": 1}, {"max_bytes": 1},
+    )  # fmt: skip
+    refusals = set()
+    for own in settings:
+        row = QueueRow(1, "orders", 0, dict(own), live_count=1, live_bytes=1)
+        refusals.add(Queue(row, QueueSettings()).refusal())
+    shut = {space.DISK_LOW[1], space.DISK_FULL[1], space.DATABASE_FULL[1]}
+    told = quoted(rows("| reason | what to do |"))
+    assert told == refusals | shut | {"too many queues", "dead-letter queue …"}
+
+
+# -- the life of a message
+
+
+def states() -> dict[str, tuple[float, float, float, float]]:
+    """Give the boxes of the picture: left, top, right, bottom."""
+    boxes = {}
+    for box in PICTURE.iter(f"{SVG}rect"):
+        if "id" in box.attrib:
+            x, y, width, height = (float(box.attrib[at]) for at in ("x", "y", "width", "height"))
+            boxes[box.attrib["id"]] = (x, y, x + width, y + height)
+    return boxes
+
+
+def arrows() -> list[ElementTree.Element]:
+    return [path for path in PICTURE.iter(f"{SVG}path") if "data-events" in path.attrib]
+
+
+def words() -> set[str]:
+    """Give what the labels of the picture say, without those of notes."""
+    labels = [text for text in PICTURE.iter(f"{SVG}text") if "note" not in text.get("class", "")]
+    said = (label.text or "" for label in labels)
+    return {word.strip() for text in said for word in text.split(",") if word.strip()}
+
+
+def test_picture_has_every_transition_and_no_other() -> None:
+    drawn = [
+        (arrow.get("data-from"), event, arrow.get("data-to"))
+        for arrow in arrows()
+        for event in arrow.attrib["data-events"].split()
+    ]
+    told = [(state.name.lower(), event, to.name.lower()) for (state, event), to in
+            TRANSITIONS.items()]  # fmt: skip
+    assert Counter(drawn) == Counter([(None, "publish", "ready"), *told])
+
+
+def test_arrows_of_the_picture_lead_from_box_to_box() -> None:
+    boxes = states()
+    assert boxes.keys() == {state.name.lower() for state in State}
+    for arrow in arrows():
+        numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", arrow.attrib["d"])]
+        if (start := arrow.get("data-from")) is not None:
+            assert touches(boxes[start], *numbers[:2]), arrow.attrib
+        assert touches(boxes[arrow.attrib["data-to"]], *numbers[-2:]), arrow.attrib
+
+
+def touches(box: tuple[float, float, float, float], x: float, y: float) -> bool:
+    """Tell whether a point is on the border of a box."""
+    left, top, right, bottom = box
+    is_within = left - NEAR <= x <= right + NEAR and top - NEAR <= y <= bottom + NEAR
+    return is_within and min(x - left, right - x, y - top, bottom - y) <= NEAR
+
+
+def test_words_of_the_picture_are_states_and_events() -> None:
+    events = {event.value.replace("_", " ") for event in Event}
+    assert words() == events | {"publish"} | {state.name.lower() for state in State}
+
+
+def test_table_of_turns_has_every_event_once() -> None:
+    told = [row[0] for row in rows("| turn |")]
+    assert sorted(told) == sorted(["publish", *(event.value.replace("_", " ") for event in Event)])

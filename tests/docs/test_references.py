@@ -1,0 +1,44 @@
+"""The pages made from the code are what the code says now."""
+
+import re
+
+import click
+import pytest
+
+from phpmq_lite.admin.routes import ROUTES
+from tests.docs.pages import ROOT, text_of
+from tests.docs.reference_cli import every_command
+from tests.docs.reference_tables import WORDS
+from tests.docs.references import COMMAND, PAGES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_what_the_code_says(name: str) -> None:
+    assert (ROOT / name).read_text(encoding="utf-8") == PAGES[name](), f"run: {COMMAND}"
+
+
+def test_every_route_is_on_the_page_of_the_api() -> None:
+    told = set(re.findall(r"^(?:### |\| `)([A-Z]+ /[^\s`]*)", text_of("docs/api.md"), re.M))
+    assert told == {f"{route.method} {route.path}" for route in ROUTES}
+
+
+def test_every_command_and_option_says_what_it_does() -> None:
+    silent = [
+        f"{path} {option.opts[0]}"
+        for path, context in every_command()
+        for option in context.command.params
+        if isinstance(option, click.Option) and not option.help and not option.hidden
+    ]
+    assert silent == []
+    assert [path for path, context in every_command() if not context.command.help] == []
+
+
+def test_no_word_about_tables_is_left_over() -> None:
+    """What is in all tables is looked for under any of them."""
+    page = text_of("docs/tables.md")
+    columns = set(re.findall(r"^\| `(\w+)` \|", page, re.M))
+    tables = set(re.findall(r"^## (\w+)$", page, re.M))
+    for name in WORDS:
+        table, _, column = name.partition(".")
+        assert not table or table in tables, name
+        assert not column or column in columns, name

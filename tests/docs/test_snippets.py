@@ -1,0 +1,42 @@
+"""What the pages tell to paste works when pasted, in its order, against a real broker."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.deviations import INSTEAD, NOT_RUN
+from tests.docs.extras import EXTRAS, Extra
+from tests.docs.pages import PAGES, ROOT, blocks
+from tests.docs.snippets import commands_of, skip_where_lacking, walk
+
+RUN = [page for page in PAGES if any(commands_of(block) for block in blocks(page))]
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("page", RUN)
+def test_page_works_when_pasted(page: str, tmp_path: Path) -> None:
+    skip_where_lacking(page)
+    extra = EXTRAS.get(page, Extra())
+    with walk(tmp_path) as it:
+        extra.after(it, it.run(page, extra.before))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [NOT_RUN, INSTEAD, {page: extra.before for page, extra in EXTRAS.items()}],
+    ids=["not run", "instead", "before"],
+)
+def test_deviations_name_what_is_there(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    for page, parts in tables.items():
+        told = [block.text for block in blocks(page)]
+        assert [part for part in parts if not any(part in text for text in told)] == [], page
+
+
+def test_tests_that_run_it_instead_are_there() -> None:
+    reasons = {reason for parts in NOT_RUN.values() for reason in parts.values()}
+    named = {name for reason in reasons for name in re.findall(r"tests/[\w/]+\.py", reason)}
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -1,0 +1,62 @@
+"""What the pages tell to run with Spark, in the session of all tests; the rest runs around it."""
+
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.spark import summary
+from tests.docs.deviations import SPARK
+from tests.docs.extras import EXTRAS
+from tests.docs.pages import COMMANDS, PAGES, blocks
+from tests.docs.snippets import Walk, commands_of, skip_where_lacking, walk
+
+PAGES_OF_SPARK = [page for page in PAGES if any(commands_of(b, SPARK) for b in blocks(page))]
+
+
+def words(line: str, folder: Path) -> list[str]:
+    """Have the shell take a command apart."""
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line}"], cwd=folder, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    return done.stdout.split("\0")[:-1]
+
+
+def run_here(line: str, walk: Walk) -> None:
+    """Run a command in this process, or a program of Python."""
+    program, *arguments = words(line, walk.folder)
+    if program == "python":
+        runpy.run_path(str(walk.folder / arguments[0]))
+        return
+    assert program == "phpmq-lite"
+    done = CliRunner().invoke(commands, arguments)
+    assert done.exit_code == 0, f"{line}\n{done.output}"
+
+
+@pytest.mark.parametrize("page", PAGES_OF_SPARK)
+def test_page_works_with_spark(
+    page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The summary takes seconds, and is that of other tests."""
+    skip_where_lacking(page)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    monkeypatch.setattr(summary, "write", lambda *given, **options: ())
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    extra = EXTRAS.get(page)
+    with walk(tmp_path) as it:
+        monkeypatch.chdir(tmp_path)
+        for name, value in it.environment.items():
+            monkeypatch.setenv(name, value)
+        for block in blocks(page):
+            it.step(block, extra.before if extra else {})
+            for part in commands_of(block, SPARK):
+                ours = it.ours(page, part)
+                if block.language == COMMANDS:
+                    run_here(ours, it)
+                elif block.file is None:
+                    exec(ours, {})

@@ -1,0 +1,93 @@
+"""What a command line says of the settings."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from phpmq_lite.cli.given import (
+    Given,
+    data_option,
+    gathered,
+    listener_options,
+    settings_options,
+    start_options,
+)
+
+
+def given_by(*arguments: str) -> Given:
+    """Give what a command with every option gets."""
+    got: list[Given] = []
+
+    @click.command()
+    @data_option
+    @listener_options
+    @start_options
+    @settings_options
+    def command(given: Given) -> None:
+        got.append(given)
+
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return got[0]
+
+
+def test_nothing_given_is_nothing() -> None:
+    assert given_by() == Given({}, None)
+    assert given_by().is_nothing
+
+
+@pytest.mark.parametrize("flag", ["--data", "--listen", "--set"])
+def test_anything_given_is_something(flag: str) -> None:
+    assert not given_by(flag, "log.level=debug").is_nothing
+
+
+def test_flags_are_settings_by_their_names() -> None:
+    given = given_by("--data", "x", "--listen", "a:1", "--listen", "b:2", "--accept-loss")
+    assert given.values == {
+        "data": Path("x"),
+        "tcp.listen": ["a:1", "b:2"],
+        "storage.accept_loss": True,
+    }
+    assert given.data == Path("x")
+
+
+def test_flag_of_its_own_wins_over_set() -> None:
+    given = given_by("--set", "admin.listen=none", "--set", "limits.credit=5", "--admin", "a:1")
+    settings = given.load().settings
+    assert settings.admin.listen == ["a:1"]
+    assert settings.limits.credit == 5
+
+
+def test_what_is_not_given_is_the_default() -> None:
+    effective = given_by("--listen", "a:1").load()
+    assert effective.settings.admin.listen == ["127.0.0.1:9101"]
+    assert effective.sources["data"] == "default"
+
+
+def test_instead_counts_above_all() -> None:
+    assert given_by("--data", "x").load(data=Path("y")).settings.data == Path("y")
+    assert given_by().load(data=None).settings.data == Path("phpmq-data")
+
+
+def test_parameter_of_the_command_is_left_to_it() -> None:
+    """``publish --data`` is a content, no folder."""
+
+    @click.command()
+    @click.option("--data")
+    @gathered
+    def command(data: str, given: Given) -> None:
+        click.echo(f"{data} {given.values}")
+
+    assert CliRunner().invoke(command, ["--data", "content"]).output == "content {}\n"
+
+
+def test_warnings_go_to_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PHPMQ_PORT", "1")
+    Given({}).load()
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert "warning: PHPMQ_PORT in the environment" in seen.err
