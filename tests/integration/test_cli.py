@@ -240,7 +240,7 @@ def test_dead_letters_are_listed_and_redriven(run: Run, broker: BrokerProcess, q
     row = next(row for row in rows if row["origin"] == queue)
     assert (row["queue"], row["count"]) == (f"{queue}.dlq", 2)
     result = run("dead", "redrive", queue, "-n", "1")
-    assert (result.exit_code, result.stderr) == (0, "1 messages published again\n")
+    assert (result.exit_code, result.stderr) == (0, "1 message published again\n")
     assert counts(run, queue) == (1, 0, 1)
     assert run("dead", "redrive", f"{queue}.dlq").exit_code == 0
     assert run("consume", queue, "-n", "2").stdout == "a\nb\n"

@@ -113,7 +113,7 @@ def test_dead_letters_are_grouped_and_redriven(run: Run, queue: str) -> None:
     run("expect", f"{queue}.dlq", "--timeout", "10s")
     group = next(row for row in rows(run("dead", "groups")) if row["origin"] == queue)
     assert (group["reason"], group["count"]) == ("expired", 1)
-    assert "1 messages" in run("dead", "redrive", queue, "--rate", "100/s").stderr
+    assert "1 message " in run("dead", "redrive", queue, "--rate", "100/s").stderr
 
 
 def test_expect_finds_what_was_published_after_a_cursor(run: Run, queue: str) -> None:

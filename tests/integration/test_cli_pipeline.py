@@ -57,7 +57,7 @@ def doctor(broker: BrokerProcess, tmp_path: Path) -> Doctor:
 def test_doctor_asks_for_a_token_where_the_broker_does(doctor: Doctor) -> None:
     code, found = doctor()
     assert code == 1
-    assert found["broker"]["state"] == "missing"
+    assert found["broker"]["state"] == "bad"
     assert "--token-file" in found["broker"]["hint"]
     assert "role" not in found
     assert found["results"]["state"] == "ok"
@@ -76,7 +76,7 @@ def test_doctor_tells_viewer_from_operator(
 def test_doctor_finds_that_nobody_answers(doctor: Doctor) -> None:
     code, found = doctor("--url", "http://127.0.0.1:1")
     assert code == 1
-    assert found["broker"]["state"] == "missing"
+    assert found["broker"]["state"] == "bad"
     assert "phpmq-lite serve" in found["broker"]["hint"]
 
 
@@ -84,13 +84,13 @@ def test_doctor_finds_that_results_cannot_be_written(doctor: Doctor, tmp_path: P
     (tmp_path / "file").touch()
     code, found = doctor("--out", str(tmp_path / "file" / "below"))
     assert code == 1
-    assert found["results"]["state"] == "missing"
+    assert found["results"]["state"] == "bad"
 
 
 def test_doctor_finds_a_master_that_does_not_listen(doctor: Doctor) -> None:
     code, found = doctor("--master", "spark://127.0.0.1:1")
     assert code == 1
-    assert found["master"]["state"] == "missing"
+    assert found["master"]["state"] == "bad"
 
 
 def test_doctor_tells_a_database_from_another_file(doctor: Doctor, tmp_path: Path) -> None:

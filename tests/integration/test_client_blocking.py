@@ -97,21 +97,12 @@ async def test_refused_publish_raises_the_reason(broker: ScriptedBroker) -> None
 
 
 async def test_publish_many_goes_on_over_cuts(broker: ScriptedBroker) -> None:
-    seen = 0
     bodies = [b"%d" % number for number in range(3_000)]
-
-    def vanish_now_and_then(peer: Peer, frame: ClientFrame) -> None:
-        nonlocal seen
-        seen += 1
-        if seen % 700 == 0:
-            peer.cut()
-        else:
-            broker.store(peer, frame)
 
     def use(client: BlockingClient) -> None:
         assert client.publish_many("orders", bodies, window=200) == 3_000
 
-    broker.script = vanish_now_and_then
+    broker.script = broker.vanishing(each=700)
     await with_client(broker, use)
     assert list(broker.stored.values()) == bodies
     assert len(broker.peers) > 3
@@ -285,15 +276,7 @@ async def test_closing_waits_until_the_broker_has_read_all(broker: ScriptedBroke
     await asyncio.to_thread(client.open)
     await asyncio.to_thread(client.publish_confirmed, "orders", b"body")
     closing = asyncio.create_task(asyncio.to_thread(client.close))
-    peer = broker.peer
-    await peer.half_closed.wait()
-    for message_id in IDS:
-        peer.dispatch("orders", bytes(1_000), message_id)
-    assert not closing.done()
-    peer.transport.close()
-    await closing
-    await peer.ended.wait()
-    assert peer.error is None
+    await broker.peer.write_after_close(IDS, until=closing)
 
 
 async def test_client_fails_at_once_when_nobody_listens(broker: ScriptedBroker) -> None:

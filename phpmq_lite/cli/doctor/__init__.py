@@ -59,6 +59,8 @@ def tried(part: str, look_at: Callable[[], Iterable[Finding]]) -> Iterator[Findi
     """Look at a part; what cannot be read is a finding too."""
     try:
         yield from look_at()
-    except (PhpmqError, OSError) as error:
-        hint = "run doctor with the account of the broker" if isinstance(error, OSError) else ""
-        yield bad(part, f"cannot be looked at: {error}", hint)
+    except Exception as error:  # whatever it is, the rest is looked at
+        told = error if isinstance(error, PhpmqError | OSError) else repr(error)
+        is_foreign = isinstance(error, PermissionError)
+        hint = "run doctor with the account of the broker" if is_foreign else ""
+        yield bad(part, f"cannot be looked at: {told}", hint)

@@ -78,8 +78,11 @@ def _tried(setting: str, endpoint: Endpoint) -> Port:
 def _try_unix(endpoint: Endpoint) -> None:
     """Look whether somebody answers on a socket; what nobody answers on is replaced by a start."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.setblocking(False)  # who is there may be slow to answer
         try:
             probe.connect(str(endpoint.path))
+        except BlockingIOError:
+            pass
         except (FileNotFoundError, ConnectionRefusedError):
             if not os.access(endpoint.path.parent, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
@@ -128,7 +131,7 @@ def _refused(port: Port) -> Finding:
         found = f"{where} is taken by pid {port.process.pid}, {port.process.command}"
         return bad(NAME, found, f"stop that, or {other}")
     if error.errno == errno.EACCES and port.endpoint.kind == "tcp":
-        other += ", or allow low ports: AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit"
+        other += f", or allow it to all: sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
     return bad(NAME, f"{where}: {error.strerror or error}", other)
 
 
