@@ -11,8 +11,9 @@ Client code needs two names, loaded when they are first used::
 The way in for readers of the code: ``service.py``, ``server/engine.py``, ``broker/core.py``.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from phpmq_lite.lazy import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.client import BlockingClient, Client, Delivery, connect, connect_blocking
@@ -21,12 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = ["BlockingClient", "Client", "Delivery", "__version__", "connect", "connect_blocking"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("phpmq_lite.client"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # which knows the names, and what is no name
+    __getattr__, __dir__ = names_of(
+        __name__, {name: "client" for name in __all__ if name != "__version__"}
+    )

@@ -170,7 +170,7 @@ class QueueRow:
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Bounds of what the broker keeps in memory and of what it takes; see ``security.md`` 9."""
+    """Bounds of what is kept in memory and of what is taken; see ``docs/security.md`` 9."""
 
     queues: int = 10_000
     window: int = 3_000  # ready messages in memory, per queue with consumers

@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from phpmq_lite.clock import Clock
 from phpmq_lite.model import Now
@@ -95,7 +95,10 @@ class StartFailedError(RuntimeError):
 
 @dataclass
 class BrokerProcess:
-    """A broker in a process of its own, for what kills it.  Free ports are kept over restarts."""
+    """A broker in a process of its own, for what kills it.  Free ports are kept over restarts.
+
+    ``with`` starts it, and kills it at the end.
+    """
 
     data: Path
     flags: list[str] = field(default_factory=list)
@@ -105,6 +108,13 @@ class BrokerProcess:
     process: subprocess.Popen[str] | None = None
     program: tuple[str, ...] = ("-m", "phpmq_lite")  # what Python runs
     env: Mapping[str, str] | None = None  # None: that of this process
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def start(self) -> None:
         """Start it and return when all its listeners are open.
@@ -183,15 +193,9 @@ def _lasting_port() -> int:
             return port
 
 
-@contextmanager
-def broker_process(data: Path, *flags: str, listeners: int = 1) -> Iterator[BrokerProcess]:
-    """Run a broker in a process of its own; it is killed at the end.
+def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
+    """Give a broker in a process of its own, for ``with``.
 
     Its first listener is a free port of loopback; ``flags`` may ask for more ``listeners``.
     """
-    broker = BrokerProcess(data, list(flags), listeners)
-    broker.start()
-    try:
-        yield broker
-    finally:
-        broker.kill()
+    return BrokerProcess(data, list(flags), listeners)

@@ -482,11 +482,3 @@ class Driver:
         """Return the stored count and bytes of what is alive in a queue."""
         [row] = self.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue)
         return row
-
-
-def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
-    """Give a command, come to rest, and return the answer; a refusal as its code."""
-    question = driver.ask(verb, *arguments, **options)
-    driver.step()
-    answer = question.answer
-    return answer.code if isinstance(answer, RefusedError) else answer

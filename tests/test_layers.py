@@ -6,7 +6,7 @@ the project: a part, or one module of it.  The standard library is open to all b
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -199,10 +199,10 @@ def rules_of(name: str, table: dict[str, set[str]]) -> set[str]:
     return table.get(entry_of(name, table), set())
 
 
-def offences(name: str, tree: ast.Module, modules: dict[str, Path]) -> Iterator[str]:
+def offences(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[str]:
     """Yield one sentence for each import that the tables do not allow."""
     part = name.partition(".")[0]
-    for line, target in imported(name, tree, modules):
+    for line, target in imports:
         where = f"{PACKAGE}/{name.replace('.', '/')}:{line}"
         top = target.partition(".")[0]
         if target.endswith(":relative"):
@@ -238,14 +238,19 @@ def first_cycle(graph: dict[str, set[str]]) -> list[str] | None:
     return None
 
 
-@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def imports_of(name: str) -> tuple[tuple[int, str], ...]:
+    """Give what a module imports, line by line."""
+    return tuple(imported(name, parse(MODULES[name]), MODULES))
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports_only_what_its_part_may(name: str) -> None:
-    assert list(offences(name, parse(MODULES[name]), MODULES)) == []
+    assert list(offences(name, imports_of(name))) == []
 
 
 def test_every_part_is_in_the_table() -> None:
@@ -256,9 +261,9 @@ def test_every_part_is_in_the_table() -> None:
 def test_every_permission_is_used(table: dict[str, set[str]]) -> None:
     """So the table says what is, not what once was."""
     unused = {(entry, target) for entry, targets in table.items() for target in targets - {ANY}}
-    for name, path in MODULES.items():
+    for name in MODULES:
         entry = entry_of(name, table)
-        for _, whole in imported(name, parse(path), MODULES):
+        for _, whole in imports_of(name):
             top, _, inner = whole.partition(".")
             target = (inner or "__init__") if top == PACKAGE else top
             given = table.get(entry, set())
@@ -270,17 +275,18 @@ def test_modules_import_each_other_in_no_circle() -> None:
     graph = {
         name: {
             target.removeprefix(PACKAGE).removeprefix(".") or "__init__"
-            for _, target in imported(name, parse(path), MODULES)
+            for _, target in imports_of(name)
             if target.partition(".")[0] == PACKAGE
         }
-        for name, path in MODULES.items()
+        for name in MODULES
     }
     assert first_cycle(graph) is None
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_keeps_functions_and_file_short(name: str) -> None:
-    assert list(long_pieces(MODULES[name], parse(MODULES[name]))) == []
+@pytest.mark.parametrize("folder", [PACKAGE, "tests", "benchmarks", "examples"])
+def test_functions_and_files_are_short(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert [piece for path in paths for piece in long_pieces(path, parse(path))] == []
 
 
 @pytest.mark.parametrize(
@@ -297,7 +303,7 @@ def test_module_keeps_functions_and_file_short(name: str) -> None:
     ],
 )
 def test_checker_objects_when_an_import_is_foreign(name: str, source: str) -> None:
-    assert len(list(offences(name, ast.parse(source), MODULES))) == 1
+    assert len(list(offences(name, imported(name, ast.parse(source), MODULES)))) == 1
 
 
 def test_checker_finds_a_circle() -> None:

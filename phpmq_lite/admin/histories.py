@@ -5,10 +5,12 @@ read: minutes for a day, quarters of an hour for a month.
 """
 
 import asyncio
+from typing import Final
 
 from aiohttp import web
 
 from phpmq_lite.admin.access.identity import allowed_queues
+from phpmq_lite.admin.brush import Slice, slices
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.trends import Span, Trend, polyline, spark, start_of, trend
 from phpmq_lite.storage.rollups import (
@@ -21,6 +23,8 @@ from phpmq_lite.storage.rollups import (
     StoredRollups,
 )
 
+_MINUTES_S: Final = 90_000  # minutes are stored for so long
+
 
 async def trend_of(
     context: Context, queue_id: int, span: Span, *, with_times: bool = False
@@ -32,14 +36,32 @@ async def trend_of(
     now_s = context.now_ms() // 1_000
     points, beats = context.rollups.points(queue_id), context.rollups.beats()
     start_s = start_of(span, now_s)
-    joint_s = _joint(beats, context.rollups.minute_s)
     if start_s < now_s - 3_600 - span.step_s:
-        older, ran = await _older(context, queue_id, start_s, joint_s)
-        points = [*older, *(point for point in points if point.at_s >= joint_s)]
-        beats = [*ran, *(beat for beat in beats if beat.at_s >= joint_s)]
+        points, beats = await _gathered(context, queue_id, start_s)
     if not with_times:
         return trend(points, beats, span, now_s, with_times=False)
     return await asyncio.to_thread(trend, points, beats, span, now_s)
+
+
+async def slices_of(context: Context, queue_id: int, span: Span) -> list[Slice]:
+    """Say what settled in each slice of a span that ends now; ALL stands for all queues."""
+    now_s = context.now_ms() // 1_000
+    points, beats = await _gathered(context, queue_id, start_of(span, now_s))
+    return await asyncio.to_thread(slices, points, beats, span, now_s)
+
+
+async def _gathered(
+    context: Context, queue_id: int, start_s: int
+) -> tuple[list[Point], list[Beat]]:
+    """Put the points since ``start_s`` together: stored ones, then those of the memory."""
+    rollups = context.rollups
+    points, beats = rollups.points(queue_id), rollups.beats()
+    joint_s = _joint(beats, rollups.minute_s)
+    older, ran = await _older(context, queue_id, start_s, joint_s)
+    return (
+        [*older, *(point for point in points if point.at_s >= joint_s)],
+        [*ran, *(beat for beat in beats if beat.at_s >= joint_s)],
+    )
 
 
 def _joint(beats: list[Beat], minute_s: int) -> int:
@@ -57,11 +79,12 @@ async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[Beat]]:
     """Read quarters up to where the minutes begin, and minutes up to where the memory does."""
-    stored = StoredRollups(context.readers)
-    minutes_s = start_s
     points: list[Point] = []
     beats: list[Beat] = []
-    if start_s < until_s - 90_000:
+    if start_s >= until_s:
+        return points, beats
+    stored, minutes_s = StoredRollups(context.readers), start_s
+    if start_s < until_s - _MINUTES_S:
         last_s = await stored.last(QUARTER_S)
         if last_s is not None:
             minutes_s = max(start_s, min(last_s + QUARTER_S, until_s))

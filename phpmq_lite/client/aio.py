@@ -4,7 +4,6 @@ import asyncio
 import ssl as tls
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self, cast
 
 from phpmq_lite.client.backoff import Backoff
@@ -88,12 +87,7 @@ class Client:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -407,12 +401,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

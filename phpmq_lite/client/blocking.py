@@ -7,7 +7,6 @@ import ssl as tls
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 from phpmq_lite.client.backoff import Backoff
@@ -91,12 +90,7 @@ class BlockingClient:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -399,12 +393,7 @@ class BlockingConsumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

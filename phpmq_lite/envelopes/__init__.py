@@ -6,8 +6,9 @@ The way in for readers of the code: ``verdict.py`` and ``record.py``; then ``int
 broker, ``producer.py`` and ``transport.py`` for programs.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from phpmq_lite.lazy import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.envelopes.app import connect
@@ -54,15 +55,8 @@ _PLACES: Final = {  # module -> names
     "trace": ("handling",),
     "verdict": ("Index", "Problem", "Verdict", "index_of", "judge", "lint"),
 }
-_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # which knows the names, and what is no name
+    __getattr__, __dir__ = names_of(
+        __name__, {name: module for module, names in _PLACES.items() for name in names}
+    )

@@ -11,7 +11,7 @@ Hook = Callable[[Level, str, Mapping[str, Any]], None]
 What is not known is not there; never a content.
 """
 
-EVENTS: Final = (
+Event = Literal[
     "job.ack",  # handled and acknowledged
     "job.retry",  # failed, a copy waits for its next run
     "job.released",  # back in the queue as it was: reason unknown_urn, in_flight, shutdown …
@@ -23,7 +23,7 @@ EVENTS: Final = (
     "process.failed",  # a job could not be ended, or its handler ended the worker
     "worker.started",
     "worker.stopping",  # reason: stopped, exit, jobs, runtime, memory, orphaned, empty
-)
+]
 
 _log = logging.getLogger("phpmq_lite.worker")
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -43,7 +43,7 @@ class Events:
     def __init__(self, hook: Hook = log) -> None:
         self.hook = hook
 
-    def emit(self, level: Level, event: str, **context: Any) -> None:
+    def emit(self, level: Level, event: Event, **context: Any) -> None:
         """Tell an event; members that are None are left out."""
         known = {name: value for name, value in context.items() if value is not None}
         try:

@@ -20,7 +20,10 @@ _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 
 
 class Index(NamedTuple):
-    """What is found by, each None where it is missing, blank or of another type."""
+    """What is found by, each None where it is missing, blank or of another type.
+
+    ``urn``, ``trace_id`` and ``attempts`` are the members of that name, ``meta_id`` is ``meta.id``.
+    """
 
     urn: str | None
     trace_id: str | None

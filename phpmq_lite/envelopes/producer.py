@@ -9,7 +9,6 @@ envelope at each call: to try again yourself, ``make`` it once and give it to
 
 import hashlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from phpmq_lite.client.aio import Client
@@ -135,12 +134,7 @@ class Producer:
             self.client.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_owner:
             self.client.close()
 
@@ -237,12 +231,7 @@ class AsyncProducer:
             await self.client.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._is_owner:
             await self.client.close()
 

@@ -24,10 +24,10 @@ class Block:
     reason: str  # failed, unknown_urn or poison
     original_queue: str  # where it failed
     failed_at: int  # Unix ms
-    attempts: int
-    error: str | None = None
-    exception: str | None = None
-    lang: str = "python"
+    attempts: int  # how often a worker tried
+    error: str | None = None  # what the handler said at the end
+    exception: str | None = None  # its class
+    lang: str = "python"  # of who gave up
     detail: str | None = None  # the exact cause: a reason of a verdict, max_deliveries, expired …
     message_id: str | None = None  # the wire id of what died
 

@@ -21,7 +21,7 @@ from phpmq_lite.client.backoff import Backoff
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.envelopes import codec, record
 from phpmq_lite.envelopes.delays import Delays
-from phpmq_lite.envelopes.events import Events, Level
+from phpmq_lite.envelopes.events import Event, Events, Level
 from phpmq_lite.envelopes.handling import Context
 from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, key_of
 from phpmq_lite.envelopes.link import End, Link
@@ -407,10 +407,10 @@ class PhpmqTransport(Transport):
             self._is_away = True
             self._tell("error", "reserve.failed", queue, reason=_named(error))
 
-    def _tell(self, level: Level, event: str, queue: str, **context: Any) -> None:
+    def _tell(self, level: Level, event: Event, queue: str, **context: Any) -> None:
         self.events.emit(level, event, queue=queue, **context)
 
-    def _tell_job(self, level: Level, event: str, job: Job, **context: Any) -> None:
+    def _tell_job(self, level: Level, event: Event, job: Job, **context: Any) -> None:
         index = job.verdict.index
         self.events.emit(
             level,

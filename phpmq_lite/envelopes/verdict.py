@@ -106,7 +106,7 @@ class Verdict:
     """What became of layers A and B."""
 
     problem: Problem | None  # None: a consumer may handle it
-    index: Index | None
+    index: Index | None  # None: it is no JSON object
     is_tolerated: bool = False  # ``data: []`` was read as ``{}``
     warnings: tuple[str, ...] = ()  # outdated members, a job of another type
 

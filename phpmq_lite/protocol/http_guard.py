@@ -1,6 +1,6 @@
 """Is a browser talking?  A compact frame is a valid HTTP method, so its bytes are looked at first.
 
-``security.md`` 8: behind a rebound name a page may ``fetch`` with a method of its own; the
+``docs/security.md`` 8: behind a rebound name a page may ``fetch`` with a method of its own; the
 request head then follows inside the content.  A request line is all HTTP token characters, a
 blank, a target, and `` HTTP/1.``: as long as a connection may still be the beginning of that, it
 is not decided who talks.

@@ -1,4 +1,4 @@
-"""Types, sizes and limits of the PHPMQ wire protocol, each with its rule of ``wire.md``."""
+"""Types, sizes and limits of the PHPMQ wire protocol, each with its rule of ``docs/wire.md``."""
 
 import re
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ class Reader(Protocol):
 
 
 class Pressure:
-    """Bounds the bytes that wait in memory (``security.md`` 9).
+    """Bounds the bytes that wait in memory (``docs/security.md`` 9).
 
     Past the limit, of those that hold ``FREE_BYTES`` or more only the one that has waited longest
     is read, so one message can always be finished; acknowledgements and small messages pass.

@@ -16,7 +16,7 @@ _EACH_S: Final = 1.0
 
 @dataclass(slots=True, frozen=True)
 class TimeLimits:
-    """How slow a peer may be; see ``security.md`` 9."""
+    """How slow a peer may be; see ``docs/security.md`` 9."""
 
     frame_s: int = 60  # for a frame that has begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept

@@ -1,4 +1,7 @@
-"""Closed by default: what listens beyond this machine must have been decided (security.md 1)."""
+"""Closed by default: what listens beyond this machine must have been decided.
+
+``docs/security.md`` 1.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -11,8 +11,9 @@ The way in: ``source.py``, ``options.py``, ``reader.py``, ``writer.py``, ``trans
 here imports pyspark until it is used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from phpmq_lite.lazy import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.spark.checkpoint import final_ack
@@ -21,14 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "final_ack", "register"]
 
-_HOMES: Final = {
-    "Connection": "options",
-    "final_ack": "checkpoint",
-    "register": "source",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # which knows the names, and what is no name
+    __getattr__, __dir__ = names_of(
+        __name__, {"Connection": "options", "final_ack": "checkpoint", "register": "source"}
+    )

@@ -110,6 +110,14 @@ class Peer:
         self._wait(lambda: len(self.got) >= number)
         return [self.got.popleft() for _ in range(number)]
 
+    def acknowledge_until(self, message_id: bytes) -> None:
+        """Acknowledge what comes, up to this message."""
+        seen: set[bytes] = set()
+        while message_id not in seen:
+            (dispatch,) = self.dispatches(1)
+            self.ack(dispatch)
+            seen.add(dispatch.message_id)
+
     def bodies(self, number: int) -> list[bytes]:
         """Wait for the next ``number`` dispatches; give their contents."""
         return [dispatch.content for dispatch in self.dispatches(number)]
@@ -177,6 +185,16 @@ def new_key() -> bytes:
 def assert_closed_without_reply(peer: Peer) -> None:
     """The broker ends the connection and does not say a byte."""
     assert peer.rest() == b""
+
+
+def exchange(peer: Peer) -> None:
+    """Publish and consume over one connection."""
+    assert peer.confirm("orders", b"body") is None
+    peer.consume("orders", 1)
+    (dispatch,) = peer.dispatches(1)
+    peer.ack(dispatch)
+    peer.barrier()
+    assert dispatch.content == b"body"
 
 
 class Admin:

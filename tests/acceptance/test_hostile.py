@@ -1,4 +1,7 @@
-"""Browsers that speak in frames, and peers that stall, flood or leave (``security.md`` 8 and 9)."""
+"""Browsers that speak in frames, and peers that stall, flood or leave.
+
+``docs/security.md`` 8 and 9.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.acceptance
 Request = Callable[[Peer, str], bytes]
 
 
-# -- the http guard (security.md 8)
+# -- the http guard (docs/security.md 8)
 
 
 def browser_request(peer: Peer, queue: str) -> bytes:
@@ -77,7 +80,7 @@ def test_frames_that_might_be_a_method_are_executed_at_the_end(
     assert other.bodies(1) == [b"onlyTokenCharacters"]
 
 
-# -- bounds of memory and time (security.md 9)
+# -- bounds of memory and time (docs/security.md 9)
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +175,4 @@ def test_consumer_that_does_not_read_is_ended(tight: BrokerProcess, queue: str) 
         peer.consume(queue, 40)
         (first,) = peer.dispatches(1)
         other.consume(queue, 40)
-        seen: set[bytes] = set()
-        while first.message_id not in seen:
-            (dispatch,) = other.dispatches(1)
-            other.ack(dispatch)
-            seen.add(dispatch.message_id)
+        other.acknowledge_until(first.message_id)

@@ -1,4 +1,4 @@
-"""What consumers hold, acknowledge and wait for ("Queue semantics on the wire" of ``wire.md``)."""
+"""What consumers hold, acknowledge and wait for ("Queues on the wire" of ``docs/wire.md``)."""
 
 import pytest
 

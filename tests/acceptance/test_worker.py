@@ -422,17 +422,26 @@ def kill_at(crew: Crew, admin: Admin, step: Step, *flags: str) -> None:
     wait_until(lambda: {row["state"] for row in alive(admin, crew.queue)} <= {"ready"})
 
 
+def left_after_kill(
+    crew: Crew, peer: Peer, admin: Admin, step: Step, ending: str, *flags: str
+) -> list[bytes]:
+    """Kill a worker at a step, run another; give what is in the only queue that is not empty."""
+    kill_at(crew, admin, step, *flags)
+    assert crew.run(*flags) == 0
+    full = f"{crew.queue}.{ending}"
+    names = (crew.queue, f"{crew.queue}.retry", f"{crew.queue}.dlq")
+    counts = {name: len(alive(admin, name)) for name in names}
+    assert [name for name, count in counts.items() if count] == [full]
+    return taken(peer, full, counts[full])
+
+
 @pytest.mark.parametrize(("step", "first_runs"), RETRY_STEPS, ids=str)
 def test_worker_killed_in_a_retry_loses_nothing(
     step: Step, first_runs: int | None, crew: Crew, peer: Peer, admin: Admin
 ) -> None:
     made = envelope("fail")
     peer.store(crew.queue, written(made))
-    kill_at(crew, admin, step, "--backoff", "60")
-    assert crew.run("--backoff", "60") == 0
-    assert alive(admin, crew.queue) == []
-    assert alive(admin, f"{crew.queue}.dlq") == []
-    copies = taken(peer, f"{crew.queue}.retry", len(alive(admin, f"{crew.queue}.retry")))
+    copies = left_after_kill(crew, peer, admin, step, "retry", "--backoff", "60")
     assert copies == [written(made | {"attempts": 1})]  # none lost, none twice
     runs = [run for run in crew.runs if run["attempts"] == 0]
     assert len(runs) == len(crew.runs)
@@ -448,16 +457,11 @@ def test_worker_killed_in_a_dead_letter_loses_nothing(
 ) -> None:
     made = envelope("fail")
     peer.store(crew.queue, written(made))
-    kill_at(crew, admin, step, "--max-attempts", "1")
-    assert crew.run("--max-attempts", "1") == 0
-    assert alive(admin, crew.queue) == []
-    assert alive(admin, f"{crew.queue}.retry") == []
-    records = taken(peer, f"{crew.queue}.dlq", len(alive(admin, f"{crew.queue}.dlq")))
-    assert len(records) == 1
-    block = record.read_block(records[0])
+    (dead,) = left_after_kill(crew, peer, admin, step, "dlq", "--max-attempts", "1")
+    block = record.read_block(dead)
     assert block is not None
     assert (block.reason, block.attempts) == ("failed", 1)
-    assert record.revive(records[0]) == written(made)
+    assert record.revive(dead) == written(made)
     assert [row["state"] for row in settled(admin, crew.queue)] == ["dead"]
     assert len(crew.runs) in ((1, 2) if runs is None else (runs,))
 
@@ -467,10 +471,7 @@ def test_worker_killed_in_a_quarantine_loses_nothing(
     step: Step, crew: Crew, peer: Peer, admin: Admin
 ) -> None:
     peer.store(crew.queue, b"no envelope \xff")
-    kill_at(crew, admin, step)
-    assert crew.run() == 0
-    assert alive(admin, crew.queue) == []
-    (found,) = taken(peer, f"{crew.queue}.dlq", len(alive(admin, f"{crew.queue}.dlq")))
+    (found,) = left_after_kill(crew, peer, admin, step, "dlq")
     assert record.revive(found) == b"no envelope \xff"
 
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.protocol import frames
+from phpmq_lite.protocol import frames, wire
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame
 from phpmq_lite.protocol.wire import WireLimits
+from tests.fuzz import grammar
 
 Case = dict[str, Any]
 
@@ -150,6 +151,22 @@ def test_server_side_writes_case_byte_by_byte(case: Case) -> None:
         elif isinstance(frame, ReceiptFrame):
             side.append_receipt(parts, frame.queue, frame.key, frame.reason)
     assert b"".join(parts) == raw(case["bytes"])
+
+
+@pytest.mark.parametrize(
+    ("cases", "table", "ours"),
+    [
+        (FROM_CLIENT, wire.FROM_CLIENT, grammar.FROM_CLIENT),
+        (FROM_BROKER, wire.FROM_BROKER, grammar.FROM_BROKER),
+    ],
+    ids=["client", "broker"],
+)
+def test_every_message_has_a_case_and_a_second_reading(
+    cases: list[Case], table: wire.Shapes, ours: dict[bytes, object]
+) -> None:
+    begun = {raw(case["bytes"])[: wire.HEADER_BYTES] for case in cases if case["end"] == "ok"}
+    assert begun >= table.keys()
+    assert {header[3:] for header in table} == ours.keys()
 
 
 def test_cases_have_unique_names_and_cover_every_code() -> None:

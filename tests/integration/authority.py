@@ -3,10 +3,13 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 Certificate = tuple[Path, Path]  # certificate and key
+EC: Final = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+RSA: Final = ("rsa:2048",)
 
 
 class Authority:
@@ -15,15 +18,17 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def make(self, name: str, *arguments: str, issuer: str = "") -> Certificate:
+    def make(
+        self, name: str, *arguments: str, issuer: str = "", kind: tuple[str, ...] = EC
+    ) -> Certificate:
         """Make a certificate for localhost, signed by itself or by ``issuer``, made before."""
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         if not cert.exists():
             ca = self.folder / issuer
             signed = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key") if issuer else ()
             openssl(
-                *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-                *("-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", cert),
+                *("req", "-x509", "-newkey", *kind, "-nodes"),
+                *("-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", cert),
                 *("-addext", "subjectAltName=DNS:localhost", *signed, *arguments),
             )
             key.chmod(0o600)

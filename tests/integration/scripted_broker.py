@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar, cast
 
@@ -56,6 +57,17 @@ class Peer(asyncio.Protocol):
         self.side.append_receipt(parts, frame.queue, frame.key, reason)
         self.transport.write(b"".join(parts))
 
+    async def write_after_close(self, ids: list[bytes], *, until: asyncio.Task[None]) -> None:
+        """Dispatch to a client that has closed its side, then close; it must read all of it."""
+        await self.half_closed.wait()
+        for message_id in ids:
+            self.dispatch("orders", bytes(1_000), message_id)
+        assert not until.done()
+        self.transport.close()
+        await until
+        await self.ended.wait()
+        assert self.error is None
+
     def cut(self) -> None:
         """End the connection at once, as a crash does."""
         self.transport.abort()
@@ -83,6 +95,18 @@ class ScriptedBroker:
         if isinstance(frame, Publish) and frame.key is not None:
             self.stored.setdefault(frame.key, frame.content)
             peer.answer(frame)
+
+    def vanishing(self, *, each: int) -> Callable[[Peer, ClientFrame], None]:
+        """Give a script that stores, and cuts the connection at each so many frames."""
+        numbers = count(1)
+
+        def script(peer: Peer, frame: ClientFrame) -> None:
+            if next(numbers) % each == 0:
+                peer.cut()
+            else:
+                self.store(peer, frame)
+
+        return script
 
     @property
     def peer(self) -> Peer:

@@ -200,3 +200,9 @@ async def running_site(data: Path, **sections: Any) -> AsyncIterator[Site]:
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as program,
     ):
         yield Site(broker, browser, program)
+
+
+def note_of(text: str) -> str:
+    """Give what the note on a page says."""
+    found = re.search(r'<div class="note".*?<p>(.*?)</p>', text, flags=re.S)
+    return unescape(found[1]) if found else ""

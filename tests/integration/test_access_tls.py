@@ -1,7 +1,8 @@
-"""The admin over TLS: cookies, HSTS, and what refuses the start (security.md 1, 3, 6)."""
+"""The admin over TLS: cookies, HSTS, and what refuses the start (docs/security.md 1, 3, 6)."""
 
 import asyncio
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.testing import running_service
 from tests.integration.authority import Authority
-from tests.integration.visitors import PASSWORD, Visitor, house
+from tests.integration.visitors import PASSWORD, House, Visitor, house
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,43 @@ async def test_login_over_tls_has_a_host_cookie_and_hsts(
             assert (await me.get("/account")).status == 200
             assert (await me.post("/logout")).status == 303
             assert (await me.get("/account")).status == 303
+
+
+async def test_handshakes_that_never_end_have_their_places_counted(
+    tmp_path: Path, authority: Authority
+) -> None:
+    limits = {"http_connections": 3, "http_connections_per_address": 3}
+    async with house(tmp_path / "data", admin=tls(authority), limits=limits) as home:
+        port = int(home.url.rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        assert 'phpmq_limit_reached_total{limit="http_connections"} 1.0' in await metrics(home)
+        for _, one in silent:  # and they are free again
+            one.close()
+        trusting = ssl.create_default_context(cafile=str(authority.make("server")[0]))
+        trusting.check_hostname = False
+        async with asyncio.timeout(10):
+            while True:
+                with suppress(aiohttp.ClientError):
+                    async with Visitor(
+                        home.url, connector=aiohttp.TCPConnector(ssl=trusting)
+                    ) as me:
+                        assert (await me.get("/livez")).status == 200
+                        break
+                await asyncio.sleep(0.05)
+
+
+async def metrics(home: House) -> str:
+    """Read them over the control socket, which needs no place."""
+    connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.get("http://broker/metrics") as response,
+    ):
+        return await response.text()
 
 
 async def test_plain_request_to_tls_is_closed(tmp_path: Path, authority: Authority) -> None:

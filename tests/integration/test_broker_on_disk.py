@@ -1,29 +1,11 @@
 """A broker on a real file: what a restart brings back, pages, damage, and dead letters as rows."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.storage import store as stores
 from tests.driving import Driver
-
-MakeDriver = Callable[..., Driver]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[MakeDriver]:
-    drivers: list[Driver] = []
-
-    def make(limits: Limits | None = None, defaults: QueueSettings | None = None) -> Driver:
-        drivers.append(Driver(tmp_path, limits, defaults))
-        return drivers[-1]
-
-    yield make
-    for driver in drivers:
-        driver.close()
-
+from tests.integration.driven import MakeDriver
 
 # -- restart
 
@@ -217,7 +199,7 @@ def damage(driver: Driver, seq: int) -> None:
 
 
 def test_damaged_message_is_settled_and_never_delivered(make: MakeDriver) -> None:
-    """storage.md 6: settled as dead, reason crc, no record, body kept."""
+    """Settled as dead, reason crc, no record, body kept."""
     driver = make()
     driver.publish(b"aa", b"bb", b"cc")
     damage(driver, 2)

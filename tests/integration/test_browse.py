@@ -455,24 +455,28 @@ STATEMENTS = load("browse")
 WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: ([\w ]+)")
 
 
+def parameters(name: str) -> dict[str, object]:
+    """Give a statement something for each of its parameters."""
+    names = re.findall(r":(\w+)", STATEMENTS[name])
+    return PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
+
+
 @pytest.mark.parametrize(
     ("name", "index"),
     WITH_INDEX.findall((Path(browse.__file__).parent / "sql" / "browse.sql").read_text()),
 )
 def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
-    names = re.findall(r":(\w+)", STATEMENTS[name])
-    parameters: dict[str, object] = PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
-    plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
+    plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters(name))
     assert any(index in row[3] for row in plan)
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_does_not_scan_a_table_of_messages(database: Database, name: str) -> None:
-    names = re.findall(r":(\w+)", STATEMENTS[name])
-    parameters: dict[str, object] = PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
     plan = [
         row[3]
-        for row in database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters)
+        for row in database.connection.execute(
+            f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters(name)
+        )
     ]
     scans = [
         step for step in plan if re.match(r"SCAN (m|b|message|body|event|history_place)\b", step)
@@ -481,22 +485,16 @@ def test_statement_does_not_scan_a_table_of_messages(database: Database, name: s
 
 
 ROWS = [
-    "by_seq",
-    "by_seqs",
-    "messages_after",
-    "messages_before",
+    "by_seq", "by_seqs", "messages_after", "messages_before",
     *(
         f"{kind}_{way}"
         for kind in ("history", "outcome", "acked", "queue", "queue_outcome")
         for way in ("older", "newer")
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_statement_has_the_columns_of_a_row(database: Database, name: str) -> None:
-    names = re.findall(r":(\w+)", STATEMENTS[name])
-    cursor = database.connection.execute(
-        STATEMENTS[name], PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
-    )
+    cursor = database.connection.execute(STATEMENTS[name], parameters(name))
     assert len(cursor.description) == len(fields(MessageRow))

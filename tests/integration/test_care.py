@@ -1,4 +1,4 @@
-"""Backups and the scrub of a running broker: by command, by HTTP, by the clock."""
+"""Backups and the scrub of a running broker: by HTTP, by the clock."""
 
 import asyncio
 import errno
@@ -7,17 +7,13 @@ import sqlite3
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from phpmq_lite import testing
-from phpmq_lite.cli.main import commands
 from phpmq_lite.cli.node import Node
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server import care, scrubbing
@@ -25,48 +21,10 @@ from phpmq_lite.server.care import Care
 from phpmq_lite.storage.backup import Making
 from phpmq_lite.storage.backups import Backups
 from phpmq_lite.storage.scrub import Round, Scrub, Slice, State, read_state, write_state
-from tests.acceptance.peers import Peer
 from tests.driving import Driver
 from tests.integration.visitors import Visitor, house, until
-from tests.preloaded import BrokerProcess, broker_process
 
 WAIT_S = 30
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("care") / "data", "--admin", "127.0.0.1:0") as it:
-        with Peer(it.port) as peer:
-            for number in range(5):
-                peer.publish("orders", b"order %d" % number, key=b"%d" % number)
-                peer.receipt()
-        yield it
-
-
-@pytest.fixture
-def run(broker: BrokerProcess) -> Run:
-    def call(*arguments: str, code: int = 0) -> Result:
-        line = [*arguments, "--data", str(broker.data)]
-        result = CliRunner().invoke(commands, line, catch_exceptions=False)
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    return call
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-def metrics(broker: BrokerProcess) -> dict[str, float]:
-    with urllib.request.urlopen(f"{broker.admin[0]}metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return {
-        name: float(value)
-        for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
-    }
 
 
 def last_round(data: Path) -> Round:
@@ -97,91 +55,6 @@ def care_of(running: testing.Running) -> Care:
 def page(running: testing.Running, path: str) -> str:
     with urllib.request.urlopen(running.admin_url + path) as answer:
         return str(answer.read().decode())
-
-
-# -- by command
-
-
-def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
-    run: Run, broker: BrokerProcess, tmp_path: Path
-) -> None:
-    [made] = rows(run("backup"))
-    assert (made["messages"], made["settled"]) == (5, 0)
-    assert rows(run("backup", "--list")) == [made]
-    assert {row["result"] for row in rows(run("verify", made["path"]))} == {"ok"}
-    assert "the drill passed" in run("restore", made["id"], "--drill").stderr
-    [copy] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
-    assert Path(copy["path"]) == tmp_path / "elsewhere" / copy["id"]
-    assert {row["result"] for row in rows(run("verify", copy["path"]))} == {"ok"}
-    assert metrics(broker)["phpmq_backup_last_success_timestamp_seconds"] == pytest.approx(
-        copy["made_at"] / 1_000
-    )
-    assert run("check", "backup").stdout.startswith("OK")
-    audit = Node(broker.data / "control.sock").get("/audit", limit=20)["items"]
-    assert [row["result"] for row in audit if row["action"] == "backup.make"] == ["done", "done"]
-
-
-def test_commands_for_a_stopped_broker_refuse_a_running_one(run: Run) -> None:
-    assert "is in use" in run("verify", code=1).stderr
-    [made] = rows(run("backup"))
-    assert "is in use" in run("restore", made["id"], "--yes", code=1).stderr
-
-
-def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProcess) -> None:
-    assert rows(run("scrub"))[0]["bodies"] == 5
-    with closing(sqlite3.connect(broker.data / "phpmq.db")) as stranger, stranger:
-        stranger.execute("UPDATE body SET content = x'00' WHERE seq = 2")
-    [found] = rows(run("scrub", code=65))
-    assert (found["bad_alive"], found["seqs"]) == (1, [2])
-    assert metrics(broker)["phpmq_damage_found"] == 1
-    [dead] = Node(broker.data / "control.sock").get("/messages", q="reason:crc")["items"]
-    assert (dead["state"], dead["queue"]) == ("dead", "orders")
-    assert rows(run("scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
-    assert metrics(broker)["phpmq_damage_found"] == 0
-    with Peer(broker.port) as peer:
-        peer.consume("orders", 10)
-        assert peer.bodies(4) == [b"order 0", b"order 2", b"order 3", b"order 4"]
-
-
-def test_scrub_that_is_not_under_way_cannot_be_stopped(run: Run) -> None:
-    assert "No scrub is under way" in run("scrub", "--stop", code=4).stderr
-
-
-def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with broker_process(data) as it:
-        with Peer(it.port) as peer:
-            peer.publish("orders", b"mine", key=b"1")
-            peer.receipt()
-        it.terminate()
-
-    def call(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(
-            commands, [*arguments, "--data", str(data)], catch_exceptions=False
-        )
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    assert {row["result"] for row in rows(call("verify"))} == {"ok"}
-    [made] = rows(call("backup"))
-    assert rows(call("backup", "--list")) == [made]
-    (data / "phpmq.db").write_bytes(b"")
-    assert "empty" in call("migrate", code=65).stderr
-    call("verify", code=65)
-    call("restore", made["id"], "--yes")
-    with broker_process(data) as it, Peer(it.port) as peer:
-        peer.consume("orders", 1)
-        assert peer.bodies(1) == [b"mine"]
-
-
-def test_command_names_what_is_not_there(tmp_path: Path) -> None:
-    for arguments, code in (
-        (["restore", "20260101T000000Z"], 2),
-        (["backup"], 3),
-        (["verify"], 65),
-    ):
-        line = [*arguments, "--data", str(tmp_path / "nothing")]
-        assert CliRunner().invoke(commands, line).exit_code == code
 
 
 # -- by the clock
@@ -288,9 +161,38 @@ async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
     monkeypatch.setattr(Scrub, "structure", fail)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = care_of(running).scrub
-        scrub.start()
+        await scrub.start()
         await until(lambda: not scrub.is_working)
         assert scrub.state.faults == 0
+
+
+async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads the write-ahead log cannot be cut; the bodies are looked at all the same."""
+    endless = (
+        "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
+    )
+    looked = threading.Event()
+
+    def look_for_ever(connection: sqlite3.Connection) -> list[str]:
+        looked.set()
+        connection.execute(endless)
+        return []
+
+    monkeypatch.setattr("phpmq_lite.storage.scrub.integrity_problems", look_for_ever)
+    monkeypatch.setattr(scrubbing, "LOG_BYTES", 0)
+    monkeypatch.setattr(scrubbing, "_GLANCE_S", 0.01)
+    async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
+        scrub = care_of(running).scrub
+        await scrub.start()
+        assert await asyncio.to_thread(looked.wait, WAIT_S)
+        with (running.data / "phpmq.db-wal").open("ab") as log:
+            log.write(bytes(1))  # behind the last frame, as one that is not whole
+        await until(lambda: not scrub.is_working)
+        assert scrub.state.structure_at == 0  # it is due still
+        assert scrub.state.faults == 0
+        assert scrub.state.last is not None
 
 
 def test_scrub_that_meets_a_damaged_page_says_so(tmp_path: Path) -> None:
@@ -381,7 +283,7 @@ async def test_round_that_cannot_go_on_waits_for_its_next_time(
         await asyncio.sleep(0.1)  # in which it would have begun many times
         assert len(looks) == 1
         assert read_state(running.data).tried_at > 0
-        scrub.start()
+        await scrub.start()
         await until(lambda: len(looks) == 2)
 
 
@@ -401,9 +303,9 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
         for is_asked in (False, True):
             seen, tried_at = len(looks), scrub.state.tried_at
             if is_asked:
-                scrub.start()
+                await scrub.start()
             await until(lambda seen=seen: len(looks) > seen)  # type: ignore[misc]
-            scrub.stop()
+            await scrub.stop()
             await until(lambda: not scrub.is_working)
             seen = len(looks)
             await asyncio.sleep(0.1)
@@ -464,16 +366,29 @@ async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_pat
     driver.close()
 
 
-def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:
-    [made] = rows(run("backup"))
-    address = f"{broker.admin[0]}system/backups/{made['id']}"
-    with urllib.request.urlopen(address) as answer:
-        assert answer.read(15) == b"SQLite format 3"
-    node = Node(broker.data / "control.sock")
-    found = [row for row in node.get("/audit")["items"] if row["action"] == "backup.download"]
-    assert [(row["target"], row["actor"], row["result"]) for row in found] == [
-        (made["id"], "local", "done")
-    ]
+async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scrub, "look", lambda *_given: Slice(0, is_end=False))
+
+    async def refuse() -> None:
+        raise RefusedError("not_stored", "nothing can be stored now")
+
+    async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
+        scrub = care_of(running).scrub
+        with pytest.raises(RefusedError, match="nothing can be stored"):
+            await scrub.start(refuse)
+        assert not scrub.is_working
+        await scrub.start()
+        await until(lambda: scrub.state.is_under_way)
+        with pytest.raises(RefusedError, match="nothing can be stored"):
+            await scrub.stop(refuse)
+        seen = scrub.state.now.began_at
+        with pytest.raises(RefusedError, match="under way"):
+            await scrub.start(refuse)
+        assert scrub.state.now.began_at == seen
+        await scrub.stop()
+        await until(lambda: not scrub.is_working)
 
 
 async def test_who_may_see_some_queues_is_not_told_which_messages_are_damaged(

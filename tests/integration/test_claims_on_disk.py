@@ -1,7 +1,6 @@
 """Claims on a real file: numbers, order, what a restart keeps, and operators in between."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -10,23 +9,14 @@ import pytest
 from phpmq_lite.broker import claims, operations
 from phpmq_lite.broker.operations import Action, Options
 from phpmq_lite.model import Limits, QueueSettings
-from tests.driving import Driver, ask
-
-MakeDriver = Callable[..., Driver]
+from tests.driving import Driver
+from tests.integration.driven import MakeDriver, ask, taken_in_order
 
 
 @pytest.fixture(params=[1_000, 2], ids=["one page", "many pages"])
-def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeDriver]:
-    drivers: list[Driver] = []
-
-    def make(limits: Limits | None = None, defaults: QueueSettings | None = None) -> Driver:
-        drivers.append(Driver(tmp_path, limits, defaults))
-        return drivers[-1]
-
+def make(make: MakeDriver, request: pytest.FixtureRequest) -> Iterator[MakeDriver]:
     with patch.object(claims, "SLICE", request.param):
         yield make
-    for driver in drivers:
-        driver.close()
 
 
 def claim(
@@ -166,14 +156,9 @@ def test_released_claims_go_back_to_their_place(make: MakeDriver) -> None:
     assert claim(driver, 1, after=0) == 4  # the numbers are not given again
     assert claimed(driver) == [(4, b"1")]
     assert driver.rows("SELECT deliveries, charged FROM message WHERE seq = 1") == [(2, 0)]
-    got = []
     worker.acknowledge("orders", held.message_id)
     driver.step()
-    while deliveries := worker.take():
-        got += [d.body for d in deliveries]
-        worker.acknowledge("orders", deliveries[0].message_id)
-        driver.step()
-    assert got == [b"2", b"3"]
+    assert taken_in_order(driver, worker) == [b"2", b"3"]
 
 
 def test_forgotten_subscription_begins_anew(make: MakeDriver) -> None:
@@ -202,12 +187,7 @@ def test_window_and_claims_share_a_queue(make: MakeDriver) -> None:
     worker = driver.consume(1)
     publish(driver, *range(10))
     assert claim(driver, 4) == 4
-    got = [body for _, body in claimed(driver)]
-    while deliveries := worker.take():
-        got += [d.body for d in deliveries]
-        for delivery in deliveries:
-            worker.acknowledge("orders", delivery.message_id)
-        driver.step()
+    got = [body for _, body in claimed(driver)] + taken_in_order(driver, worker)
     assert sorted(got) == [b"%d" % n for n in range(10)]
 
 

@@ -258,7 +258,7 @@ async def test_jump_is_stored_and_told_at_once_also_while_nothing_happens(
 async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
     tmp_path: Path, hands: Hands
 ) -> None:
-    """F15 of ``storage.md`` 11: acknowledgements that lie in the sockets are read first."""
+    """Acknowledgements that lie in the sockets are read first."""
     queues = {"ack_timeout_s": 60, "max_deliveries": 0}
     async with house(tmp_path / "data", queues=queues) as home:
         await home.control("POST", "/queues/orders/messages", {"content": "{}"})

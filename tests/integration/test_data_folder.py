@@ -7,14 +7,14 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from phpmq_lite.errors import DataDamagedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.storage import data_folder, mounts
-from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.data_folder import DataFolder, held_still
 
 HOLDER = """
 import sys
@@ -49,6 +49,23 @@ def make_database(folder: DataFolder) -> None:
 
 
 # -- lock
+
+
+def test_broker_waits_for_who_only_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doctor or a question of another command takes a moment: no reason to refuse a start."""
+    DataFolder.open(path).close()
+    looks = ExitStack()
+    looks.enter_context(held_still(path))
+    monkeypatch.setattr("phpmq_lite.storage.data_folder.time.sleep", lambda _s: looks.close())
+    DataFolder.open(path).close()
+
+
+def test_broker_does_not_wait_long_for_a_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DataFolder.open(path).close()
+    monkeypatch.setattr(data_folder, "_LOOKERS_S", 0.0)
+    with held_still(path), pytest.raises(StartRefusedError, match="held still by a check or a"):
+        DataFolder.open(path)
+    DataFolder.open(path).close()
 
 
 def test_second_broker_is_refused_with_the_pid_of_the_first(path: Path) -> None:

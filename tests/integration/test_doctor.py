@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from phpmq_lite.cli.main import commands
 from phpmq_lite.errors import StartRefusedError
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, read_meta
 from phpmq_lite.storage.glance import glance
 from phpmq_lite.testing import BrokerProcess
 from tests.integration.authority import Authority
@@ -194,6 +194,19 @@ def test_unix_socket_of_somebody_else_is_found(data: Path, tmp_path: Path) -> No
     assert visit(*flags, data=data).bad == []
 
 
+def test_unix_socket_of_somebody_who_is_slow_is_found(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "taken.sock"
+    with (
+        closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as other,
+        closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as first,
+    ):
+        other.bind(str(path))
+        other.listen(0)
+        first.connect(str(path))  # another one would wait
+        found = visit(*NOWHERE, "--set", f"tcp.listen=unix:{path}", data=data)
+    assert "is taken by another program" in found.the("listeners")[1]
+
+
 def test_refused_settings_are_told_and_the_rest_is_looked_at(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[limits]\ncredits = 5\n")
@@ -230,6 +243,20 @@ def test_data_folder_too_deep_for_a_socket_is_bad(tmp_path: Path) -> None:
     assert "the limit for the path of a socket is 107" in found.the("data folder")[1]
 
 
+def test_killed_broker_of_an_empty_log_starts_after_a_visit(
+    broker: BrokerProcess, data: Path
+) -> None:
+    """Killed where it had just begun its log anew: without it the start would speak of a loss."""
+    broker.terminate()
+    with closing(DataFolder.open(data)) as at:
+        at.seal(None)
+        at.record(is_running=True)
+    data.joinpath("phpmq.db-wal").touch(0o600)
+    before = contents(data)
+    assert visit(*NOWHERE, data=data).the("database")[0] == "warn"
+    assert contents(data) == before
+
+
 def test_certificates_are_looked_at(data: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.make("server")
@@ -263,3 +290,41 @@ def test_who_holds_a_folder_is_seen_without_taking_it(tmp_path: Path) -> None:
     folder.close()
     assert holder(path) is None
     assert glance(path).is_new
+
+
+@pytest.mark.parametrize("created_at", ["null", '"today"', "[]"])
+def test_what_makes_no_sense_is_no_reason_to_fail(data: Path, created_at: str) -> None:
+    DataFolder.open(data).close()
+    data.joinpath("meta.json").write_text(f'{{"created_at": {created_at}}}')
+    assert read_meta(data).created_at == 0
+    assert visit(*NOWHERE, data=data).the("data folder")[0] == "ok"
+
+
+def test_database_whose_first_write_was_cut_off_is_new(data: Path) -> None:
+    """SQLite undoes it at the next start, and may not now."""
+    DataFolder.open(data).close()
+    with closing(sqlite3.connect(data / DATABASE, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size=1")
+        connection.execute("BEGIN")
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("INSERT INTO t SELECT zeroblob(1000000)")
+        left = {
+            name: data.joinpath(name).read_bytes() for name in (DATABASE, f"{DATABASE}-journal")
+        }
+    for name, content in left.items():
+        data.joinpath(name).write_bytes(content)
+    assert visit(*NOWHERE, data=data).the("database") == ("ok", "none yet")
+
+
+def test_part_that_cannot_be_looked_at_is_a_finding(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a broker of another version, whose figures have other names."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("storing_stopped")
+
+    monkeypatch.setattr("phpmq_lite.cli.doctor.backups.look", fail)
+    found = visit(*NOWHERE, data=data)
+    assert found.bad == ["backups"]
+    assert found.the("backups")[1] == "cannot be looked at: KeyError('storing_stopped')"

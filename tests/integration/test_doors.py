@@ -1,4 +1,7 @@
-"""Connections to the admin: how many there may be, and how slow one may be (``security.md`` 9)."""
+"""Connections to the admin: how many there may be, and how slow one may be.
+
+``docs/security.md`` 9.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,8 +17,9 @@ from tests.integration.visitors import until
 WAIT_S = 20
 Come = Callable[[], Awaitable["Visitor"]]
 GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-POST = (
-    b"POST /api/v1/queues/orders/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+POST = (  # without its type it is refused unread
+    b"POST /api/v1/queues/orders/messages HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
 )
 
 

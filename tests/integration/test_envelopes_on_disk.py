@@ -1,8 +1,6 @@
 """Envelopes through core and store on a real file: index, quarantine, records, redrive."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings, State
 from tests.driving import Delivery, Driver
 from tests.envelope_cases import CASES, Case, body, record_of
-
-MakeDriver = Callable[..., Driver]
+from tests.integration.driven import MakeDriver
 
 URN = "urn:babel:orders:created"
 TRACE = "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
@@ -25,16 +22,9 @@ ALL_FOUR = "urn, trace_id, meta_id, attempts"
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[MakeDriver]:
-    drivers: list[Driver] = []
-
-    def make(**settings: Any) -> Driver:
-        drivers.append(Driver(tmp_path, None, QueueSettings(**settings), Intake()))
-        return drivers[-1]
-
-    yield make
-    for driver in drivers:
-        driver.close()
+def make(make: MakeDriver) -> MakeDriver:
+    """Make a driver that knows envelopes, by the settings of its queues."""
+    return lambda **settings: make(None, QueueSettings(**settings), Intake())
 
 
 def content(driver: Driver, seq: int) -> bytes:

@@ -5,9 +5,8 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,67 +19,20 @@ import pytest_asyncio
 from phpmq_lite.admin.api import pipeline_history
 from phpmq_lite.client import connect
 from phpmq_lite.export import process as module
-from phpmq_lite.export.process import Exports
 from phpmq_lite.model import checksum
-from phpmq_lite.testing import Running, running_service
+from tests.integration.export_site import ROWS, Site, large_site, site_on
 from tests.integration.settled import (
     HISTORY_ID,
     QUEUES,
     ShortStreamError,
     elsewhere,
-    is_running,
     read_counted,
     retire,
     settled_folder,
 )
 from tests.integration.visitors import House, until
-from tests.preloaded import broker_process
 
 reading = pytest.mark.asyncio(loop_scope="module")  # with ``shared``
-ROWS = 100_000  # some 25 MiB: more than all pipes and sockets on the way hold
-ODD = Path(__file__).with_name("odd_export.py")
-FOREVER = {"days": 36_500}
-
-
-@dataclass
-class Site:
-    """A broker with a history, and a program that reads it."""
-
-    broker: Running
-    session: aiohttp.ClientSession
-
-    @property
-    def exports(self) -> Exports:
-        context = self.broker.service._context
-        assert context is not None
-        return context.exports
-
-    @property
-    def database(self) -> Path:
-        return self.broker.data / "phpmq.db"
-
-    def url(self, query: str, of: str = "history/arrow") -> str:
-        return f"{self.broker.admin_url.rstrip('/')}/api/v1/pipeline/{of}?{query}"
-
-    async def read(self, query: str = f"lo=0&hi={ROWS}") -> Any:
-        return await read_counted(self.session, self.url(query))
-
-    async def get(self, query: str, of: str = "history/arrow", **headers: str) -> tuple[int, Any]:
-        """Ask for what is answered with JSON."""
-        async with self.session.get(self.url(query, of), headers=headers) as response:
-            return response.status, await response.json()
-
-    def odd(self, how: str) -> None:
-        """Have another program in the place of the export process."""
-        self.exports.program = (sys.executable, str(ODD), how)
-
-
-@asynccontextmanager
-async def site_on(data: Path, rows: int, **sections: Any) -> AsyncIterator[Site]:
-    settled_folder(data, rows)
-    sections = {"history": FOREVER} | sections
-    async with running_service(data, **sections) as broker, aiohttp.ClientSession() as session:
-        yield Site(broker, session)
 
 
 @pytest.fixture
@@ -102,15 +54,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("large") / "data"
     settled_folder(data, ROWS)
     return data
-
-
-@asynccontextmanager
-async def large_site(data: Path) -> AsyncIterator[Site]:
-    async with (
-        running_service(data, history=FOREVER) as broker,
-        aiohttp.ClientSession(read_bufsize=1 << 16) as session,
-    ):
-        yield Site(broker, session)
 
 
 # -- what comes
@@ -453,54 +396,6 @@ async def test_extra_that_is_not_installed_is_named(
     assert "phpmq-lite[export]" in told["detail"]
     assert (await site.get("", "history/bounds"))[0] == 200
     assert site.exports.pids == []
-
-
-# -- processes end
-
-
-async def test_idle_process_ends(site: Site) -> None:
-    site.exports._idle_s = 0
-    await site.read("lo=0&hi=5")
-    await until(lambda: not site.exports.pids)
-
-
-async def test_processes_end_with_the_broker(large: Path) -> None:
-    async with aiohttp.ClientSession(read_bufsize=1 << 16) as session:
-        async with large_site(large) as site:
-            response = await session.get(site.url(f"lo=0&hi={ROWS}"))
-            pids = site.exports.pids
-            assert len(pids) == 1
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.read()
-    assert not any(map(is_running, pids))
-    assert not (large / "phpmq.db-wal").exists()  # nobody held the database when it closed
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
-async def test_no_process_is_left_when_the_broker_is_killed(large: Path, is_busy: bool) -> None:
-    flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
-    with broker_process(large, *flags) as broker:
-        url = f"{broker.admin[0].rstrip('/')}/api/v1/pipeline/history/arrow?lo=0&hi="
-        async with aiohttp.ClientSession() as session:
-            if is_busy:
-                response = await session.get(f"{url}{ROWS}")
-            else:
-                await read_counted(session, f"{url}5")
-            children = _children(broker.pid)
-            assert len(children) == 1
-            broker.kill()
-            if is_busy:
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    await response.read()
-        await until(lambda: not any(map(is_running, children)))
-
-
-def _children(pid: int) -> Sequence[int]:
-    found: list[int] = []
-    for tasks in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):
-            found += map(int, (tasks / "children").read_text("ascii").split())
-    return found
 
 
 # -- under load

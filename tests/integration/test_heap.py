@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from weakref import ref
 
 import pytest
 
+from phpmq_lite import heap, process
 from phpmq_lite.testing import Running, running_service
+from tests.acceptance.measures import resident_bytes
 from tests.acceptance.peers import WAIT_S, Peer
 from tests.integration.visitors import until
 from tests.preloaded import broker_process
@@ -82,6 +86,35 @@ def _watch_sessions(running: Running) -> list["ref[object]"]:
 
     engine.core.connect = noting  # type: ignore[assignment, method-assign]
     return opened
+
+
+def burst() -> None:
+    """Print what a trim gives back of memory that lies free between pieces that stay; in bytes."""
+    heap.give_back()
+    pieces = [b"x" * 100_000 for _ in range(600)]
+    kept = pieces[::10]
+    del pieces
+    before = resident_bytes(os.getpid())
+    heap.trim()
+    print(before - resident_bytes(os.getpid()), len(kept))  # noqa: T201 - read by the test
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_trim_gives_back_what_a_burst_has_left_free() -> None:
+    program = [sys.executable, "-c", f"from {__name__} import burst; burst()"]
+    given_back, _ = subprocess.run(
+        program, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert int(given_back) > 40_000_000
+
+
+async def test_broker_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(heap, "TRIM_S", 0.0)
+    monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
+    trimming = asyncio.create_task(process._trim())
+    await until(lambda: len(trims) > 2)
+    trimming.cancel()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -1,32 +1,14 @@
 """What operators do, on a real file: places, keys, the audit and secrets, also over a restart."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-import pytest
 
 from phpmq_lite.broker.operations import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.storage import store as stores
 from tests.driving import Driver
-
-MakeDriver = Callable[..., Driver]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[MakeDriver]:
-    drivers: list[Driver] = []
-
-    def make(limits: Limits | None = None) -> Driver:
-        drivers.append(Driver(tmp_path, limits))
-        return drivers[-1]
-
-    yield make
-    for driver in drivers:
-        driver.close()
+from tests.integration.driven import MakeDriver, order, taken_in_order
 
 
 def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
@@ -46,15 +28,6 @@ def audit(driver: Driver) -> list[tuple[Any, ...]]:
     return driver.rows("SELECT audit_id, action, count, result FROM audit ORDER BY audit_id")
 
 
-def order(driver: Driver, queue: str = "orders") -> list[bytes]:
-    """Return the bodies of a queue in the order in which they will be dispatched."""
-    rows = driver.rows(
-        "SELECT content FROM message JOIN body USING (seq) JOIN queue USING (queue_id)"
-        " WHERE name = ? ORDER BY position", queue,
-    )  # fmt: skip
-    return [content for (content,) in rows]
-
-
 def test_what_was_deleted_comes_back_in_its_place(make: MakeDriver) -> None:
     driver = make(Limits(window=2))
     driver.publish(b"a", b"b", b"c", b"d", b"e")
@@ -64,13 +37,7 @@ def test_what_was_deleted_comes_back_in_its_place(make: MakeDriver) -> None:
     done = act(driver, Action.RESTORE, 2, 3, 5)
     assert done.done == [2, 3, 5]
     assert order(driver) == before
-    got = []
-    while deliveries := worker.take():
-        got += [d.body for d in deliveries]
-        for delivery in deliveries:
-            worker.acknowledge("orders", delivery.message_id)
-        driver.step()
-    assert got == before
+    assert taken_in_order(driver, worker) == before
 
 
 def test_message_is_restored_once_and_its_successor_once_too(make: MakeDriver) -> None:

@@ -1,12 +1,21 @@
 """What users install: wheel and sdist hold migrations, templates and everything to build again."""
 
+import hashlib
+import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import urllib.request
+import venv
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from phpmq_lite.testing import BrokerProcess
+from tests.acceptance.peers import WAIT_S, Peer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -25,9 +34,20 @@ def names_in_wheel(path: Path) -> set[str]:
         return {name for name in wheel.namelist() if ".dist-info/" not in name}
 
 
+def hashes_in_wheel(path: Path) -> dict[str, str]:
+    """Give all that is in it, what it says about itself too."""
+    with zipfile.ZipFile(path) as wheel:
+        return {name: hashlib.sha256(wheel.read(name)).hexdigest() for name in wheel.namelist()}
+
+
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    return names_in_wheel(build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> set[str]:
+    return names_in_wheel(wheel)
 
 
 @pytest.mark.parametrize("folder", ["migrations", "templates"])
@@ -44,11 +64,71 @@ def test_wheel_has_every_module_and_no_test(wheel_names: set[str]) -> None:
     assert others == {"pyspark_phpmq/__init__.py"}  # by which Spark finds the data source
 
 
-def test_sdist_builds_the_same_wheel(tmp_path: Path, wheel_names: set[str]) -> None:
+def test_sdist_builds_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
     sdist = build(ROOT, tmp_path / "sdist", "sdist")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
     assert (source / "tests" / "conftest.py").is_file()
     assert (source / ".ci" / "run").is_file()
-    assert names_in_wheel(build(source, tmp_path / "wheel", "wheel")) == wheel_names
+    assert (source / ".dockerignore").is_file()
+    again = build(source, tmp_path / "wheel", "wheel")
+    assert again.name == wheel.name
+    assert hashes_in_wheel(again) == hashes_in_wheel(wheel)
+
+
+def test_wheel_has_nothing_compiled(wheel_names: set[str]) -> None:
+    assert not [name for name in wheel_names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+@dataclass
+class Installed(BrokerProcess):
+    """A broker of an installation; nothing of the checkout is in its way."""
+
+    home: Path = Path()
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.home / "bin" / "phpmq-lite"), *super().command[3:]]
+
+
+def install(wheel: Path, home: Path) -> None:
+    """Install it into an empty environment, which finds the libraries of this one."""
+    venv.create(home, with_pip=False)
+    place = sysconfig.get_path("purelib", vars={"base": str(home)})
+    libraries = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    Path(place, "libraries.pth").write_text("\n".join(libraries), encoding="utf-8")
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install",
+            "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+@pytest.mark.acceptance
+def test_broker_of_an_empty_environment_serves(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(wheel, tmp_path / "venv")
+    monkeypatch.chdir(tmp_path)
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    flags = ["--admin", "127.0.0.1:0"]
+    broker = Installed(tmp_path / "data", flags, env=outside, home=tmp_path / "venv")
+    where = "import phpmq_lite; print(phpmq_lite.__file__)"
+    found = subprocess.run(
+        [str(broker.home / "bin" / "python"), "-c", where],
+        env=outside, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Path(found.stdout.strip()).is_relative_to(broker.home)
+    try:
+        broker.start()
+        for path in ("", "queues", "static/app.css"):
+            with urllib.request.urlopen(broker.admin[0] + path, timeout=WAIT_S) as answer:
+                assert answer.status == 200
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"stored") is None
+        assert broker.terminate() == 0
+    finally:
+        broker.kill()

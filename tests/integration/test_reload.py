@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Effective, all_values
 from phpmq_lite.testing import Running, running_service, settings_for
 from tests.acceptance.peers import Peer
-from tests.integration.authority import Authority, Certificate
+from tests.integration.authority import EC, RSA, Authority, Certificate
 
 
 def read_anew(running: Running, **sections: Any) -> None:
@@ -63,6 +64,52 @@ async def serials(running: Running, trusted: ssl.SSLContext) -> set[str]:
         found.add(certificate["serialNumber"])
         writer.close()
     return found
+
+
+async def test_certificate_of_another_kind_of_key_takes_the_place_of_the_old(
+    tmp_path: Path,
+) -> None:
+    """OpenSSL keeps one of each kind, and would go on to give the old one to most clients."""
+    authority = Authority(tmp_path)
+    pairs = authority.make("old", kind=EC), authority.make("new", kind=RSA)
+    trusted = ssl.create_default_context()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    key.touch(0o600)
+    tls: dict[str, Any] = {"tls_cert": cert, "tls_key": key}
+    found: list[set[str]] = []
+    async with AsyncExitStack() as stack:
+        for pair in pairs:
+            trusted.load_verify_locations(pair[0])
+            cert.write_bytes(pair[0].read_bytes())
+            key.write_bytes(pair[1].read_bytes())
+            if not found:
+                service = running_service(tmp_path / "data", tcp=tls, admin=tls)
+                running = await stack.enter_async_context(service)
+            read_anew(running, tcp=tls, admin=tls)
+            found.append(await serials(running, trusted))
+    assert [len(one) for one in found] == [1, 1]
+    assert not found[0] & found[1]
+
+
+async def test_authority_of_clients_is_read_anew(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair, one, other = (authority.make(name) for name in ("server", "one", "other"))
+    ca = tmp_path / "clients.pem"
+    ca.write_bytes(one[0].read_bytes())
+    trusted = ssl.create_default_context(cafile=pair[0])
+    trusted.load_cert_chain(*other)
+    tls: dict[str, Any] = {"tls_cert": pair[0], "tls_key": pair[1], "tls_client_ca": ca}
+    async with running_service(tmp_path / "data", tcp=tls) as running:
+
+        def publish() -> None:
+            with Peer(running.port, context=trusted) as peer:
+                assert peer.confirm("orders", b"x") is None
+
+        with pytest.raises((OSError, AssertionError)):
+            await asyncio.to_thread(publish)
+        ca.write_bytes(other[0].read_bytes())
+        read_anew(running, tcp=tls)
+        await asyncio.to_thread(publish)
 
 
 async def test_certificates_are_read_anew_and_bad_ones_change_nothing(tmp_path: Path) -> None:

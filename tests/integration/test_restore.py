@@ -1,6 +1,5 @@
 """Backup, verify, seal, restore and drill on real files: what each takes, changes and refuses."""
 
-import errno
 import json
 import shutil
 import sqlite3
@@ -20,26 +19,17 @@ from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.restore import RAISED, drill, restore
-from phpmq_lite.storage.seal import seal
 from phpmq_lite.storage.verify import verify
 from tests.driving import Driver
+from tests.integration.closed_folder import change, closed, flip, lived, one, problems
 
 NEXT = "CREATE TABLE later (x INTEGER);\nALTER TABLE queue ADD COLUMN colour TEXT;\n"
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
-    """A broker with alive, settled and dead messages, of which it holds one."""
-    made = Driver(tmp_path)
-    made.publish(b"a", b"b", b"c", b"d")
-    worker = made.consume(3)
-    first, second, _ = worker.take()
-    worker.acknowledge("orders", first.message_id)
-    worker.dead_letter("orders", second.message_id)
-    made.step()
-    made.store.execute("INSERT INTO meta VALUES ('history_id', 'before') ON CONFLICT DO NOTHING")
-    yield made
-    made.close()
+    with closing(lived(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -49,35 +39,7 @@ def backup(driver: Driver, tmp_path: Path) -> Backup:
 
 @pytest.fixture
 def data(driver: Driver, tmp_path: Path) -> Path:
-    """A data folder that was closed cleanly, with the same messages."""
-    driver.store.checkpoint("TRUNCATE")
-    folder = DataFolder.open(tmp_path / "data")
-    with closing(folder):
-        shutil.copyfile(driver.path, folder.database)
-        folder.record(has_messages=True)
-        seal(folder)
-    return folder.path
-
-
-def problems(path: Path) -> list[str]:
-    return [problem for check in verify(path) for problem in check.problems]
-
-
-def change(database: Path, sql: str) -> None:
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode=DELETE").fetchall()
-        connection.execute(sql)
-
-
-def one(database: Path, sql: str) -> object:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(sql).fetchone()[0]
-
-
-def flip(file: Path, at: int) -> None:
-    raw = bytearray(file.read_bytes())
-    raw[at] ^= 1
-    file.write_bytes(raw)
+    return closed(driver, tmp_path / "data")
 
 
 # -- backup
@@ -269,108 +231,6 @@ def test_verify_finds_a_wal_that_is_gone(data: Path) -> None:
     assert problems(data) == ["it is missing, but the broker did not stop cleanly"]
 
 
-# -- the seal
-
-
-def test_sealed_database_starts_unchanged_only(data: Path) -> None:
-    with closing(DataFolder.open(data)) as folder:
-        assert "last clean stop" in check_files(folder).checks[-1]
-        assert folder.meta.seal is None  # it is about to be written
-        assert "structure" in check_files(folder).checks[-1]
-
-
-def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
-    database = data / "phpmq.db"
-    for at in range(100, database.stat().st_size, 997):
-        flip(database, at)
-        before = database.read_bytes()
-        with (
-            closing(DataFolder.open(data)) as folder,
-            pytest.raises(DataDamagedError, match="not as the last clean stop left it"),
-        ):
-            check_files(folder)
-        assert database.read_bytes() == before
-        (copies,) = data.glob("damaged-*")
-        assert (copies / "phpmq.db").read_bytes() == before
-        shutil.rmtree(copies)
-        flip(database, at)
-    assert problems(data) == []
-
-
-def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None:
-    change(data / "phpmq.db", "UPDATE queue SET created_at = 5")
-    with closing(DataFolder.open(data)) as folder:
-        done = check_files(folder, accept_loss=True)
-        assert folder.meta.seal is None
-    assert done.checks[1:] == ["the structure of the database"]
-    assert len(list(data.glob("damaged-*"))) == 1
-
-
-def test_database_that_the_disk_does_not_give_is_damaged(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_path: Path) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("phpmq_lite.storage.seal.checksum_of", fail)
-    with (
-        closing(DataFolder.open(data)) as folder,
-        pytest.raises(DataDamagedError, match=r"cannot read .*phpmq\.db: Input/output error"),
-    ):
-        check_files(folder)
-
-
-def test_database_with_a_wal_is_not_sealed(data: Path) -> None:
-    with closing(DataFolder.open(data)) as folder:
-        folder.seal(None)
-        folder.wal.write_bytes(b"something")
-        seal(folder)
-        assert folder.meta.seal is None
-
-
-def test_broken_structure_is_refused_without_a_seal(data: Path) -> None:
-    with (data / "phpmq.db").open("r+b") as file:
-        file.seek(4_096)
-        file.write(b"\xff" * 4_096)
-    with closing(DataFolder.open(data)) as folder:
-        folder.seal(None)
-        before = folder.database.read_bytes()
-        with pytest.raises(DataDamagedError, match=r"is damaged: .*; it was copied to"):
-            check_files(folder)
-        assert folder.database.read_bytes() == before
-        check_files(folder, accept_loss=True)
-
-
-def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path) -> None:
-    """SQLite finds nothing wrong with it; each batch would fail at a column that is not there."""
-    content = (data / "phpmq.db").read_bytes()
-    at = content.index(b"last_dispatched_at")
-    with (data / "phpmq.db").open("r+b") as file:
-        file.seek(at)
-        file.write(b"m")
-    with closing(DataFolder.open(data)) as folder:
-        folder.seal(None)
-        with pytest.raises(DataDamagedError, match="is not that of the migrations; it was copied"):
-            check_files(folder)
-
-
-def test_head_that_sqlite_does_not_know_is_refused_without_a_seal(data: Path) -> None:
-    with (data / "phpmq.db").open("r+b") as file:
-        file.seek(16)
-        file.write(b"\x01\x01")  # no size of a page
-    with closing(DataFolder.open(data)) as folder:
-        folder.seal(None)
-        with pytest.raises(DataDamagedError, match="not a database"):
-            check_files(folder)
-
-
-def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phpmq_lite.storage.checkup.CHECKED_BYTES", 1)
-    with closing(DataFolder.open(data)) as folder:
-        folder.seal(None)
-        assert check_files(folder).is_owed
-
-
 # -- restore
 
 
@@ -383,7 +243,7 @@ def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, dat
     assert (done.aside / "phpmq.db").read_bytes() == old
     assert problems(data) == []
     with closing(DataFolder.open(data)) as folder:
-        assert "last clean stop" in check_files(folder).checks[-1]
+        assert "every byte" in check_files(folder).checks[-1]
 
 
 def test_restored_numbers_go_on_far_above(backup: Backup, data: Path) -> None:

@@ -1,242 +1,31 @@
 """The search against a plain filter in Python, over a database with everything hostile in it."""
 
-import json
 import random
 import re
 import sqlite3
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import closing
-from dataclasses import dataclass
-from fnmatch import translate
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
-from unittest.mock import AsyncMock
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from phpmq_lite.admin.query import of_ids, of_queue, parse
 from phpmq_lite.errors import ReadTooLongError
-from phpmq_lite.model import State
 from phpmq_lite.storage import plans
 from phpmq_lite.storage import search as search_module
 from phpmq_lite.storage.browse import wire_id
 from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import Found, Search
-from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.terms import Query, Term
-from tests.unit.admin.cases import NOW_MS, Database
-
-QUEUES = {1: "orders", 2: "mail", 3: "orders.dlq", 4: 'od[d] "q" *'}
-CLOCK_STEP_MS = 5_000
-BODIES = (
-    b'{"data":{"n":1042,"s":"eu","t":true,"z":null,"a":[{"k":"v"}]},"meta":{"lang":"php"}}',
-    b'{"data":{"n":"1042","s":"us-1"},"text":"caf\\u00e9 a\\/b"}',
-    '{"data":{"n":-7,"big":123456789012345678901234567890},"text":"café a/b"}'.encode(),
-    b'{"data":{"n":10.5},"n":1042,"data2":{}}',
-    b'{"data":{"s":"\\u0065u"}}',
-    b'{"data":{"n":1042}',  # no end
-    b'{"data":{"n":NaN}}',
-    b'{"data":{"n":1042}}\0more',
-    b"[" * 5_000 + b"1042" + b"]" * 5_000,
-    b'{"data":[{"n":1042}]}',
-    b'"1042"',
-    b"\xff\xfe1042\x00",
-    b'{"data":{"n":1042},"x":"\xff"}',
-    b"",
-    b'{"dead_letter":{"error":"Key 17 of 3"}}',
-    b"'; DROP TABLE message; --",
+from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.terms import Query
+from tests.integration.plain_search import (
+    Plain,
+    content_of,
+    everything,
+    fill,
+    is_match,
+    pages,
 )
-
-
-def fill(database: Database, count: int = 240) -> None:
-    """Store messages alive and settled, of all kinds, in a random but constant mixture."""
-    made = random.Random(7)
-    for queue_id, name in QUEUES.items():
-        database.queue(name, queue_id)
-    for number in (7, 8):
-        database.client(number, f"10.0.0.{number}:500{number}")
-    database.set_counter("clock_step_ms", CLOCK_STEP_MS)
-    for at in range(count):
-        body = made.choice(BODIES)
-        columns: dict[str, Any] = {
-            "published_at": NOW_MS - made.randrange(7_200_000),
-            "deadline_ms": made.choice((None, NOW_MS - CLOCK_STEP_MS + made.randrange(120_000))),
-            "urn": made.choice((None, "urn:babel:orders:created", "urn:orders:x", "urn:test:[y]")),
-            "trace_id": made.choice((None, "7b3f-1", "7b3f-2")),
-            "publisher": made.choice((None, 0, 7, 8)),
-            "consumer": made.choice((None, 7)),
-            "deliveries": made.randrange(6),
-            "charged": 0,
-        }
-        if made.random() < 0.2:
-            columns |= {"source_seq": 1, "source_queue_id": 1, "source_reason": "client"}
-        queue_id = made.choice(list(QUEUES))
-        if made.random() < 0.5:
-            columns["position"] = made.choice((at + 1, at + 5_001))  # requeued
-            database.message(queue_id, body, state=made.randrange(2), **columns)
-        else:
-            columns |= {
-                "outcome": made.randrange(2, 6),
-                "settled_at": NOW_MS - made.randrange(60_000),
-                "reason": made.choice((None, "crc", "purge")),
-            }
-            content = None if made.random() < 0.1 else body
-            database.settled(queue_id, content, **columns)
-    database.set_counter("next_number", 10_000)
-    (half,) = database.connection.execute('SELECT max("offset") / 2 FROM history').fetchone()
-    place_upto(database, half)
-
-
-# -- the plain filter
-
-
-@dataclass
-class Plain:
-    """A row of either table, its columns by name, and its body."""
-
-    columns: dict[str, Any]
-    body: bytes | None
-
-    def __getattr__(self, name: str) -> Any:
-        return self.columns[name]
-
-    @property
-    def is_alive(self) -> bool:
-        return bool(self.state < 2)
-
-
-def content_of(path: Path) -> bytes:
-    return path.read_bytes()
-
-
-def everything(path: Path) -> list[Plain]:
-    connection = sqlite3.connect(path)
-    connection.row_factory = sqlite3.Row
-    bodies = dict(map(tuple, connection.execute("SELECT seq, content FROM body")))
-    rows = [dict(row) for row in connection.execute("SELECT * FROM message")]
-    rows += [
-        dict(row) | {"state": row["outcome"]} for row in connection.execute("SELECT * FROM history")
-    ]
-    connection.close()
-    return [Plain({"reason": None, "offset": None} | row, bodies.get(row["seq"])) for row in rows]
-
-
-def is_like(text: str | None, pattern: str) -> bool:
-    """Match as GLOB does, but slowly."""
-    if text is None:
-        return False
-    marks = re.sub(r"\\(.)", lambda mark: f"[{mark[1]}]", pattern.replace("[", "\0"))
-    return re.fullmatch(translate(marks.replace("\0", "[[]")), text) is not None
-
-
-SIGNS: dict[str, Callable[[int | float, int], bool]] = {
-    "=": lambda a, b: a == b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
-}  # fmt: skip
-
-
-class _Missing:
-    pass
-
-
-class Number(str):
-    """A number as it is written."""
-
-    __slots__ = ()
-
-
-def member(body: bytes | None, path: str) -> Any:
-    def refuse(_: str) -> None:
-        raise ValueError
-
-    try:
-        value = json.loads(
-            (body or b"").decode(errors="surrogateescape"), parse_constant=refuse,
-            parse_int=Number, parse_float=lambda text: Number(float(text)),
-        )  # fmt: skip
-        for step in path.removeprefix("$.").split("."):
-            value = value[int(step) if step.isdecimal() else step]
-            if isinstance(value, str) and step != path.rpartition(".")[2]:
-                return _Missing
-    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
-        return _Missing
-    return value
-
-
-def holds(term: Term, row: Plain) -> bool:
-    """Tell whether a term holds, its negation apart."""
-    match term.kind:
-        case "queue":
-            return is_like(QUEUES[row.queue_id], term.value)
-        case "state":
-            return State(row.state).name.lower() == term.value
-        case "urn":
-            starts = ("", "urn:", "urn:babel:")
-            return any(is_like(row.urn, start + term.value) for start in starts)
-        case "trace":
-            return is_like(row.trace_id, term.value)
-        case "id":
-            return is_like(wire_id(row.seq, row.token), term.value)
-        case "reason":
-            return is_like(row.reason, term.value) or is_like(row.source_reason, term.value)
-        case "origin":
-            return is_like(QUEUES.get(row.source_queue_id), term.value)
-        case "client":
-            addresses = [
-                {0: "admin", 7: "10.0.0.7:5007", 8: "10.0.0.8:5008"}.get(number)
-                for number in (row.publisher, row.consumer)
-            ]
-            patterns = (term.value, f"{term.value}:*")
-            numbers = [str(n) for n in (row.publisher, row.consumer) if n is not None]
-            return term.value in numbers or any(
-                is_like(address, pattern) for address in addresses for pattern in patterns
-            )
-        case "deliveries" | "size":
-            return SIGNS[term.sign](row.columns[term.kind], term.number)
-        case "age":
-            return SIGNS[term.sign](NOW_MS - row.published_at, term.number)
-        case "ttl":
-            if term.value == "never" or row.deadline_ms is None:
-                return (term.value == "never") == (row.deadline_ms is None) and not term.sign
-            ended = NOW_MS if row.is_alive else row.settled_at
-            return SIGNS[term.sign](row.deadline_ms + CLOCK_STEP_MS - ended, term.number)
-        case "text":
-            escaped = json.dumps(term.value)[1:-1].replace("/", "\\/").encode()
-            return row.body is not None and (term.value.encode() in row.body or escaped in row.body)
-    paths = {term.path, re.sub(r"^data\.", "$.", term.path)}  # an envelope's member, or the body's
-    return any(holds_member(term, member(row.body, path)) for path in paths)
-
-
-def holds_member(term: Term, value: Any) -> bool:
-    if value is _Missing or isinstance(value, dict | list):
-        return False
-    if term.sign:
-        return isinstance(value, Number) and SIGNS[term.sign](float(value), term.number)
-    if value is None or isinstance(value, bool):
-        return json.dumps(value) == term.value
-    return is_like(str(value), term.value)
-
-
-ANY_OF = ("queue", "state", "urn", "trace", "id", "reason", "origin", "client")
-
-
-def is_match(query: Query, row: Plain) -> bool:
-    for term in query.terms:
-        if term.is_negated and holds(term, row):
-            return False
-        if not term.is_negated and term.kind not in ANY_OF and not holds(term, row):
-            return False
-    return all(
-        any(holds(term, row) for term in terms)
-        for kind in ANY_OF
-        if (terms := [term for term in query.of(kind) if not term.is_negated])
-    )
-
-
-# -- the tests
+from tests.unit.admin.cases import NOW_MS, Database
 
 
 @pytest.fixture(scope="module")
@@ -264,15 +53,6 @@ async def search(
     readers = Readers(path, count=1)
     yield Search(readers, now_ms=lambda: NOW_MS)
     await readers.close()
-
-
-async def pages(search: Search, query: Query, limit: int, **given: Any) -> list[Found]:
-    """Go through all pages."""
-    found = [await search.page(query, limit=limit, **given)]
-    while found[-1].next is not None:
-        given["place"] = found[-1].next
-        found.append(await search.page(query, limit=limit, **given))
-    return found
 
 
 TEXTS = [
@@ -380,159 +160,6 @@ async def test_ids_are_found_in_any_state_with_both_halves(
     ids = [wire_id(row.seq, row.token) for row in rows][:7]
     found = await search.page(of_ids([*ids, wire_id(rows[8].seq, 1)]))
     assert sorted(row.message_id for row in found.rows) == sorted(ids)
-
-
-# -- leaps over what is of other queues
-
-MESSAGES = st.lists(
-    st.tuples(
-        st.sampled_from((1, 1, 2, 3, 3, 3)),  # the queue
-        st.sampled_from((0, 1, 2, 2, 2, 2, 3, 4, 5)),  # its state
-        st.integers(-9, 60),  # position less number: restored, requeued
-        st.sampled_from((0, 0, 0, 2, 7, 60)),  # how long it lived
-    ),
-    min_size=5,
-    max_size=60,
-)
-LEAPS = (
-    "queue:orders", "queue:mail -state:dead", "queue:orders queue:mail", "queue:m* urn:*",
-    "queue:orders -state:ready", "queue:mail state:acked", "queue:orders state:dead state:deleted",
-    "queue:mail size:>9", "queue:orders state:ready state:expired", "queue:orders id:00*",
-)  # fmt: skip
-
-
-Story = list[tuple[int, int, int, int]]
-FIRST: Final = (1 << 16) - 20  # number and offset: some are in the next block of places
-
-
-def open_queues(path: Path) -> Database:
-    database = Database(path)
-    database.connection.execute("PRAGMA synchronous = OFF")
-    for queue_id, name in QUEUES.items():
-        database.queue(name, queue_id)
-    database.first_offset = FIRST
-    return database
-
-
-def store(database: Database, messages: Story, first: int = FIRST) -> None:
-    """Store messages by their numbers and settle them by their lives."""
-    numbered = list(enumerate(messages, start=first))
-    for seq, (queue_id, state, shift, _) in sorted(numbered, key=lambda one: one[0] + one[1][3]):
-        if state < 2:
-            database.message(queue_id, seq=seq, state=state, position=seq + shift)
-        else:
-            database.settled(queue_id, seq=seq, outcome=state, position=seq + shift)
-    database.set_counter("next_number", first + len(messages))
-
-
-def place_upto(database: Database, upto: int) -> None:
-    """Give the first settled messages, and half of those alive, their places, once."""
-    [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
-    upto = min(FIRST - 1 + upto, last or 0)
-    for name in ("place", "number", "trace"):
-        database.connection.execute(load("places")[name], {"after": 0, "upto": upto})
-    database.set_counter("placed_upto", upto)
-    [(half,)] = database.connection.execute("SELECT (min(seq) + max(seq)) / 2 FROM message")
-    database.connection.execute(load("places")["trace_alive"], {"after": 0, "upto": half or 0})
-    database.set_counter("traced_upto", half or 0)
-
-
-def settle_all(database: Database) -> None:
-    """Settle what is alive, the newest first."""
-    names = "seq, token, queue_id, position, published_at, deliveries, charged, size, crc"
-    database.connection.execute(
-        f'INSERT INTO history ("offset", outcome, settled_at, {names}) '
-        "SELECT row_number() OVER (ORDER BY seq DESC) "
-        f'+ coalesce((SELECT max("offset") FROM history), ?), 2, 0, {names} FROM message',
-        (FIRST - 1,),
-    )
-    database.connection.execute("DELETE FROM message")
-
-
-@given(
-    messages=MESSAGES,
-    later=MESSAGES,
-    placed=st.sampled_from((0, 5, 15, 60)),
-    text=st.sampled_from(LEAPS),
-    limit=st.integers(1, 5),
-)
-async def test_numbers_and_leaps_change_no_page(
-    messages: Story, later: Story, placed: int, text: str, limit: int
-) -> None:
-    """Rows, figures and cursors are those of a walk over every number; a filter has the rows."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        database = open_queues(Path(folder) / "phpmq.db")
-        store(database, messages)
-        place_upto(database, placed)
-        readers = Readers(database.path, count=1)
-        for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_FEW", 0)):
-            patch.setattr(search_module, name, value)
-        search = Search(readers, now_ms=lambda: NOW_MS)
-        await leaps_agree(search, database, parse(text), limit)
-        settle_all(database)
-        store(database, later, first=FIRST + len(messages))
-        await leaps_agree(search, database, parse(text), limit)
-        await readers.close()
-        database.connection.close()
-
-
-async def leaps_agree(search: Search, database: Database, query: Query, limit: int) -> None:
-    found = await pages(search, query, limit)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Search, "_leap", AsyncMock())
-        assert found == await pages(search, query, limit)
-        patch.setattr(search_module, "_LONG_TAIL", -1)
-        assert found == await pages(search, query, limit)
-    assert list((await search.freeze(query)).seqs) == [
-        row.seq for page in reversed(found) for row in reversed(page.rows)
-    ]
-    expected = {row.seq for row in everything(database.path) if is_match(query, row)}
-    seqs = [row.seq for page in found for row in page.rows]
-    assert (set(seqs), len(seqs)) == (expected, len(expected))
-
-
-@given(messages=MESSAGES, placed=st.sampled_from((0, 5, 15, 60)), data=st.data())
-def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataObject) -> None:
-    place = data.draw(st.integers(FIRST, FIRST + len(messages)))
-    wanted = data.draw(st.lists(st.integers(1, 3), min_size=1, unique=True))
-    with tempfile.TemporaryDirectory() as folder:
-        database = open_queues(Path(folder) / "phpmq.db")
-        store(database, messages)
-        place_upto(database, placed)
-        rows = [row for row in everything(database.path) if row.queue_id in wanted]
-        given = {
-            "queues": json.dumps(wanted), "outcomes": "[2, 3, 4, 5]", "low": 0, "high": place,
-        }  # fmt: skip
-        with closing(database.connection) as connection:
-            [(seq,)] = connection.execute(load("search")["next_seq"], given)
-            [(offset,)] = connection.execute(load("search")["next_offset"], given)
-    assert seq == max((row.seq for row in rows if row.seq < place), default=None)
-    offsets = [row.offset for row in rows if not row.is_alive and row.offset < place]
-    assert offset == max(offsets, default=None)
-
-
-async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
-    """However many messages of another queue are in front, the reads stay as few."""
-    database = open_queues(tmp_path / "phpmq.db")
-    store(database, [(1, 2, 0, 0), (1, 0, 0, 0)] + [(3, 2, 0, 0)] * 400)
-    place_upto(database, 300)
-    readers = Readers(database.path, count=1)
-    run, texts = readers.run, []
-
-    async def noted(name: str, text: str, parameters: Any) -> Any:
-        texts.append(text)
-        return await run(name, text, parameters)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_module, "_FIRST_WIDTH", 1)
-        patch.setattr(readers, "run", noted)
-        for text in ("queue:orders", "queue:orders -state:ready"):
-            texts.clear()
-            [page] = await pages(Search(readers), parse(text), 9)
-            assert page.rows
-            assert len(texts) < 9
-    await readers.close()
-    database.connection.close()
 
 
 async def test_search_goes_on_where_a_leap_takes_too_long(

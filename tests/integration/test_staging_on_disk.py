@@ -1,7 +1,5 @@
 """Staged rows on a real file: published once, all or nothing, and whatever happens in between."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,23 +12,19 @@ from phpmq_lite.model import Limits, QueueSettings, checksum
 from phpmq_lite.storage import recall
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.upkeep import Upkeep
-from tests.driving import Driver, ask
+from tests.driving import Driver
 from tests.envelope_cases import body
-
-MakeDriver = Callable[..., Driver]
+from tests.integration.driven import MakeDriver, ask, order, taken_in_order
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[MakeDriver]:
-    drivers: list[Driver] = []
+def make(make: MakeDriver) -> MakeDriver:
+    """Make a driver that knows envelopes, by its limits and the settings of its queues."""
 
-    def make(limits: Limits | None = None, **settings: Any) -> Driver:
-        drivers.append(Driver(tmp_path, limits, QueueSettings(**settings), Intake()))
-        return drivers[-1]
+    def make_it(limits: Limits | None = None, **settings: Any) -> Driver:
+        return make(limits, QueueSettings(**settings), Intake())
 
-    yield make
-    for driver in drivers:
-        driver.close()
+    return make_it
 
 
 def stage(
@@ -48,15 +42,6 @@ def stage(
 
 def publish(driver: Driver, version: int, *tokens: str, app_id: str = "app") -> Any:
     return ask(driver, "publish_staged", app_id, version, tokens)
-
-
-def order(driver: Driver, queue: str = "orders") -> list[bytes]:
-    """Return the bodies of a queue in its order."""
-    rows = driver.rows(
-        "SELECT content FROM message JOIN body USING (seq) JOIN queue USING (queue_id)"
-        " WHERE name = ? ORDER BY position", queue,
-    )  # fmt: skip
-    return [content for (content,) in rows]
 
 
 def tokens(driver: Driver) -> list[str]:
@@ -102,13 +87,7 @@ def test_consumer_gets_what_is_published_in_order(make: MakeDriver) -> None:
         publish(driver, version, "t")
         driver.publish(b"plain %d" % version)
         expected += [*bodies, b"plain %d" % version]
-    got = []
-    while deliveries := worker.take():
-        got += [delivery.body for delivery in deliveries]
-        for delivery in deliveries:
-            worker.acknowledge("orders", delivery.message_id)
-        driver.step()
-    assert got == expected
+    assert taken_in_order(driver, worker) == expected
     assert driver.live() == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Which certificates and keys a listener takes, and which refuse the start (security.md 8)."""
+"""Which certificates and keys a listener takes, and which refuse the start (docs/security.md 8)."""
 
 import os
 import ssl

@@ -17,7 +17,7 @@ from phpmq_lite.storage.retention import RetentionBounds, step
 from phpmq_lite.storage.search import Search
 from phpmq_lite.storage.statements import load, many
 from tests.driving import empty_database, open_store
-from tests.integration.test_search import Plain, everything, is_match, pages
+from tests.integration.plain_search import Plain, everything, is_match, pages
 
 TRACES: Final = (None, "7b3f-1", "7b3f-2", "a", "\U0010ffff")
 TEXTS: Final = (

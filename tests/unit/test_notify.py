@@ -1,5 +1,8 @@
 """Who wants to be told, and how often."""
 
+import errno
+import os
+
 import pytest
 
 from phpmq_lite.notify import Manager
@@ -35,3 +38,15 @@ def test_manager_is_told_often_enough_for_its_watchdog(
 
 def test_manager_that_has_gone_disturbs_nobody() -> None:
     Manager("@phpmq-lite-test-nobody-listens").tell(READY=1)
+
+
+def test_manager_is_told_nothing_while_no_file_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next message may get through: one that raised would be the last, and end the broker."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("phpmq_lite.notify.socket.socket", refuse)
+    Manager("/run/notify").tell(WATCHDOG=1)

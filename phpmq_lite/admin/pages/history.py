@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from phpmq_lite.admin import brush
 from phpmq_lite.admin.access.identity import allowed_queues
 from phpmq_lite.admin.api.history import Outcome, queue_id_of, time_of
-from phpmq_lite.admin.brush_points import slices_of
 from phpmq_lite.admin.context import context_of, status_of
+from phpmq_lite.admin.histories import slices_of
 from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.paging import Listed, history_page, search_page
 from phpmq_lite.admin.query import of_states

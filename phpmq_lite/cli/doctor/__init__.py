@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 import click
 
 from phpmq_lite.cli.findings import Finding, bad, end_with
-from phpmq_lite.cli.given import Given, data_option, settings_options
+from phpmq_lite.cli.given import Given, data_option, listener_options, settings_options
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.errors import PhpmqError
 
 
 @click.command()
 @data_option
+@listener_options
 @settings_options
 @output_option
 def doctor(output: str | None, given: Given) -> None:

@@ -131,7 +131,9 @@ def _refused(port: Port) -> Finding:
         found = f"{where} is taken by pid {port.process.pid}, {port.process.command}"
         return bad(NAME, found, f"stop that, or {other}")
     if error.errno == errno.EACCES and port.endpoint.kind == "tcp":
-        other += f", or allow it to all: sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
+        other += (
+            f", or allow it to all: sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
+        )
     return bad(NAME, f"{where}: {error.strerror or error}", other)
 
 

@@ -29,9 +29,9 @@ Level = Literal["breaking", "note"]
 class Change:
     """One difference; ``pointer`` is that of ``data``, with ``*`` for every item or member."""
 
-    level: Level
+    level: Level  # how bad it is
     pointer: str
-    detail: str
+    detail: str  # what changed, in words
 
     @property
     def is_breaking(self) -> bool:

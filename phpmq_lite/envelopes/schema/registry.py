@@ -37,7 +37,7 @@ class Fault:
 
     file: str
     pointer: str
-    detail: str
+    detail: str  # in words
 
     def __str__(self) -> str:
         where = f"{self.file}#{self.pointer}" if self.pointer else self.file
@@ -46,11 +46,11 @@ class Fault:
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One registered URN."""
+    """One registered ``urn``, with ``owner`` and ``status`` as ``registry.json`` has them."""
 
     urn: str
     file: str  # in the folder
-    schema: Schema
+    schema: Schema  # of its payloads
     owner: str = ""
     status: str = ""
 
@@ -221,7 +221,7 @@ def is_changed(folder: Path, registry: Registry) -> bool:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the payloads of one URN since the start."""
+    """How many payloads of one URN ``passed`` and ``failed`` since the start."""
 
     passed: int = 0
     failed: int = 0

@@ -81,7 +81,7 @@ NOTHING: Final = Rule(is_never=True)
 
 @dataclass(slots=True, frozen=True)
 class Schema:
-    """A schema that was read; ``document`` is its JSON as it stands in the file."""
+    """A schema that was read to a ``rule``; ``document`` is its JSON as it stands in the file."""
 
     rule: Rule
     document: Any
@@ -432,10 +432,10 @@ class Place:
 
     path: str  # lines[].sku; empty: data itself
     types: str  # for people
-    is_required: bool
+    is_required: bool  # by what is around it
     limits: str  # "one of 3 values, at least 1"; mostly empty
-    mark: str | None
-    title: str
+    mark: str | None  # its category where it is marked sensitive
+    title: str  # the schema's own word; mostly empty
 
 
 def places(rule: Rule) -> Iterator[Place]:

@@ -90,7 +90,7 @@ def run(
             options = plans.adopted(plan, options)
         rows = transform(_history(spark, files, options), options)
         if options.dry_run:
-            return _counted(rows, options)
+            return _counted(rows)
         if plan is None:
             plan = _plan(files, rows, options, report)
         return _publish(spark, files, rows, plan, options, report, stop)
@@ -104,7 +104,7 @@ def _history(spark: "SparkSession", files: Files, options: ReplayOptions) -> "Da
     return spark.read.format("phpmq").options(**given).load()
 
 
-def _counted(rows: "DataFrame", options: ReplayOptions) -> Result:
+def _counted(rows: "DataFrame") -> Result:
     """Count per target queue; publishes and stores nothing."""
     counts = rows.groupBy("queue").agg(
         sf.count("body").alias("rows"),

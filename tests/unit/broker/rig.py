@@ -136,6 +136,14 @@ class Rig:
         entry = self.entry("queue.configure")
         operations.configure(self.core, entry, name, changes, self.answers.append)
 
+    # -- Spark
+
+    def pipeline(self, name: str, *arguments: Any, **options: Any) -> Batch:
+        """Call an operation of the pipeline, in a batch of its own."""
+        entry = self.entry(f"pipeline.{name}")
+        ask = getattr(operations, name)
+        return self.turn(lambda: ask(self.core, entry, *arguments, self.answers.append, **options))
+
     # -- people
 
     def connect(self) -> Connection:

@@ -21,17 +21,8 @@ def made(rig: Rig) -> Rig:
     return rig
 
 
-def ask(rig: Rig, name: str, *arguments: Any, **options: Any) -> Batch:
-    entry = rig.entry(f"pipeline.{name}")
-    return rig.turn(
-        lambda: getattr(operations, name)(
-            rig.core, entry, *arguments, rig.answers.append, **options
-        )
-    )
-
-
 def claim(rig: Rig, count: int = 10, **options: Any) -> Batch:
-    return ask(rig, "claim", "s", "orders", count, BYTES, **options)
+    return rig.pipeline("claim", "s", "orders", count, BYTES, **options)
 
 
 def give(rig: Rig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
@@ -108,7 +99,7 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
     rig = made(Rig())
     rig.publish(b"a", b"b")
     give(rig, claim(rig), message(1), message(2))
-    asked = ask(rig, "ack_claims", "s", 2)
+    asked = rig.pipeline("ack_claims", "s", 2)
     [page] = asked.pages
     assert (page.which, page.queue_id, page.after, page.upto) == ("claimed_page", 1, 0, 2)
     batch = give(rig, asked, held(1), held(2))
@@ -124,7 +115,7 @@ def test_released_claims_are_ready_and_uncharged() -> None:
     rig = made(Rig())
     rig.publish(b"a")
     give(rig, claim(rig), message(1))
-    asked = ask(rig, "release_claims", "s")
+    asked = rig.pipeline("release_claims", "s")
     batch = give(rig, asked, held(1))
     assert [(m.seq, m.state, m.charged) for m in batch.changed.values()] == [(1, 0, 0)]
     assert kinds(batch) == [(1, "release")]
@@ -135,7 +126,7 @@ def test_commands_of_a_subscription_wait_for_one_another() -> None:
     rig = made(Rig())
     first = claim(rig, 1)
     second = claim(rig, 1, after=0)
-    refused = ask(rig, "claim", "s", "orders", 1, BYTES, after=9)
+    refused = rig.pipeline("claim", "s", "orders", 1, BYTES, after=9)
     assert (second.pages, refused.pages) == ([], [])
     give(rig, first, message(1))
     assert rig.answers[:2] == [1, 1]
@@ -150,7 +141,7 @@ def test_any_number_of_commands_may_wait() -> None:
         claim(rig, 1, after=0)
     give(rig, first, message(1))
     assert rig.answers == [1] * 1_001
-    asked = ask(rig, "ack_claims", "s", 1)
+    asked = rig.pipeline("ack_claims", "s", 1)
     assert [page.which for page in asked.pages] == ["claimed_page"]  # it may begin at once
 
 
@@ -172,7 +163,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = made(Rig())
     give(rig, claim(rig))
     with pytest.raises(RefusedError) as caught:
-        ask(rig, "claim", "t", "orders", 1, BYTES)
+        rig.pipeline("claim", "t", "orders", 1, BYTES)
     assert caught.value.code == "too_many_subscriptions"
 
 

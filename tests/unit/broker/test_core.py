@@ -51,7 +51,7 @@ def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
 
 
 def test_credit_that_is_replaced_gives_back_and_dispatches_again_under_the_same_ids() -> None:
-    """wire.md, Queue semantics: a second 002 for the same queue replaces the window."""
+    """docs/wire.md, Queues on the wire: a second 002 for the same queue replaces the window."""
     rig = Rig()
     worker = rig.consumer(credit=2)
     held = held_by(rig, worker, b"a", b"b")

@@ -10,99 +10,24 @@ from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Result
 from phpmq_lite.broker.judging import ASIDE_BYTES
 from phpmq_lite.broker.lives import LOOKED_BYTES
-from phpmq_lite.broker.operations import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
-    Death,
-    Indexed,
     Limits,
     Loaded,
-    Looked,
     Message,
-    QueueSettings,
-    Source,
     State,
 )
+from tests.unit.broker.envelope_rig import (
+    BAD,
+    GOOD,
+    block_of,
+    index,
+    looks,
+    make,
+    said,
+    strict,
+)
 from tests.unit.broker.rig import Rig, kinds, message, outcomes, receipts, sent
-
-GOOD = b'{"urn":"urn:a"}'
-BAD = b'{"bad":"invalid_data"}'
-
-
-class FakeEnvelopes:
-    """JSON objects: ``urn`` is indexed, ``bad`` is the reason of the verdict."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def index(self, content: bytes) -> Indexed | None:
-        self.looks += 1
-        try:
-            return json.loads(content).get("urn"), "t", "i", 3
-        except ValueError:
-            return None
-
-    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
-        indexed = self.index(content) or (None, "t", "i", 3)
-        reason = "poison"
-        if content.startswith(b"{"):
-            reason = json.loads(content).get("bad")
-        return Looked(indexed, reason, "because" if reason else "")
-
-    def unread(self, content: bytes) -> str | None:
-        reason: str | None = json.loads(content).get("unread")
-        return reason
-
-    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
-        read = {"raw": content.decode(), "dead_letter": {
-            "reason": death.reason, "error": death.detail, "original_queue": death.queue,
-            "message_id": death.message_id.decode(), "at": death.at_ms,
-        }}  # fmt: skip
-        return json.dumps(read).encode()
-
-    def source(self, content: bytes) -> Source | None:
-        block = json.loads(content).get("dead_letter") or {}
-        if "message_id" not in block:
-            return None
-        return Source(block["message_id"].encode(), block["reason"], block.get("error"))
-
-    def revive(self, content: bytes) -> bytes:
-        raw: str = json.loads(content).get("raw", content.decode())
-        return raw.encode()
-
-    def origin(self, content: bytes) -> str | None:
-        name: str | None = (json.loads(content).get("dead_letter") or {}).get("original_queue")
-        return name
-
-
-def make(limits: Limits | None = None, **settings: Any) -> Rig:
-    return Rig(limits or Limits(), QueueSettings(**settings), envelopes=FakeEnvelopes())
-
-
-def strict(limits: Limits | None = None, **settings: Any) -> Rig:
-    return make(limits, payload_policy="envelope", **settings)
-
-
-def index(given: Message) -> tuple[Any, ...]:
-    return given.urn, given.trace_id, given.meta_id, given.attempts
-
-
-def looks(rig: Rig) -> int:
-    envelopes = rig.core.lives.envelopes
-    assert isinstance(envelopes, FakeEnvelopes)
-    return envelopes.looks
-
-
-def block_of(content: bytes) -> dict[str, Any]:
-    block: dict[str, Any] = json.loads(content)["dead_letter"]
-    return block
-
-
-def said(rig: Rig, made: Message, **changes: Any) -> bytes:
-    """Make the record that a worker would write about a message."""
-    block = {"reason": "no stock", "message_id": made.message_id.decode()} | changes
-    return json.dumps({"urn": "urn:a", "dead_letter": block}).encode()
-
 
 # -- what is indexed
 
@@ -492,95 +417,3 @@ def test_dead_letter_queue_by_its_own_name_is_allowed() -> None:
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
     assert rig.core.lives.dead_letter_name(rig.queue()) == "orders.dlq"
-
-
-# -- the way back
-
-
-def act(rig: Rig, row: Message, body: bytes | None, options: Options) -> Outcome:
-    rig.turn(
-        lambda: operations.act(
-            rig.core, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq], options,
-            rig.answers.append,
-        )
-    )  # fmt: skip
-    [request] = rig.batch.rows
-    row.body = body
-    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
-    outcome: Outcome = rig.answers[-1]
-    return outcome
-
-
-def dead_one(rig: Rig, content: bytes = BAD) -> tuple[Message, bytes]:
-    """Have one quarantined; return its record as a row on disk, and its content."""
-    batch = rig.publish(content)
-    record = batch.born[1]
-    row = message(record.seq, queue_id=record.queue_id)
-    row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
-    return row, batch.bodies[3]
-
-
-def test_redrive_sends_the_revived_content() -> None:
-    rig = strict()
-    row, body = dead_one(rig)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
-    outcome = act(rig, row, body, Options())
-    assert rig.batch.bodies == [3, BAD]
-    assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
-    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {})
-    assert kinds(rig.batch) == [(3, "redrive"), (2, "redrive")]
-
-
-def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
-    rig = strict()
-    row, body = dead_one(rig)
-    outcome = act(rig, row, body, Options())
-    assert outcome.poisoned == {"invalid_data": 1}
-    assert outcomes(rig.batch)[State.DEAD, "invalid_data"] == [3]
-
-
-def test_dry_run_tells_and_changes_nothing() -> None:
-    rig = strict()
-    row, body = dead_one(rig)
-    outcome = act(rig, row, body, Options(is_dry_run=True))
-    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {"invalid_data": 1})
-    assert not rig.batch.stores
-
-
-def test_redrive_stays_where_poison_would_find_no_room() -> None:
-    rig = strict()
-    row, body = dead_one(rig)
-    rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
-    outcome = act(rig, row, body, Options())
-    assert outcome.skipped == {"dead-letter queue paused": 1}
-    assert rig.batch.born == []
-
-
-def test_record_that_a_program_published_goes_where_it_says() -> None:
-    rig = make()
-    rig.publish(GOOD)
-    content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
-    [record] = rig.publish(content, queue="orders.dlq").born
-    row = message(record.seq, queue_id=record.queue_id)
-    assert act(rig, row, content, Options()).targets == {"orders": 1}
-    assert rig.batch.bodies == [3, b"x"]
-
-
-def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
-    rig = make()
-    [made] = rig.publish(b"{}", queue="orders.dlq").born
-    row = message(made.seq, queue_id=made.queue_id)
-    assert act(rig, row, b"{}", Options()).skipped == {"not a record": 1}
-    rig.publish(GOOD)
-    assert act(rig, row, b"{}", Options(target="orders")).targets == {"orders": 1}
-
-
-def test_sweep_revives_too() -> None:
-    rig = strict()
-    row, body = dead_one(rig)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
-    rig.turn(lambda: rig.redrive("orders.dlq"))
-    [request] = rig.batch.pages
-    row.body = body
-    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
-    assert rig.batch.bodies == [3, BAD]

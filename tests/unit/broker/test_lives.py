@@ -299,7 +299,7 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
 
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
-    """storage.md 6: never delivered; settled as dead, reason crc, no record."""
+    """Never delivered; settled as dead, reason crc, no record."""
     rig = Rig()
     worker = rig.consumer()
     held = one_held(rig, worker)

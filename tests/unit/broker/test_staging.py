@@ -2,25 +2,15 @@
 
 from typing import Any
 
-from phpmq_lite.broker import operations
 from phpmq_lite.broker.operations import PublishedStage, Staged
 from phpmq_lite.broker.staged import KEPT_MS
 from phpmq_lite.model import Batch
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig
 
 
-def ask(rig: Rig, name: str, *arguments: Any, **options: Any) -> Batch:
-    entry = rig.entry(f"pipeline.{name}")
-    return rig.turn(
-        lambda: getattr(operations, name)(
-            rig.core, entry, *arguments, rig.answers.append, **options
-        )
-    )
-
-
 def stage(rig: Rig, token: str, *bodies: bytes, ttl_s: int | None = None) -> Batch:
     rows = [("orders", body, ttl_s) for body in bodies]
-    return ask(rig, "stage", token, rows, after=0, is_whole=True)
+    return rig.pipeline("stage", token, rows, after=0, is_whole=True)
 
 
 def rare(batch: Batch, name: str) -> list[tuple[Any, ...]]:
@@ -47,7 +37,7 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
     rig = Rig()
     rig.publish(b"first")
     stage(rig, "t", b"a", b"b", ttl_s=9)
-    batch = ask(rig, "publish_staged", "app", 3, ["t"])
+    batch = rig.pipeline("publish_staged", "app", 3, ["t"])
     [given] = rare(batch, "publish_messages")
     first_row, client = 1 << 17, rig.core.lives.batch.opened_clients[0]
     assert given == (2 - first_row, WALL_MS, STEADY_MS, client, first_row, first_row + 2)
@@ -66,7 +56,7 @@ def test_window_learns_that_the_rest_is_on_disk() -> None:
     rig.consumer(credit=1)
     rig.publish(b"a")
     stage(rig, "t", b"b")
-    batch = ask(rig, "publish_staged", "app", 1, ["t"])
+    batch = rig.pipeline("publish_staged", "app", 1, ["t"])
     window = rig.queue().window
     assert window is not None
     assert (window.reaches_end, window.is_loading) == (False, True)
@@ -78,9 +68,9 @@ def test_window_learns_that_the_rest_is_on_disk() -> None:
 def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
     rig = Rig()
     stage(rig, "t", b"a")
-    ask(rig, "publish_staged", "app", 1, ["t"])
+    rig.pipeline("publish_staged", "app", 1, ["t"])
     stage(rig, "t", b"a")
-    batch = ask(rig, "publish_staged", "app", 1, ["t", "unknown"])
+    batch = rig.pipeline("publish_staged", "app", 1, ["t", "unknown"])
     assert rig.answers[-1] == PublishedStage(0, True, 0)
     assert (rare(batch, "publish_messages"), rare(batch, "drop_stage")) == ([], [(2,)])
     assert (rig.core.staging.stages, rig.core.staging.bytes) == ({}, 0)

@@ -128,7 +128,7 @@ def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
 
 
 def test_message_is_not_dispatched_at_its_deadline() -> None:
-    """storage.md 7: strict at dispatch, nothing is sent at or after its deadline."""
+    """Strict at dispatch, nothing is sent at or after its deadline."""
     rig = Rig()
     worker = rig.consumer(credit=1)
     held = sent(rig.publish(b"held"), worker)[0]

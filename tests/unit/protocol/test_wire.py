@@ -3,7 +3,10 @@
 import pytest
 
 from phpmq_lite.protocol import wire
+from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient
 from phpmq_lite.protocol.wire import WireLimits, decode_queue, message_header
+from phpmq_lite.server.dissector import Dissector
 
 
 def test_message_header_is_eight_bytes() -> None:
@@ -21,6 +24,24 @@ def test_every_frame_names_its_queue_first() -> None:
 
 def test_only_client_frames_show_a_revision() -> None:
     assert wire.SHOWS.keys() <= wire.FROM_CLIENT.keys()
+
+
+def frame_of(header: bytes, packets: tuple[int, ...]) -> bytes:
+    return header + b"".join(b"P%02d%029d1" % (packet, 1) for packet in packets)
+
+
+@pytest.mark.parametrize("table", [wire.FROM_CLIENT, wire.FROM_BROKER], ids=["client", "broker"])
+def test_parser_makes_a_frame_of_every_message(table: wire.Shapes) -> None:
+    whole = WholeFromClient if table is wire.FROM_CLIENT else WholeFromBroker
+    for header, packets in table.items():
+        parser = Parser(WireLimits(), table, whole)
+        assert (header, len(parser.feed(frame_of(header, packets)))) == (header, 1)
+
+
+def test_dissector_names_every_message() -> None:
+    for header, packets in {**wire.FROM_CLIENT, **wire.FROM_BROKER}.items():
+        [seen] = Dissector().feed(frame_of(header, packets))
+        assert (header, seen.kind != "unknown") == (header, True)
 
 
 def test_limits_have_an_entry_for_every_packet() -> None:

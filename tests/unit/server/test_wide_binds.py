@@ -1,4 +1,4 @@
-"""Closed by default: no listener beyond this machine without a decision (security.md 1)."""
+"""Closed by default: no listener beyond this machine without a decision (docs/security.md 1)."""
 
 from typing import Any
 

@@ -195,6 +195,16 @@ def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(ri
     assert rig.has_ballast()
 
 
+def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(rig: Rig) -> None:
+    """Else each look would begin it again, and the next batch would meet the same full disk."""
+    rig.space.bounds = SpaceBounds()
+    rig.space.wait_after(FULL)
+    rig.space.note_stored()  # an acknowledgement
+    assert rig.look(0) == rig.look((12 << 20) - 1) == DISK_FULL
+    assert rig.detail == "the disk is full; publishing goes on once 12 MiB are free"
+    assert rig.look(12 << 20) is None
+
+
 @pytest.mark.parametrize(
     "bounds",
     [

@@ -54,7 +54,7 @@ def test_free_ones_are_one_line() -> None:
 def test_low_port_needs_a_right() -> None:
     refused = OSError(errno.EACCES, "Permission denied")
     (found,) = network.port_findings([Port("tcp.listen", HERE, refused)], None)
-    assert "CAP_NET_BIND_SERVICE" in found.hint
+    assert "ip_unprivileged_port_start=" in found.hint
 
 
 @pytest.mark.parametrize(

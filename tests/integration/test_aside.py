@@ -1,0 +1,82 @@
+"""A look at a database from outside removes nothing, whatever its WAL is like."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.storage.accounts import has_admin
+from phpmq_lite.storage.aside import opened_aside
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.wal_frames import HEADER_BYTES
+from phpmq_lite.storage.wal_scan import has_commits
+
+Spoil = Callable[[bytearray], None]
+
+
+def spoil_header(wal: bytearray) -> None:
+    wal[5] ^= 1
+
+
+def spoil_first_frame(wal: bytearray) -> None:
+    wal[HEADER_BYTES + 100] ^= 1
+
+
+def cut_in_first_frame(wal: bytearray) -> None:
+    del wal[HEADER_BYTES + 100 :]
+
+
+def empty(wal: bytearray) -> None:
+    wal.clear()
+
+
+def nothing(wal: bytearray) -> None:
+    """Leave it as it is."""
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Path]:
+    """Give a folder as ``kill -9`` leaves it: a row is in the database, a second in the WAL."""
+    made = tmp_path / "made.db"
+    with closing(sqlite3.connect(made, isolation_level=None)) as connection:
+        for text in ("PRAGMA journal_mode=WAL", "CREATE TABLE t (x)", "INSERT INTO t VALUES (1)",
+                     "PRAGMA wal_checkpoint(TRUNCATE)", "INSERT INTO t VALUES (2)"):  # fmt: skip
+            connection.execute(text).fetchall()
+        folder = tmp_path / "data"
+        folder.mkdir(mode=0o700)
+        for ending in ("", "-wal", "-shm"):
+            content = made.with_name(made.name + ending).read_bytes()
+            folder.joinpath(f"phpmq.db{ending}").write_bytes(content)
+        yield folder
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Give each file: which one it is, and what is in it."""
+    return {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rows"),
+    [(nothing, 2), (spoil_header, 1), (spoil_first_frame, 1), (cut_in_first_frame, 1), (empty, 1)],
+)
+def test_look_removes_no_log(killed: Path, spoil: Spoil, rows: int) -> None:
+    """SQLite removes a WAL in which it finds no commit as it closes, and the damage with it."""
+    wal = killed / "phpmq.db-wal"
+    raw = bytearray(wal.read_bytes())
+    spoil(raw)
+    wal.write_bytes(raw)
+    before = state(killed)
+    with opened_aside(killed / "phpmq.db") as connection:
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (rows,)
+    assert state(killed) == before
+    with wal.open("rb") as file:
+        assert has_commits(file) == (rows == 2)
+
+
+def test_question_for_an_admin_leaves_a_running_broker_alone(tmp_path: Path) -> None:
+    """What is read of its log may be another one a moment later."""
+    with closing(DataFolder.open(tmp_path / "data")) as folder:
+        assert has_admin(folder.database)
+    assert not has_admin(folder.database)

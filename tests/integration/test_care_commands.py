@@ -1,0 +1,147 @@
+"""Backups and the scrub of a running broker, by command."""
+
+import json
+import sqlite3
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.node import Node
+from tests.acceptance.peers import Peer
+from tests.preloaded import BrokerProcess, broker_process
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("care") / "data", "--admin", "127.0.0.1:0") as it:
+        with Peer(it.port) as peer:
+            for number in range(5):
+                peer.publish("orders", b"order %d" % number, key=b"%d" % number)
+                peer.receipt()
+        yield it
+
+
+@pytest.fixture
+def run(broker: BrokerProcess) -> Run:
+    def call(*arguments: str, code: int = 0) -> Result:
+        line = [*arguments, "--data", str(broker.data)]
+        result = CliRunner().invoke(commands, line, catch_exceptions=False)
+        assert result.exit_code == code, result.output + result.stderr
+        return result
+
+    return call
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def metrics(broker: BrokerProcess) -> dict[str, float]:
+    with urllib.request.urlopen(f"{broker.admin[0]}metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
+def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
+    run: Run, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    [made] = rows(run("backup"))
+    assert (made["messages"], made["settled"]) == (5, 0)
+    assert rows(run("backup", "--list")) == [made]
+    assert {row["result"] for row in rows(run("verify", made["path"]))} == {"ok"}
+    assert "the drill passed" in run("restore", made["id"], "--drill").stderr
+    [copy] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
+    assert Path(copy["path"]) == tmp_path / "elsewhere" / copy["id"]
+    assert {row["result"] for row in rows(run("verify", copy["path"]))} == {"ok"}
+    assert metrics(broker)["phpmq_backup_last_success_timestamp_seconds"] == pytest.approx(
+        copy["made_at"] / 1_000
+    )
+    assert run("check", "backup").stdout.startswith("OK")
+    audit = Node(broker.data / "control.sock").get("/audit", limit=20)["items"]
+    assert [row["result"] for row in audit if row["action"] == "backup.make"] == ["done", "done"]
+
+
+def test_commands_for_a_stopped_broker_refuse_a_running_one(run: Run) -> None:
+    assert "is in use" in run("verify", code=1).stderr
+    [made] = rows(run("backup"))
+    assert "is in use" in run("restore", made["id"], "--yes", code=1).stderr
+
+
+def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProcess) -> None:
+    assert rows(run("scrub"))[0]["bodies"] == 5
+    with closing(sqlite3.connect(broker.data / "phpmq.db")) as stranger, stranger:
+        stranger.execute("UPDATE body SET content = x'00' WHERE seq = 2")
+    [found] = rows(run("scrub", code=65))
+    assert (found["bad_alive"], found["seqs"]) == (1, [2])
+    assert metrics(broker)["phpmq_damage_found"] == 1
+    [dead] = Node(broker.data / "control.sock").get("/messages", q="reason:crc")["items"]
+    assert (dead["state"], dead["queue"]) == ("dead", "orders")
+    assert rows(run("scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
+    assert metrics(broker)["phpmq_damage_found"] == 0
+    with Peer(broker.port) as peer:
+        peer.consume("orders", 10)
+        assert peer.bodies(4) == [b"order 0", b"order 2", b"order 3", b"order 4"]
+
+
+def test_scrub_that_is_not_under_way_cannot_be_stopped(run: Run) -> None:
+    assert "No scrub is under way" in run("scrub", "--stop", code=4).stderr
+
+
+def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with broker_process(data) as it:
+        with Peer(it.port) as peer:
+            peer.publish("orders", b"mine", key=b"1")
+            peer.receipt()
+        it.terminate()
+
+    def call(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(
+            commands, [*arguments, "--data", str(data)], catch_exceptions=False
+        )
+        assert result.exit_code == code, result.output + result.stderr
+        return result
+
+    assert {row["result"] for row in rows(call("verify"))} == {"ok"}
+    [made] = rows(call("backup"))
+    assert rows(call("backup", "--list")) == [made]
+    (data / "phpmq.db").write_bytes(b"")
+    assert "empty" in call("migrate", code=65).stderr
+    call("verify", code=65)
+    call("restore", made["id"], "--yes")
+    with broker_process(data) as it, Peer(it.port) as peer:
+        peer.consume("orders", 1)
+        assert peer.bodies(1) == [b"mine"]
+
+
+def test_command_names_what_is_not_there(tmp_path: Path) -> None:
+    for arguments, code in (
+        (["restore", "20260101T000000Z"], 2),
+        (["backup"], 3),
+        (["verify"], 65),
+    ):
+        line = [*arguments, "--data", str(tmp_path / "nothing")]
+        assert CliRunner().invoke(commands, line).exit_code == code
+
+
+def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:
+    [made] = rows(run("backup"))
+    address = f"{broker.admin[0]}system/backups/{made['id']}"
+    with urllib.request.urlopen(address) as answer:
+        assert answer.read(15) == b"SQLite format 3"
+    node = Node(broker.data / "control.sock")
+    found = [row for row in node.get("/audit")["items"] if row["action"] == "backup.download"]
+    assert [(row["target"], row["actor"], row["result"]) for row in found] == [
+        (made["id"], "local", "done")
+    ]

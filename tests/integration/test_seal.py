@@ -1,0 +1,126 @@
+"""What a start looks at before SQLite may write: the seal of a clean stop, and the structure."""
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import DataDamagedError
+from phpmq_lite.storage.checkup import check_files
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.seal import seal
+from tests.driving import Driver
+from tests.integration.closed_folder import change, closed, flip, lived, problems
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    with closing(lived(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def data(driver: Driver, tmp_path: Path) -> Path:
+    return closed(driver, tmp_path / "data")
+
+
+def test_sealed_database_starts_unchanged_only(data: Path) -> None:
+    with closing(DataFolder.open(data)) as folder:
+        assert "every byte" in check_files(folder).checks[-1]
+        assert folder.meta.seal is None  # it is about to be written
+        assert "structure" in check_files(folder).checks[-1]
+
+
+def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
+    database = data / "phpmq.db"
+    for at in range(100, database.stat().st_size, 997):
+        flip(database, at)
+        before = database.read_bytes()
+        with (
+            closing(DataFolder.open(data)) as folder,
+            pytest.raises(DataDamagedError, match="not as the broker left it"),
+        ):
+            check_files(folder)
+        assert database.read_bytes() == before
+        (copies,) = data.glob("damaged-*")
+        assert (copies / "phpmq.db").read_bytes() == before
+        shutil.rmtree(copies)
+        flip(database, at)
+    assert problems(data) == []
+
+
+def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None:
+    change(data / "phpmq.db", "UPDATE queue SET created_at = 5")
+    with closing(DataFolder.open(data)) as folder:
+        done = check_files(folder, accept_loss=True)
+        assert folder.meta.seal is None
+    assert done.checks[1:] == ["the structure of the database"]
+    assert len(list(data.glob("damaged-*"))) == 1
+
+
+def test_database_that_the_disk_does_not_give_is_damaged(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("phpmq_lite.storage.seal.checksum_of", fail)
+    with (
+        closing(DataFolder.open(data)) as folder,
+        pytest.raises(DataDamagedError, match=r"cannot read .*phpmq\.db: Input/output error"),
+    ):
+        check_files(folder)
+
+
+def test_database_with_a_wal_is_not_sealed(data: Path) -> None:
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        folder.wal.write_bytes(b"something")
+        seal(folder)
+        assert folder.meta.seal is None
+
+
+def test_broken_structure_is_refused_without_a_seal(data: Path) -> None:
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(4_096)
+        file.write(b"\xff" * 4_096)
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        before = folder.database.read_bytes()
+        with pytest.raises(DataDamagedError, match=r"is damaged: .*; it was copied to"):
+            check_files(folder)
+        assert folder.database.read_bytes() == before
+        check_files(folder, accept_loss=True)
+
+
+def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path) -> None:
+    """SQLite finds nothing wrong with it; each batch would fail at a column that is not there."""
+    content = (data / "phpmq.db").read_bytes()
+    at = content.index(b"last_dispatched_at")
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(at)
+        file.write(b"m")
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        with pytest.raises(DataDamagedError, match="is not that of the migrations; it was copied"):
+            check_files(folder)
+
+
+def test_head_that_sqlite_does_not_know_is_refused_without_a_seal(data: Path) -> None:
+    with (data / "phpmq.db").open("r+b") as file:
+        file.seek(16)
+        file.write(b"\x01\x01")  # no size of a page
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        with pytest.raises(DataDamagedError, match="not a database"):
+            check_files(folder)
+
+
+def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phpmq_lite.storage.checkup.CHECKED_BYTES", 1)
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+        assert check_files(folder).is_owed

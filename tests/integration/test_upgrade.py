@@ -1,0 +1,100 @@
+"""A database of each older version: it comes to today's schema with all that is in it."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from phpmq_lite.resources import migrations_folder
+from phpmq_lite.storage.migrate import migrate, read_migrations
+from phpmq_lite.storage.verify import verify
+from tests import driving
+from tests.driving import Driver
+from tests.integration.driven import MakeDriver, drivers_in, order
+
+OLDER = range(1, len(read_migrations(migrations_folder())))
+TODAY = "SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"
+
+
+def columns(connection: sqlite3.Connection, schema: str, table: str) -> list[str]:
+    found = connection.execute("SELECT name FROM pragma_table_info(?, ?)", (table, schema))
+    return [f'"{name}"' for (name,) in found]
+
+
+def as_of(version: int, today: Path, folder: Path) -> Path:
+    """Make a database of an older version with what one of today has, as far as it has a place."""
+    steps = folder / "migrations"
+    steps.mkdir()
+    for path in sorted(migrations_folder().glob("*.sql"))[:version]:
+        (steps / path.name).write_bytes(path.read_bytes())
+    path = folder / "older.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection, steps)
+        connection.execute("ATTACH ? AS today", (str(today),))
+        tables = connection.execute(
+            "SELECT name FROM main.sqlite_schema JOIN today.sqlite_schema USING (type, name)"
+            " WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name <> 'migration'"
+        ).fetchall()
+        for (table,) in tables:
+            both = set(columns(connection, "main", table))
+            names = ", ".join(n for n in columns(connection, "today", table) if n in both)
+            connection.execute(
+                f"REPLACE INTO main.{table} ({names}) SELECT {names} FROM today.{table}"
+            )
+        next_number = "SELECT 'next_number', next_number FROM today.line"
+        connection.execute(f"REPLACE INTO main.counter (name, value) {next_number}")
+    return path
+
+
+def tell_a_story(driver: Driver) -> None:
+    """Leave two messages alive, one settled in each way, a key, and who was there."""
+    driver.publish(b"acked", b"dead", b"alive", b"requeued")
+    worker = driver.consume(4)
+    acked, dead, _, requeued = worker.take()
+    worker.acknowledge("orders", acked.message_id)
+    worker.dead_letter("orders", dead.message_id)
+    worker.requeue("orders", requeued.message_id, 0)
+    driver.connect().publish("orders", b"known", key=b"key-1")
+    driver.step()
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_database_of_an_older_version_keeps_everything(
+    version: int, make: MakeDriver, tmp_path: Path
+) -> None:
+    driver = make()
+    tell_a_story(driver)
+    driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    settled, expected = driver.outcomes(), order(driver)
+    (tmp_path / "older").mkdir()
+    older = as_of(version, driver.path, tmp_path / "older")
+    with closing(sqlite3.connect(older, isolation_level=None)) as connection:
+        migrate(connection, migrations_folder())
+        fresh = driver.rows(TODAY)
+        assert connection.execute(TODAY).fetchall() == fresh
+    assert [check.problems for check in verify(older) if check.problems] == []
+    (tmp_path / "upgraded").mkdir()
+    with (
+        drivers_in(tmp_path / "upgraded") as start,
+        patch.object(driving, "empty_database", older.read_bytes),
+    ):
+        upgraded = start()
+        goes_on(upgraded, settled, expected)
+
+
+def goes_on(upgraded: Driver, settled: list[tuple[Any, ...]], expected: list[bytes]) -> None:
+    """Assert that a broker finds everything there, and goes on with it."""
+    assert (upgraded.outcomes(), order(upgraded)) == (settled, expected)
+    upgraded.connect().publish("orders", b"known", key=b"key-1")
+    upgraded.publish(b"new")
+    got = [delivery.body for delivery in upgraded.consume(10).take()]
+    assert got == [*expected, b"new"]  # the key is known still: nothing was stored twice
+    numbers = upgraded.rows("SELECT seq FROM body")
+    assert len(numbers) == len(set(numbers))
+
+
+def test_there_are_older_versions() -> None:
+    assert len(OLDER) >= 3

@@ -1,0 +1,93 @@
+"""A core that looks at contents: what it sees is given by hand, without the envelopes' code."""
+
+import json
+from typing import Any
+
+from phpmq_lite.model import (
+    Death,
+    Indexed,
+    Limits,
+    Looked,
+    Message,
+    QueueSettings,
+    Source,
+)
+from tests.unit.broker.rig import Rig
+
+GOOD = b'{"urn":"urn:a"}'
+BAD = b'{"bad":"invalid_data"}'
+
+
+class FakeEnvelopes:
+    """JSON objects: ``urn`` is indexed, ``bad`` is the reason of the verdict."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def index(self, content: bytes) -> Indexed | None:
+        self.looks += 1
+        try:
+            return json.loads(content).get("urn"), "t", "i", 3
+        except ValueError:
+            return None
+
+    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+        indexed = self.index(content) or (None, "t", "i", 3)
+        reason = "poison"
+        if content.startswith(b"{"):
+            reason = json.loads(content).get("bad")
+        return Looked(indexed, reason, "because" if reason else "")
+
+    def unread(self, content: bytes) -> str | None:
+        reason: str | None = json.loads(content).get("unread")
+        return reason
+
+    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+        read = {"raw": content.decode(), "dead_letter": {
+            "reason": death.reason, "error": death.detail, "original_queue": death.queue,
+            "message_id": death.message_id.decode(), "at": death.at_ms,
+        }}  # fmt: skip
+        return json.dumps(read).encode()
+
+    def source(self, content: bytes) -> Source | None:
+        block = json.loads(content).get("dead_letter") or {}
+        if "message_id" not in block:
+            return None
+        return Source(block["message_id"].encode(), block["reason"], block.get("error"))
+
+    def revive(self, content: bytes) -> bytes:
+        raw: str = json.loads(content).get("raw", content.decode())
+        return raw.encode()
+
+    def origin(self, content: bytes) -> str | None:
+        name: str | None = (json.loads(content).get("dead_letter") or {}).get("original_queue")
+        return name
+
+
+def make(limits: Limits | None = None, **settings: Any) -> Rig:
+    return Rig(limits or Limits(), QueueSettings(**settings), envelopes=FakeEnvelopes())
+
+
+def strict(limits: Limits | None = None, **settings: Any) -> Rig:
+    return make(limits, payload_policy="envelope", **settings)
+
+
+def index(given: Message) -> tuple[Any, ...]:
+    return given.urn, given.trace_id, given.meta_id, given.attempts
+
+
+def looks(rig: Rig) -> int:
+    envelopes = rig.core.lives.envelopes
+    assert isinstance(envelopes, FakeEnvelopes)
+    return envelopes.looks
+
+
+def block_of(content: bytes) -> dict[str, Any]:
+    block: dict[str, Any] = json.loads(content)["dead_letter"]
+    return block
+
+
+def said(rig: Rig, made: Message, **changes: Any) -> bytes:
+    """Make the record that a worker would write about a message."""
+    block = {"reason": "no stock", "message_id": made.message_id.decode()} | changes
+    return json.dumps({"urn": "urn:a", "dead_letter": block}).encode()

@@ -1,0 +1,109 @@
+"""The way back of dead-letter records that have contents to look at."""
+
+import json
+
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.model import (
+    Loaded,
+    Message,
+    State,
+)
+from tests.unit.broker.envelope_rig import (
+    BAD,
+    GOOD,
+    make,
+    strict,
+)
+from tests.unit.broker.rig import Rig, kinds, message, outcomes
+
+# -- the way back
+
+
+def act(rig: Rig, row: Message, body: bytes | None, options: Options) -> Outcome:
+    rig.turn(
+        lambda: operations.act(
+            rig.core, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq], options,
+            rig.answers.append,
+        )
+    )  # fmt: skip
+    [request] = rig.batch.rows
+    row.body = body
+    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
+    outcome: Outcome = rig.answers[-1]
+    return outcome
+
+
+def dead_one(rig: Rig, content: bytes = BAD) -> tuple[Message, bytes]:
+    """Have one quarantined; return its record as a row on disk, and its content."""
+    batch = rig.publish(content)
+    record = batch.born[1]
+    row = message(record.seq, queue_id=record.queue_id)
+    row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
+    return row, batch.bodies[3]
+
+
+def test_redrive_sends_the_revived_content() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    outcome = act(rig, row, body, Options())
+    assert rig.batch.bodies == [3, BAD]
+    assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
+    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {})
+    assert kinds(rig.batch) == [(3, "redrive"), (2, "redrive")]
+
+
+def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    outcome = act(rig, row, body, Options())
+    assert outcome.poisoned == {"invalid_data": 1}
+    assert outcomes(rig.batch)[State.DEAD, "invalid_data"] == [3]
+
+
+def test_dry_run_tells_and_changes_nothing() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    outcome = act(rig, row, body, Options(is_dry_run=True))
+    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {"invalid_data": 1})
+    assert not rig.batch.stores
+
+
+def test_redrive_stays_where_poison_would_find_no_room() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
+    outcome = act(rig, row, body, Options())
+    assert outcome.skipped == {"dead-letter queue paused": 1}
+    assert rig.batch.born == []
+
+
+def test_record_that_a_program_published_goes_where_it_says() -> None:
+    rig = make()
+    rig.publish(GOOD)
+    content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
+    [record] = rig.publish(content, queue="orders.dlq").born
+    row = message(record.seq, queue_id=record.queue_id)
+    assert act(rig, row, content, Options()).targets == {"orders": 1}
+    assert rig.batch.bodies == [3, b"x"]
+
+
+def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
+    rig = make()
+    [made] = rig.publish(b"{}", queue="orders.dlq").born
+    row = message(made.seq, queue_id=made.queue_id)
+    assert act(rig, row, b"{}", Options()).skipped == {"not a record": 1}
+    rig.publish(GOOD)
+    assert act(rig, row, b"{}", Options(target="orders")).targets == {"orders": 1}
+
+
+def test_sweep_revives_too() -> None:
+    rig = strict()
+    row, body = dead_one(rig)
+    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    rig.turn(lambda: rig.redrive("orders.dlq"))
+    [request] = rig.batch.pages
+    row.body = body
+    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
+    assert rig.batch.bodies == [3, BAD]
