@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, Self
 
-_SEND_S: Final = 1.0  # for a manager that has much to read
 _EACH_S: Final = 5.0  # from one message to the next, without a watchdog
 _A_PERIOD: Final = 4  # messages in the time after which the watchdog bites
 
@@ -32,8 +31,8 @@ class Manager:
         return cls(address, int(period_us) / 1_000_000 if period_us.isdecimal() else 0.0)
 
     def tell(self, **assignments: object) -> None:
-        """Send ``READY=1`` and the like; a manager that has gone is no reason to stop working."""
+        """Send ``READY=1`` and the like, or do not: no reason to wait, or to stop working."""
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in assignments.items())
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
-            sender.settimeout(_SEND_S)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)  # the loop goes on where a manager does not read
             sender.sendto("\n".join(lines).encode(), self._address)
