@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -32,7 +33,7 @@ def run(
         PhpmqError: the start is refused; ``cli/main.py`` has the exit codes.
     """
     heap.give_back()
-    faulthandler.enable()  # a watchdog's SIGABRT: the log says where each thread stood
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # at a SIGABRT: where each thread stands
     with _runner() as runner:
         return runner.run(_until_signal(settings, sources, load))
 

@@ -54,6 +54,7 @@ from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.clock_steps import note_clock
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.resting import RestingSeal
 from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.starts import Starting
 from phpmq_lite.storage.store import Store
@@ -182,7 +183,10 @@ class Service:
     def _note_tls(self, section: str, context: ssl.SSLContext | None) -> None:
         files: Tcp | Admin = getattr(self.settings, section)
         if context is not None and files.tls_cert is not None and files.tls_key is not None:
-            self._secured.append(Secured(section, context, files.tls_cert, files.tls_key))
+            client_ca = files.tls_client_ca if isinstance(files, Tcp) else None
+            self._secured.append(
+                Secured(section, context, files.tls_cert, files.tls_key, client_ca)
+            )
 
     # -- start, in order
 
@@ -254,6 +258,8 @@ class Service:
         """Make the core of what was stored; from here on the folder counts as in use."""
         settings = self.settings
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder)  # behind writer.close
+        resting = RestingSeal(folder.database)
+        stack.callback(resting.close)
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._end_reading)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
@@ -265,7 +271,7 @@ class Service:
         )
         self._upkeep = Upkeep(
             folder.database, retention_of(settings), settings.storage.wal_bytes, clock.counters,
-            writer.space,
+            writer.space, resting,
         )  # fmt: skip
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         engine = Engine(core, writer, clock, self._upkeep)

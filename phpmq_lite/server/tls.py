@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Never
 
@@ -45,24 +46,35 @@ def server_context(
 
 
 class Secured(NamedTuple):
-    """The context of open listeners, and the settings section that its files stand in."""
+    """The context of open listeners, and the files that its settings section names."""
 
     section: str
     context: ssl.SSLContext
     cert: Path
     key: Path
+    client_ca: Path | None = None
 
 
 def renew(secured: Sequence[Secured]) -> None:
     """Use certificates and keys as their files are now, for connections from now on.
 
+    Each connection begins with the old context and is handed a new one.  Loaded into the old one, a
+    certificate would stand beside that of another kind of key, and clients would get either.
+
     Raises:
         SettingsError: one of them cannot be used, as at a start; all stay as they were.
     """
-    for one in secured:
-        server_context(one.cert, one.key, section=one.section)
-    for one in secured:
-        one.context.load_cert_chain(one.cert, one.key)
+    fresh = [
+        server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
+    ]
+    for one, context in zip(secured, fresh, strict=True):
+        one.context.sni_callback = partial(_hand_over, context)  # called without a name, too
+
+
+def _hand_over(
+    fresh: ssl.SSLContext, connection: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext
+) -> None:
+    connection.context = fresh
 
 
 def _demand_clients(name: str, path: Path, context: ssl.SSLContext) -> None:

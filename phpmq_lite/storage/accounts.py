@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.aside import opened_aside
+from phpmq_lite.storage.data_folder import held_still
 from phpmq_lite.storage.readers import Readers, Row
 from phpmq_lite.storage.statements import load
 
@@ -99,15 +101,15 @@ def _with_globs(kind: Callable[..., T], row: Row) -> T:
 def has_admin(database: Path) -> bool:
     """Tell whether a database has a user with the role admin, before the broker starts.
 
-    False where there is no database yet, or none with users.  What cannot be read counts as True:
-    the start that follows says what is wrong with it.
+    False where there is no database yet, or none with users.  What cannot be read counts as True,
+    as does that of a broker that runs: the start that follows says what is wrong with it.
     """
     if not database.is_file():
         return False
     try:
-        with opened_aside(database) as one:
+        with held_still(database.parent), opened_aside(database) as one:
             return all(
                 one.execute(load(FILE)[name]).fetchone()[0] for name in ("has_users", "has_admin")
             )
-    except sqlite3.Error:
+    except (sqlite3.Error, StartRefusedError, OSError):
         return True

@@ -35,6 +35,8 @@ from phpmq_lite.storage.mounts import network_file_system
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
+_LOOKERS_S: Final = 5.0  # for those who hold a folder still; a doctor takes a second at most
+_AGAIN_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
@@ -46,7 +48,7 @@ class Meta:
     created_at: int  # Unix ms
     has_messages: bool = False  # a message was stored once; never goes back
     is_running: bool = False  # the database is open for writing, so a WAL lies beside it
-    seal: int | None = None  # CRC-32 of the database, while nobody writes to it; seal.py
+    seal: int | None = None  # CRC-32 of the database as the last clean stop left it; seal.py
 
 
 class DataFolder:
@@ -148,7 +150,7 @@ class DataFolder:
         )
 
     def seal(self, checksum: int | None) -> None:
-        """Store the checksum of the database; None before it is written to."""
+        """Store the checksum of the closed database; None before it is opened for writing."""
         self._keep(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
@@ -241,9 +243,9 @@ def read_meta(path: Path) -> Meta:
     if told is None:
         may_have = file.exists() or bool(_size(path / DATABASE))
         return Meta(time.time_ns() // 1_000_000, has_messages=may_have)
-    seal = told.get("seal")
+    seal, created_at = told.get("seal"), told.get("created_at")
     return Meta(
-        created_at=int(told.get("created_at", 0)),
+        created_at=created_at if isinstance(created_at, int) else 0,
         has_messages=bool(told.get("has_messages", True)),
         is_running=bool(told.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
@@ -345,7 +347,7 @@ def _take_lock(path: Path) -> int:
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         os.fchmod(fd, PRIVATE_FILE)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_alone(fd, path)
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
@@ -356,6 +358,27 @@ def _take_lock(path: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _lock_alone(lock: int, path: Path) -> None:
+    """Lock for ourselves; whoever only holds the folder still is waited for, a while.
+
+    Raises:
+        BlockingIOError: a broker has it.
+        StartRefusedError: it is held still for long.
+    """
+    until_s = time.monotonic() + _LOOKERS_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # not beside a broker
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        else:
+            return
+        if time.monotonic() >= until_s:
+            raise StartRefusedError(f"{path} is held still by a check or a backup; wait for it")
+        time.sleep(_AGAIN_S)
 
 
 def _read_pid(lock: int) -> str:

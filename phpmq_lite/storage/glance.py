@@ -51,7 +51,8 @@ def glance(path: Path) -> Glance:
         except DataDamagedError as damage:
             seen.problems.append(str(damage))
             return seen
-        if not folder.database.exists() or not folder.database.stat().st_size:
+        is_empty = not folder.database.exists() or not folder.database.stat().st_size
+        if is_empty or folder.has_journal:
             seen.is_new = True
             return seen
         _look_at_log(folder, seen)

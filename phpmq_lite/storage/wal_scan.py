@@ -67,6 +67,25 @@ def scan(file: BinaryIO) -> WalScan:
     return _scan_without_header(file, header)
 
 
+def has_commits(file: BinaryIO) -> bool:
+    """Tell whether SQLite finds a commit in a WAL file.
+
+    Costs a look at the first transaction.
+    """
+    file.seek(0)
+    raw = file.read(HEADER_BYTES)
+    if len(raw) < HEADER_BYTES or not (header := read_header(raw)).is_valid:
+        return False
+    (seed,) = header.seeds
+    for frame in read_frames(file, header):
+        if frame.salts != header.salts or frame.page == 0 or not frame.follows(seed):
+            return False
+        if frame.commit:
+            return True
+        seed = frame.stored
+    return False
+
+
 def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
     """Look for commits in every shape that the file can have had.
 
