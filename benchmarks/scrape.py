@@ -7,7 +7,6 @@ not count.
 """
 
 import asyncio
-import gc
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from phpmq_lite import heap
 from phpmq_lite.client import connect
 from phpmq_lite.testing import running_service
 
@@ -37,8 +37,7 @@ class Meter:
 
 async def main(queues: int) -> None:
     """Fill the queues, scrape four times."""
-    gc.freeze()
-    gc.set_threshold(10_000, 50, 100)  # as service.run() sets it
+    heap.look_seldom()  # as a broker does
     with tempfile.TemporaryDirectory() as folder:
         async with (
             running_service(Path(folder) / "data", limits={"max_queues": queues}) as running,

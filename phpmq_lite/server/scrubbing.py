@@ -6,7 +6,7 @@ settled messages are counted; nothing is deleted.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,6 +24,8 @@ _TICK_S: Final = 0.2
 _KEPT_EACH_S: Final = 10.0  # how far it is
 _BUSY_BYTES: Final = 64 << 10  # read from clients within a tick
 _DAY_MS: Final = 86_400_000
+LOG_BYTES: Final = 1 << 30  # written while the structure is looked at: the log cannot be cut then
+_GLANCE_S: Final = 1.0  # from one look at that to the next
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
@@ -63,25 +65,33 @@ class Scrubbing:
         rate = self._settings().scrub.bytes_per_s * _TICK_S
         return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
 
-    def start(self) -> None:
-        """Look at everything now, structure included.
+    async def start(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Look at everything, structure included, once ``ahead`` was done, if that raises nothing.
 
         Raises:
-            RefusedError: it does so already.
+            RefusedError: it does so already; ``ahead`` is not called.
         """
-        if self.is_working:
-            raise RefusedError("scrub_running", "the scrub is under way")
+        self._check(is_working=False)
+        if ahead is not None:
+            await ahead()
         self._asked.set()
 
-    def stop(self) -> None:
-        """Give up the round under way.
+    async def stop(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Give up the round under way, once ``ahead`` was done, if that raises nothing.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is none; ``ahead`` is not called.
         """
-        if not self.is_working:
-            raise RefusedError("scrub_idle", "no scrub is under way")
+        self._check(is_working=True)
+        if ahead is not None:
+            await ahead()
         self._is_cancelled = True
+
+    def _check(self, *, is_working: bool) -> None:
+        if self.is_working and not is_working:
+            raise RefusedError("scrub_running", "the scrub is under way")
+        if is_working and not self.is_working:
+            raise RefusedError("scrub_idle", "no scrub is under way")
 
     async def run(self, *, is_owed: bool = False) -> None:
         """Work whenever it is due; ``is_owed``: the start left the structure to this."""
@@ -146,7 +156,19 @@ class Scrubbing:
             self.state.tried_at = self._now_ms()
 
     async def _look_at_structure(self) -> None:
-        found = await self._in_thread(self._scrub.structure)
+        most = self._scrub.log_bytes + LOG_BYTES
+        thread = self._begin(self._scrub.structure)
+        while not (await asyncio.wait({thread}, timeout=_GLANCE_S))[0]:
+            if self._scrub.log_bytes > most:
+                self._scrub.interrupt()
+        try:
+            found = thread.result()
+        except StorageError as error:
+            if self._scrub.log_bytes <= most:
+                raise
+            _log.warning("structure_not_checked", reason=f"{LOG_BYTES >> 20:,} MiB were written "
+                         "meanwhile", detail=str(error))  # fmt: skip
+            return  # it is due still: the next round tries again
         self.state.structure, self.state.structure_at = found, self._now_ms()
         if found:
             _log.error("structure_damaged", problems=found[:3])
@@ -182,8 +204,11 @@ class Scrubbing:
                    settled_as_dead=dead)  # fmt: skip
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))
-        return await asyncio.shield(thread)
+        return thread
 
     async def _keep(self) -> None:
         try:

@@ -13,7 +13,6 @@ from phpmq_lite.storage.readers import Readers, Row
 PAGE_ROWS: Final = 200  # at most
 _SLICE: Final = 100_000  # numbers looked at in one read; a filter has no index
 _LIMIT_S: Final = 1.0  # for all slices of one page
-_HIGHEST: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True, frozen=True)

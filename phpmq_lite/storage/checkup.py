@@ -51,7 +51,7 @@ def check_files(
     done.checks.append("every frame of the write-ahead log against its checksum")
     tell("checking the database")
     if break_seal(folder, accept_loss=accept_loss):
-        done.checks.append("every byte of the database against the last clean stop")
+        done.checks.append("every byte of the database against what the broker left")
     elif folder.has_journal or folder.database.stat().st_size > CHECKED_BYTES:
         done.is_owed = True
     else:

@@ -8,7 +8,8 @@ A new migration:
    comment.  No BEGIN, COMMIT, ATTACH, VACUUM or PRAGMA: the file runs inside one transaction,
    and ``user_version`` is set to NNNN in the same one.
 3. Filling a column of a large table stalls the start.  Add it with a default, and fill it behind.
-4. Keep a database of the version before for the test that opens each older one.
+4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Give it, in
+   ``tell_a_story``, something of what your migration touches.
 
 Synchronous: it runs in the writer's thread, and in ``phpmq-lite migrate``.
 """

@@ -53,6 +53,19 @@ def told_unknown() -> Iterator[None]:
         raise OutcomeUnknownError(_text(error)) from error
 
 
+@contextmanager
+def told_of_files() -> Iterator[None]:
+    """Raise what a failure to write a small file beside the database means, as ``told`` does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError("the disk is full") from error
+        if error.errno == errno.EROFS:
+            raise NotWritableError("the file system is read-only") from error
+        raise OutcomeUnknownError(str(error)) from error
+
+
 def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
     """Give what ``told`` raises, and undo what is left of the transaction where that is known."""
     code = getattr(error, "sqlite_errorcode", 0)

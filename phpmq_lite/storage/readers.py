@@ -1,7 +1,6 @@
 """Read-only connections: each read is one call to a thread, whole, with a limit on its time.
 
-So no transaction stays open over an ``await`` and no checkpoint waits for a reader
-(``storage.md`` 2).
+So no transaction stays open over an ``await`` and no checkpoint waits for a reader.
 """
 
 import asyncio

@@ -135,10 +135,11 @@ def _items(told: object) -> list[object]:
 
 
 class Scrub:
-    """Reads a database.  ``stop`` may be called from another thread; the others from one each."""
+    """Reads a database.  ``interrupt`` and ``stop`` may be called from any thread."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
+        self._log = database.with_name(f"{database.name}-wal")
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()  # of the connection being there
         self._is_stopped = False
@@ -167,7 +168,7 @@ class Scrub:
         """Say what is wrong with pages and indexes; takes 2 s for each GiB, or longer.
 
         Raises:
-            StorageError: it was stopped, or the database cannot be read now.
+            StorageError: it was ended, or the database cannot be read now.
         """
         try:
             with closing(self._open()) as connection:
@@ -177,13 +178,25 @@ class Scrub:
         finally:
             self._connection = None
 
+    @property
+    def log_bytes(self) -> int:
+        """Give the size of the write-ahead log, which grows as long as something is read."""
+        with suppress(FileNotFoundError):
+            return self._log.stat().st_size
+        return 0
+
+    def interrupt(self) -> None:
+        """Have what is under way end at once; lost on what is about to begin."""
+        with self._lock:
+            if self._connection is not None:
+                with suppress(sqlite3.ProgrammingError):  # it was closed just now
+                    self._connection.interrupt()
+
     def stop(self) -> None:
         """Have what is under way end at once, and nothing begin any more."""
         with self._lock:
             self._is_stopped = True
-            if self._connection is not None:
-                with suppress(sqlite3.ProgrammingError):  # it was closed just now
-                    self._connection.interrupt()
+        self.interrupt()
 
     def _rows(self, part: str, after: int) -> Generator[tuple[Any, ...], None, None]:
         """Yield rows; the connection is closed with the reading, so no checkpoint waits for it."""

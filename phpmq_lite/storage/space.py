@@ -19,6 +19,7 @@ BALLAST: Final = "ballast"
 PATIENCE_S: Final = 30.0  # without any write, where the disk is not just full
 AGAIN_S: Final = 1.0
 _MIB: Final = 1 << 20
+_LEAST: Final = 8 * _MIB  # free, where the settings ask for nothing: what a batch takes, and more
 
 DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # code, reason
 DISK_FULL: Final = ("disk_full", "disk full")
@@ -143,15 +144,16 @@ class Space:
         return None
 
     def _full(self) -> Shortage:
-        return Shortage(
-            *DISK_FULL,
-            f"the disk is full; publishing goes on once {_text(self._reserve * 3 // 2)} are free, "
-            "one and a half times storage.free_bytes and storage.ballast_bytes",
+        enough = (
+            f"the disk is full; publishing goes on once {_text(self._reserve * 3 // 2)} are free"
         )
+        if self.bounds.free_bytes or self.bounds.ballast_bytes:
+            enough += ", one and a half times storage.free_bytes and storage.ballast_bytes"
+        return Shortage(*DISK_FULL, enough)
 
     @property
     def _reserve(self) -> int:
-        return max(self.bounds.free_bytes, self.bounds.ballast_bytes)
+        return max(self.bounds.free_bytes, self.bounds.ballast_bytes) or _LEAST
 
     @property
     def _enough_for_ballast(self) -> int:

@@ -43,7 +43,7 @@ _COMMITS: Final = 8  # that the mean is about
 
 _PRAGMAS: Final[dict[str, Any]] = {
     "journal_mode": "wal",
-    "synchronous": 2,  # FULL: see storage.md 1, there is no switch for less
+    "synchronous": 2,  # FULL: docs/concepts/durability.md; there is no switch for less
     "locking_mode": "normal",
     "wal_autocheckpoint": 0,  # we checkpoint ourselves, after the answers have left
     "busy_timeout": 5_000,

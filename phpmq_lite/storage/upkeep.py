@@ -8,7 +8,8 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.model import Now
 from phpmq_lite.storage import places, recall, retention
 from phpmq_lite.storage.clock_steps import note_clock
-from phpmq_lite.storage.outcomes import told
+from phpmq_lite.storage.outcomes import told, told_of_files
+from phpmq_lite.storage.resting import RestingSeal
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
@@ -25,6 +26,8 @@ class Upkeep:
     It looks at ``space`` first: each second, and each time the WAL is long.  Where there is no
     room, or nobody can write, the rest is left to the next call: nobody waits for it.
 
+    ``resting`` watches the database between two checkpoints.
+
     ``bounds`` may be replaced while it works.  What ``counters`` gives of a reading of the clocks
     is stored with each checkpoint and once a minute, so that the next start can tell for how long
     the broker was away.
@@ -37,12 +40,14 @@ class Upkeep:
         wal_limit_bytes: int,
         counters: Callable[[Now], Mapping[str, int]],
         space: Space | None = None,
+        resting: RestingSeal | None = None,
     ) -> None:
         self._wal = database.with_name(database.name + "-wal")
         self.bounds = bounds
         self._wal_limit_bytes = wal_limit_bytes
         self._counters = counters
         self._space = space or Space(database.parent)
+        self._resting = resting
         self._places = places.Places()
         self._retention_due_ms = 0  # steady
         self._seen_due_ms = 0  # steady
@@ -90,4 +95,9 @@ class Upkeep:
     def _checkpoint(self, store: Store, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
+        if self._resting is not None:
+            with told_of_files():
+                self._resting.strike()
         store.checkpoint_at_once("TRUNCATE" if is_large else "RESTART")
+        if self._resting is not None:
+            self._resting.take()

@@ -13,7 +13,7 @@ from phpmq_lite import service
 from phpmq_lite.cli.main import main
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, Loaded, Now, Stored
-from phpmq_lite.storage import store, writer
+from phpmq_lite.storage import resting, store, writer
 from phpmq_lite.storage.store import Store
 from tests.faults.mutants import ConfirmsBeforeCommit, Defective
 
@@ -76,6 +76,12 @@ class CarriesOnStore(Store):
             return super().end(batch)
 
 
+def _keep_seals() -> None:
+    """Write to the database under the seal that it had; it gets no other."""
+    setattr(resting, "_LEAST_S", float("inf"))  # noqa: B010
+    setattr(resting.RestingSeal, "strike", lambda _self: None)  # noqa: B010
+
+
 def _carry_on() -> None:
     setattr(writer, "Store", CarriesOnStore)  # noqa: B010 - a type is not assigned to
 
@@ -91,6 +97,7 @@ def _work_as(engine: type[Defective]) -> Callable[[], None]:
 MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "CarriesOn": _carry_on,
     "SyncsLess": _sync_less,  # synchronous=NORMAL
+    "KeepsItsSeals": _keep_seals,
 } | {
     engine.__name__: _work_as(engine)
     for engine in (ConfirmsBeforeCommit, DispatchesBeforeCommit, SettlesLate, ForgetsKeys)

@@ -8,10 +8,12 @@ system of its own, for which one must be root, or a quota that the shim keeps.
 import os
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -191,6 +193,35 @@ class Story:
             self.confirmed += [receipt.key for receipt in receipts if receipt.reason is None]
         consumer.consume("orders", CREDIT)
         consumer.got.extend(consumer.dispatches(min(MESSAGES, CREDIT)))
+
+    @contextmanager
+    def retrying(self) -> Iterator[list[int]]:
+        """Have somebody publish who tries again at once, from the first refusal on.
+
+        Gives how often he was refused, at the end.
+        """
+        is_over, tries = threading.Event(), [0]
+        thread = threading.Thread(target=self._retry, args=(is_over, tries))
+        thread.start()
+        try:
+            yield tries
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _retry(self, is_over: threading.Event, tries: list[int]) -> None:
+        with Peer(self.broker.port) as peer, suppress(TimeoutError, ConnectionError):
+            while not self.refused and not is_over.is_set():
+                time.sleep(0.01)  # it tells nobody
+            for number in count():
+                key = b"r%0*d" % (_KEY - 1, number)
+                while peer.confirm("orders", key + bytes(100), key=key) is not None:
+                    tries[0] += 1
+                    if is_over.is_set():
+                        return
+                self.confirmed.append(key)
+                if is_over.is_set():
+                    return
 
     # -- what is on disk, once the broker was killed
 

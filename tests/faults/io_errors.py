@@ -235,7 +235,7 @@ class Killed:
 
 
 def _misbehaviour(outcome: Outcome) -> Iterator[str]:
-    """Compare the end with what is documented (``storage.md`` 5, ``docs/reliability.md``)."""
+    """Compare the end with what is documented (``docs/reliability.md``)."""
     allowed = _documented(outcome)
     if outcome.code not in allowed:
         yield f"exit code {outcome.code}, not one of {sorted(allowed)}"

@@ -108,14 +108,19 @@ async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int 
 
 
 async def _work(shim: Shim, crowd: Crowd) -> None:
-    """Load it, let it copy the WAL, and load it again."""
+    """Load it, let it copy the WAL twice, the second time over what it has sealed, and load it."""
     rng = crowd.ledger.rng
     await crowd.work(rng.randint(RECEIPTS // 2, RECEIPTS), crowd.leave)
-    database = shim.data / DATABASE
-    await asyncio.to_thread(_await_change, database, database.stat().st_mtime_ns)
+    await _checkpoint(shim)
     await crowd.work(LONE_RECEIPTS, crowd.leave, (Lone, Taker))
     await crowd.work(LONE_RECEIPTS, crowd.leave, (Lone, Taker, Consumer, Consumer))
+    await _checkpoint(shim)
     await crowd.work(rng.randint(1, RECEIPTS), crowd.leave, (Producer, Consumer, Lone, Taker))
+
+
+async def _checkpoint(shim: Shim) -> None:
+    database = shim.data / DATABASE
+    await asyncio.to_thread(_await_change, database, database.stat().st_mtime_ns)
 
 
 def _await_change(path: Path, before_ns: int) -> None:

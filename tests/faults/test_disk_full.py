@@ -78,7 +78,11 @@ def edges(story: Story) -> list[str]:
 
 def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figure: Figure) -> None:
     with story_on(disk, ONLY_WHEN_FULL) as story, Peer(story.broker.port) as producer:
-        with Peer(story.broker.port) as consumer, Peer(story.broker.port) as silent:
+        with (
+            Peer(story.broker.port) as consumer,
+            Peer(story.broker.port) as silent,
+            story.retrying() as tries,
+        ):
             story.fill_by_others(producer, consumer)
             silent.publish("orders", b"without a key")
             assert not story.publish(producer)
@@ -90,8 +94,12 @@ def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figu
         story.broker.kill()
         lost = story.lost()
         assert edges(story) == ["publishing_stopped", "publishing_goes_on"]
-    figure(f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost")
+    figure(
+        f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost; who tries again at once "
+        f"was refused {tries[0]:,} times"
+    )
     assert lost == []
+    assert tries[0] > 0
     assert story.refused.keys() == {"disk full"}
     assert len(story.stored) == story.acked > 0
     assert story.resumed_s is not None

@@ -1,6 +1,6 @@
 """A reader that keeps its transaction lets the write-ahead log grow: ours never do, others may.
 
-F9 of ``storage.md`` 11.  ``PHPMQ_WRITTEN=3000`` writes that many MiB instead of a hundred.
+``PHPMQ_WRITTEN=3000`` writes that many MiB instead of a hundred.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""A message that ends its consumer's connection dies after some deliveries; its neighbours do not.
-
-F16 of ``storage.md`` 11.
-"""
+"""A message that ends its consumer's connection dies in the end; its neighbours do not."""
 
 import sqlite3
 import time

@@ -1,6 +1,6 @@
 """A disk whose fsync takes 200 ms: the loop lives, nothing times out, all that is confirmed stands.
 
-F10 of ``storage.md`` 11.  The disk turns slow in the middle of the work, as real ones do.
+The disk turns slow in the middle of the work, as real ones do.
 """
 
 import random

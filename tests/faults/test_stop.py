@@ -22,7 +22,7 @@ STOPS = 2
 async def test_broker_ends_cleanly_when_it_is_told_to(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """F14 of ``storage.md`` 11: all acknowledgements that were sent count, and it exits with 0."""
+    """All acknowledgements that were sent count, and it exits with 0."""
     began = time.perf_counter()
     lives = await kill.terminated(tmp_path, SEED, TERMS)
     for line in kill.figures_of_terms(lives, SEED, time.perf_counter() - began):

@@ -1,4 +1,4 @@
-"""One connection writes to the database: two can damage a WAL (``storage.md`` 2)."""
+"""One connection writes to the database: two can damage a WAL."""
 
 import os
 import sqlite3
