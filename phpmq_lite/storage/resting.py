@@ -52,10 +52,12 @@ class RestingSeal:
         """Have the file sealed as it is now, unless that was done just now or is under way."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._file is not None and not is_busy and monotonic() >= self._due_s:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._seal, args=(self._checkpoints,), name="seal", daemon=True
             )
-            self._thread.start()
+            with suppress(RuntimeError):  # no thread to be had: behind this one no seal
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """Seal no more, and close the files."""

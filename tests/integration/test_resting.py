@@ -50,6 +50,21 @@ def test_database_is_sealed_until_the_next_checkpoint(
     assert seal_file.read(folder.path) is None
 
 
+def test_broker_that_gets_no_thread_works_without_a_seal(
+    folder: DataFolder, resting: RestingSeal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        resting.take()
+    assert seal_file.read(folder.path) is None
+    resting.take()
+    wait_for_seal(resting)
+    assert seal_file.read(folder.path) == checksum_of(folder.database)
+
+
 def test_checkpoint_that_comes_meanwhile_leaves_no_seal(
     folder: DataFolder, resting: RestingSeal
 ) -> None:
