@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from phpmq_lite.admin import openapi
 from phpmq_lite.admin.route import Route
 
 _JSON: Final = "application/json"
 _SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
+_ANY_TEXT: Final = "…"
 _NO_BOUND: Final = 1 << 50  # so high that it is there for the arithmetic only
 
 
@@ -80,7 +82,7 @@ def _call(route: Route, found: dict[str, Any], base: str) -> Call:
         takes=members(body.get("schema", {}), schemas),
         gives=members(answer.get(_JSON, {}).get("schema", {}), schemas),
         answer=" ".join([str(route.status), *map(_answer, answer.items())]),
-        curl=_curl(route, base + path, body.get("schema"), schemas),
+        curl=_curl(route, base + path + _query(operation, schemas), body.get("schema"), schemas),
     )
 
 
@@ -138,6 +140,16 @@ def _bounds(schema: dict[str, Any]) -> str:
     return f" up to {most}" if least is None else f" {least} to {most}"
 
 
+def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """Write a query string with what a call cannot do without; ``TOKEN`` is for any text."""
+    needed: dict[str, Any] = {}
+    for p in operation.get("parameters", []):
+        if p["in"] == "query" and p["required"]:
+            value = _sample(p["schema"], schemas)
+            needed[p["name"]] = p["name"].upper() if value == _ANY_TEXT else value
+    return f"?{urlencode(needed)}" if needed else ""
+
+
 def _curl(route: Route, url: str, body: dict[str, Any] | None, schemas: dict[str, Any]) -> str:
     for place, sample in _SAMPLES.items():
         url = url.replace(f"{{{place}}}", sample)
@@ -178,5 +190,5 @@ def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> 
         case "boolean":
             return False
         case "string":
-            return "…"
+            return _ANY_TEXT
     return {}

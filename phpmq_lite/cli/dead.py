@@ -11,8 +11,6 @@ from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write
 
-SUFFIX: Final = ".dlq"
-
 COLUMNS: Final = (
     Column("queue", "QUEUE"),
     Column("origin", "FROM"),
@@ -82,8 +80,8 @@ def redrive(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Publish the dead letters of QUEUE again; QUEUE may be given with or without its .dlq."""
-    path = f"/dead/{encode_name(queue.removesuffix(SUFFIX) + SUFFIX)}/redrive"
+    """Publish the dead letters of QUEUE again; QUEUE is theirs, or the one that they lie in."""
+    path = f"/dead/{encode_name(queue)}/redrive"
     body = {"target": target, "ttl_s": ttl_s, "limit": limit, "rate": per_second(rate)}
     body |= {"q": q or None, "dry_run": dry_run or None}
     answer = node.post(path, {key: value for key, value in body.items() if value is not None})

@@ -74,7 +74,8 @@ def import_beanstalkd(
     Ready jobs go to the queue of the tube's name, the most urgent first, then the oldest; delayed
     ones to QUEUE.retry with the rest of their delay, buried ones to QUEUE.dlq. What a worker has
     reserved is left out. With --move each is deleted there once it is stored here; workers may go
-    on there meanwhile. A second run within the broker's window of keys stores nothing twice.
+    on there meanwhile. A second run within the broker's window of keys stores nothing twice, but a
+    job that was delayed then and is ready now; with --journal that neither.
     """
     with beanstalkd.connect(source) as server, opened(journal_path) as journal:
         missing = sorted({*tubes, *(tube for tube, _ in names)} - {*server.tubes()})

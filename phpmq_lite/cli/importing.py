@@ -134,7 +134,8 @@ def journal_option(command: Command) -> Command:
     return click.option(
         "--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Remember in FILE what is stored, so that a run next week leaves it out too.",
+        help="Remember in FILE what is stored, so that a run next week leaves it out too. "
+        "One for each broker.",
     )(command)  # fmt: skip
 
 

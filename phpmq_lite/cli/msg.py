@@ -41,6 +41,7 @@ def search(node: Node, query: str, limit: int, output: str | None) -> None:
     """Find messages, alive and settled, the newest first.
 
     QUERY is what the pages take: `state:dead queue:mail* data.order_id:1042 -urn:test:* "text"`.
+    In a narrow terminal the table cuts ids short; `-o jsonl` and `-o csv` have them whole.
     """
     write(node.list("/messages", limit, q=query), COLUMNS, output, "nothing matches")
 

@@ -63,7 +63,8 @@ async def _copy(node: Node, query: str, style: str) -> int:
 def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
     """Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.
 
-    All lines are read and checked before the first is stored.
+    All lines are read and checked before the first is stored. Where the broker refuses one even so,
+    as too large or as its queue is full, it ends there and says how many are stored.
     """
     messages = list(_messages(file, queue))
     if dry_run:
@@ -71,11 +72,16 @@ def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
         return
     stored = 0
     rest = iter(messages)
-    with counting("import", len(messages)) as advance:
-        while piece := list(islice(rest, _PIECE)):
-            for part in _cut(piece):
-                stored += int(node.post("/import", {"messages": part})["stored"])
-                advance(len(part))
+    try:
+        with counting("import", len(messages)) as advance:
+            while piece := list(islice(rest, _PIECE)):
+                for part in _cut(piece):
+                    stored += int(node.post("/import", {"messages": part})["stored"])
+                    advance(len(part))
+    except CommandError:
+        if stored:
+            talk(f"{message_count(stored)} stored, from the beginning of it; then:")
+        raise
     talk(f"{message_count(stored)} stored")
 
 
@@ -93,6 +99,8 @@ def _cut(piece: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
+    from phpmq_lite.admin.api.imports import problem_with
+
     name = Path(str(getattr(file, "name", "-"))).name
     for number, line in enumerate(file, 1):
         if not line.strip():
@@ -109,4 +117,7 @@ def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
             raise CommandError(f"{name}: line {number} has no content, or names no queue")
         message = {key: found[key] for key in ("content", "encoding", "ttl_s") if key in found}
-        yield message | {"queue": target}
+        message |= {"queue": target}
+        if wrong := problem_with(message):
+            raise CommandError(f"{name}: line {number}: {wrong}")
+        yield message

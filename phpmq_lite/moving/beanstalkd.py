@@ -215,9 +215,10 @@ def _all_ids(newest: int | None) -> Iterator[range]:
 def plan(job: Job, queue: str, *, instance: str, now_ms: int) -> Outgoing | None:
     """Decide what becomes of a job; pure.  None: a worker has it now.
 
-    The key is made of what never changes: a second run stores nothing twice.
+    The key is made of what never changes: a second run stores nothing twice, unless the job goes to
+    another queue by then, since a broker knows its keys by queue.
     """
-    key = key_of(job.tube, job.job_id, instance)
+    key = key_of(job, queue, instance)
     if job.state == RESERVED:
         return None
     if job.state == "delayed":
@@ -235,12 +236,14 @@ def plan(job: Job, queue: str, *, instance: str, now_ms: int) -> Outgoing | None
     return Outgoing(queue, job.body, 0, key)
 
 
-def key_of(tube: str, job_id: int, instance: str) -> bytes:
+def key_of(job: Job, queue: str, instance: str) -> bytes:
     """Give the key of a job.
 
+    ``queue``: a journal must not take a rehearsal in another queue for the move.
     ``instance``: a beanstalkd that starts without its binlog gives out its ids anew.
     """
-    return hashlib.sha256(f"{instance} {job_id} {tube}".encode()).hexdigest().encode()
+    whole = f"{instance} {job.job_id} {job.tube} {queue}"
+    return hashlib.sha256(whole.encode()).hexdigest().encode()
 
 
 def _taken(stats: Answer, content: Answer) -> Job | None:

@@ -116,6 +116,19 @@ def test_dead_letters_are_grouped_and_redriven(run: Run, queue: str) -> None:
     assert "1 message " in run("dead", "redrive", queue, "--rate", "100/s").stderr
 
 
+def test_dead_letters_of_a_queue_that_names_another_place_are_redriven(
+    run: Run, queue: str
+) -> None:
+    place = f"{queue}-graves"
+    run("queue", "create", queue)
+    run("queue", "set", queue, "on_expire=dead_letter", f"dead_letter_queue={place}")
+    for name in (queue, place):
+        run("publish", queue, "--data", "x", "--ttl", "1s")
+        run("expect", place, "--timeout", "10s")
+        assert "1 message " in run("dead", "redrive", name).stderr
+    run("dead", "redrive", "nothing", code=3)
+
+
 def test_expect_finds_what_was_published_after_a_cursor(run: Run, queue: str) -> None:
     run("publish", queue, "--data", '{"n": 1}')
     after = run("expect", queue, "--cursor").stdout.strip()
@@ -135,6 +148,33 @@ def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> N
     run("import", str(path), "--queue", f"{queue}.again")
     again = rows(run("msg", "ls", f"{queue}.again"))
     assert sorted(row["preview"] for row in again) == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"content": "x", "encoding": "rot13"}, "line 502: encoding: "),
+        ({"content": "%", "encoding": "base64"}, "line 502: "),
+        ({"content": "x", "ttl_s": -1}, "line 502: ttl_s: "),
+        ({"content": "x", "queue": "a\nb"}, "line 502: The name of the queue has a control"),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_import_stores_nothing_where_a_late_line_is_wrong(
+    run: Run, queue: str, wrong: dict[str, Any], told: str, flags: tuple[str, ...]
+) -> None:
+    good = json.dumps({"content": "x", "queue": queue})
+    lines = [*[good] * 501, json.dumps({"queue": queue} | wrong)]
+    assert told in run("import", "-", *flags, code=1, input="\n".join(lines)).stderr
+    assert [row["name"] for row in rows(run("queues", queue))] == []
+
+
+def test_import_that_is_cut_off_says_what_is_stored(run: Run, queue: str) -> None:
+    run("queue", "create", queue)
+    run("queue", "set", queue, "max_messages=500")
+    good = json.dumps({"content": "x", "queue": queue})
+    result = run("import", "-", code=4, input="\n".join([good] * 501))
+    assert "500 messages stored, from the beginning" in result.stderr
 
 
 def test_export_as_csv_has_a_head(run: Run, queue: str) -> None:

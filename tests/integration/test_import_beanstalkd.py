@@ -200,6 +200,17 @@ def test_journal_leaves_out_what_an_earlier_run_stored(
     assert [body for body, _ in take(broker, tube)] == [b"old", b"new"]
 
 
+def test_copy_under_another_name_is_none_for_the_move(
+    broker: BrokerProcess, source: Source, tube: str, tmp_path: Path
+) -> None:
+    """A move that took the rehearsal for done would delete jobs that their queue never had."""
+    journal = ["--journal", str(tmp_path / "journal")]
+    source.put(tube, b"wanted")
+    assert run(broker, source, *journal, "--map", f"{tube}={tube}.rehearsal").exit_code == 0
+    assert run(broker, source, *journal, "--move").exit_code == 0
+    assert [body for body, _ in take(broker, tube)] == [b"wanted"]
+
+
 def test_binlog_that_was_read_again_leaves_no_job_out(
     broker: BrokerProcess, source: Source, tube: str
 ) -> None:

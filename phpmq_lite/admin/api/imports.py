@@ -108,6 +108,16 @@ def _lines(found: list[object]) -> Iterator[tuple[int, object]]:
         yield number, line
 
 
+def problem_with(line: object) -> str | None:
+    """Say what is wrong with a line, whoever sends it to whichever broker."""
+    try:
+        check_queue_name(ImportedIn.model_validate(line).queue)
+    except (ValidationError, Problem) as error:
+        problem = problem_of(error)
+        return str(error) if problem is None else problem.detail
+    return None
+
+
 def _checked(
     request: web.Request, context: Context, number: int, line: object
 ) -> tuple[str, Message]:

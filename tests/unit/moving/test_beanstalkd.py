@@ -196,6 +196,6 @@ def test_key_follows_the_job_and_not_what_changes_about_it() -> None:
         return message.key
 
     same = {key(JOB), key(replace(JOB, state="delayed")), key(replace(JOB, reserves=9))}
-    assert same == {key(JOB, queue="other")}
+    assert len(same) == 1
     others = [replace(JOB, job_id=8), replace(JOB, tube="other")]
-    assert len({key(JOB), key(JOB, "y"), *map(key, others)}) == 4
+    assert len({key(JOB), key(JOB, "y"), key(JOB, queue="other"), *map(key, others)}) == 5
