@@ -5,6 +5,7 @@ the project: a part, or one module of it.  The standard library is open to all b
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -218,11 +219,15 @@ def offences(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[str]:
             yield f"{where} imports {top}, which {part} may not"
 
 
-def long_pieces(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Yield one sentence for a file, and for each function, that is too long."""
+def long_file(path: Path) -> Iterator[str]:
+    """Yield one sentence for a file that is too long."""
     lines = len(path.read_text(encoding="utf-8").splitlines())
     if lines > MAX_FILE_LINES:
         yield f"{path.name} has {lines} lines, the limit is {MAX_FILE_LINES}"
+
+
+def long_functions(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Yield one sentence for each function that is too long."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -286,7 +291,21 @@ def test_modules_import_each_other_in_no_circle() -> None:
 @pytest.mark.parametrize("folder", [PACKAGE, "tests", "benchmarks", "examples"])
 def test_functions_and_files_are_short(folder: str) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
-    assert [piece for path in paths for piece in long_pieces(path, parse(path))] == []
+    assert [piece for path in paths for piece in long_file(path)] == []
+    assert [piece for path in paths for piece in long_functions(path, parse(path))] == []
+
+
+def test_files_of_the_pages_are_short() -> None:
+    paths = sorted(path for path in (ROOT / "templates").rglob("*") if path.is_file())
+    assert [piece for path in paths for piece in long_file(path)] == []
+
+
+def test_scripts_of_the_pages_import_each_other_in_no_circle() -> None:
+    imports = re.compile(r'^import .* from "\./(.+)";$', re.MULTILINE)
+    scripts = (ROOT / "templates" / "static").glob("*.js")
+    graph = {path.name: set(imports.findall(path.read_text(encoding="utf-8"))) for path in scripts}
+    assert graph["app.js"]
+    assert first_cycle(graph) is None
 
 
 @pytest.mark.parametrize(

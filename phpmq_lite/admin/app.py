@@ -91,7 +91,7 @@ def create_app(
     app.on_shutdown.append(_leave_off)
     register(app, urls.base_path, _guarded)
     for prefix in dict.fromkeys((urls.base_path, "")):
-        app.router.add_get(prefix + "/static/{name}", static.handle)
+        app.router.add_get(prefix + "/static/{version}/{name}", static.handle)
     return app
 
 

@@ -24,7 +24,7 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 ROUTE_NAME: Final = web.RequestKey("route_name", str)
 
 THEMES: Final = ("light", "dark")
-_THEME_COOKIE: Final = "phpmq-theme"  # set by app.js; read here, so that no page flashes
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here, so that no page flashes
 _MARK_FILL: Final = b"#5357c6"  # of mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -105,12 +105,12 @@ class Static:
         self.version = digest.hexdigest()[:12]
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer with a file; it may be kept for good, its URL changes with its content."""
+        """Answer with a file; it may be kept for good, its URL changes with their content."""
         try:
             content, type_ = self._files[request.match_info["name"]]
         except KeyError:
             raise Problem(404, "unknown_page", "There is no page at this address.") from None
-        is_current = request.query.get("v") == self.version
+        is_current = request.match_info["version"] == self.version
         return web.Response(
             body=content,
             content_type=type_,

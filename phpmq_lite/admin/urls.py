@@ -54,5 +54,9 @@ class Urls:
         return self.base_path + path + (f"?{urlencode(query)}" if query else "")
 
     def static(self, name: str) -> str:
-        """Give the URL of a file of ``templates/static/``; it changes when the files change."""
-        return f"{self.base_path}/static/{quote(name)}?v={self._static_version}"
+        """Give the URL of a file of ``templates/static/``; it changes when one of them changes.
+
+        The version is a folder: so the scripts, which import each other by ``./name.js``, are
+        all of one version.
+        """
+        return f"{self.base_path}/static/{self._static_version}/{quote(name)}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.resources import templates_folder
 from phpmq_lite.testing import running_service
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import Scheme, open_tab
@@ -248,6 +249,26 @@ async def test_copying_works_without_the_clipboard_api(empty_site: Site, chromiu
     await page.locator(".snippet button").first.click()
     await expect(page.locator(".toast")).to_have_text("Copied")
     assert await page.title() == "copied"
+
+
+# -- the files
+
+
+async def test_scripts_and_styles_are_of_one_version_and_may_be_kept(
+    empty_site: Site, chromium: Any
+) -> None:
+    """Also the scripts that no page names: other scripts import them."""
+    page, troubles = await open_tab(chromium)
+    kept = {}
+    page.on("response", lambda one: kept.update({one.url: one.headers.get("cache-control")}))
+    await page.goto(empty_site.url("/"))
+    files = {url: header for url, header in kept.items() if "/static/" in url}
+    folders, names = zip(*(url.rsplit("/", 1) for url in files), strict=True)
+    shared = {path.name for path in (templates_folder() / "static").iterdir()}
+    assert shared - {"mark.svg"} <= set(names)
+    assert len(set(folders)) == 1
+    assert set(files.values()) == {"public, max-age=31536000, immutable"}
+    assert troubles == []
 
 
 # -- without the script

@@ -99,7 +99,7 @@ async def test_rebound_name_gets_nothing(broker: Running, evil: Any) -> None:
     await at_home(evil, f"http://{EVIL}:{port_of(broker)}/")
     answers = [
         await evil.evaluate(FETCH, [path, {}])
-        for path in ("/", "/api/v1/queues", "/metrics", "/livez", "/static/app.js", "/nowhere")
+        for path in ("/", "/api/v1/queues", "/metrics", "/livez", "/static/x/app.js", "/nowhere")
     ]
     assert answers == [[421, 0]] * len(answers)
 

@@ -31,7 +31,7 @@ async def test_rebound_name_gets_nothing(home: House, figure: Callable[[str], No
             "/login",
             "/livez",
             "/metrics",
-            "/static/app.css",
+            "/static/x/app.css",
             "/nowhere",
             "/api/v1/x",
         ):
@@ -45,7 +45,7 @@ async def test_rebound_name_gets_nothing(home: House, figure: Callable[[str], No
 
 
 async def test_every_answer_has_its_headers(home: House, figure: Callable[[str], None]) -> None:
-    paths = ["/", "/login", "/livez", "/nowhere", "/static/app.css", "/api/v1/users", "/x//y"]
+    paths = ["/", "/login", "/livez", "/nowhere", "/static/x/app.css", "/api/v1/users", "/x//y"]
     async with Visitor(home.url) as me:
         for path in paths:
             for method in ("GET", "PUT", "OPTIONS"):

@@ -140,5 +140,5 @@ async def test_proxy_may_strip_it(filled: Filled) -> None:
     filled.me.base = filled.me.base.removesuffix(BASE)
     page = await filled.me.get("/queues")
     assert (page.status, strays(page.text)) == (200, [])
-    assert (await filled.me.get("/static/app.css")).status == 200
+    assert (await filled.me.get("/static/x/app.css")).status == 200
     assert json.loads((await filled.me.get("/api/v1/queues")).text)["items"]

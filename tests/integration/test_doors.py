@@ -134,7 +134,7 @@ async def test_peer_that_does_not_read_its_answer_is_ended(broker: Running, come
     doors, loop = doors_of(broker), asyncio.get_running_loop()
     doors.patience = Patience(answer_s=1.0)
     visitor = await come()
-    page = b"GET /static/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    page = b"GET /static/x/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     visitor.writer.transport.pause_reading()  # type: ignore[attr-defined]
     visitor.writer.write(page * 2_000)
     async with asyncio.timeout(WAIT_S):

@@ -18,7 +18,7 @@ from tests.integration.filled_house import READING, WRITING, Filled, filled_hous
 from tests.integration.visitors import Answer, Visitor, house
 
 ELSEWHERE = (
-    "/static/app.css", "/static/nothing", "/static/..%2fbase.html", "/nowhere", "/x//y",
+    "/static/x/app.css", "/static/x/nothing", "/static/x/..%2fbase.html", "/nowhere", "/x//y",
     "/queues/nowhere", "/messages/x", "/messages/" + "f" * 32, "/api/v1/nowhere",
     "/api/v1/queues/nowhere",
     "/clients/999", "/bulk/999", "/selections/gone", "/users/nobody", "/api/v1/messages?q=a:b",

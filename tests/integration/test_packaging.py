@@ -124,7 +124,7 @@ def test_broker_of_an_empty_environment_serves(
     assert Path(found.stdout.strip()).is_relative_to(broker.home)
     try:
         broker.start()
-        for path in ("", "queues", "static/app.css"):
+        for path in ("", "queues", "static/x/app.css"):
             with urllib.request.urlopen(broker.admin[0] + path, timeout=WAIT_S) as answer:
                 assert answer.status == 200
         with Peer(broker.port) as peer:

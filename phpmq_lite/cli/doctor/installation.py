@@ -25,7 +25,17 @@ from phpmq_lite.storage.migrate import migrate
 
 _AGAIN: Final = f"pip install --upgrade {DISTRIBUTION}"
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.listening")
-_PAGES: Final = ("base.html", "static/app.css", "static/app.js")
+PAGES: Final = (
+    "base.html",
+    "static/app.css",
+    "static/app.js",
+    "static/choices.js",
+    "static/dom.js",
+    "static/lists.css",
+    "static/live.js",
+    "static/mark.svg",
+    "static/views.css",
+)  # what every page needs
 
 
 def look() -> Iterator[Finding]:
@@ -96,7 +106,7 @@ def _sqlite_problem() -> str:
 
 def _pages() -> Finding:
     folder = templates_folder()
-    missing = [name for name in _PAGES if not (folder / name).is_file()]
+    missing = [name for name in PAGES if not (folder / name).is_file()]
     if missing:
         return bad(
             "pages",

@@ -10,7 +10,6 @@ from phpmq_lite.resources import templates_folder
 
 TEMPLATES = sorted(templates_folder().rglob("*.html"))
 ABOUT_ONESELF = {"log-in", "logout", "set-up", "account-password", "account-end"}
-STATIC = templates_folder() / "static"
 
 
 def test_routes_have_names_of_their_own() -> None:
@@ -32,15 +31,3 @@ def test_template_has_nothing_inline_and_nothing_unescaped(path: object) -> None
     found = re.findall(r"\|\s*safe\b|Markup|autoescape|\bstyle=|<style|\son\w+=|javascript:", text)
     assert found == []
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
-
-
-def test_script_writes_text_only() -> None:
-    script = (STATIC / "app.js").read_text(encoding="utf-8")
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script) == []
-    assert len(script.encode()) < 20 * 1024
-
-
-def test_static_files_ask_nobody_else() -> None:
-    for path in STATIC.iterdir():
-        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
-        assert re.findall(r"https?://|@import|url\(", text) == [], path.name

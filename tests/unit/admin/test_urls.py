@@ -54,4 +54,9 @@ def test_base_path_has_one_form(text: str, path: str) -> None:
 
 
 def test_static_url_names_the_version() -> None:
-    assert Urls("/mq", PATHS, "v1").static("app.css") == "/mq/static/app.css?v=v1"
+    assert Urls("/mq", PATHS, "v1").static("app.css") == "/mq/static/v1/app.css"
+
+
+def test_script_imports_others_of_its_own_version() -> None:
+    urls = Urls("/mq", PATHS, "v1")
+    assert URL(urls.static("app.js")).join(URL("./dom.js")) == URL(urls.static("dom.js"))

@@ -5,6 +5,7 @@ from packaging.requirements import Requirement
 
 from phpmq_lite.cli.doctor import installation
 from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.resources import templates_folder
 
 NEEDED = [Requirement("click>=8.1"), Requirement("uvloop>=0.19")]
 
@@ -64,3 +65,9 @@ def test_nothing_of_the_pipeline_is_bad(
 ) -> None:
     found = installation.pipeline_finding(spark, java, problem)
     assert (found.state, words in found.found) == (state, True)
+
+
+def test_pages_that_are_looked_for_have_all_that_they_share() -> None:
+    folder = templates_folder()
+    shared = sorted(str(path.relative_to(folder)) for path in (folder / "static").iterdir())
+    assert list(installation.PAGES) == ["base.html", *shared]

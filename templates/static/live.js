@@ -1,0 +1,206 @@
+/* What changes while it is looked at.
+   <main data-live="TOPIC" data-live-ids="1,2">  the stream; <body data-events data-poll>  its addresses
+   data-live="KEY", data-points="KEY"  a text or <progress>, a small chart
+   #live, #live-text, #new-rows, #says  chip, its words, pill, what is read out
+   data-hold  holds it
+   <ol data-tail data-max>, <template data-tail-row>  rows as they happen; in it
+     data-field="KEY", data-link="KEY", data-time="KEY"; the row gets the class row.kind
+   data-tail-filter, data-tail-missed, data-tail-empty  input, "213 not shown", shown while empty */
+
+import { choice } from "./choices.js";
+import { all, main, number, one, setText } from "./dom.js";
+
+const POLL_MS = 5000;
+const STREAM_AGAIN = 12; // polls
+const SAY_MS = 10000;
+
+const page = document.body.dataset;
+const fields = Map.groupBy(all("[data-live]", main), (node) => node.dataset.live);
+const charts = Map.groupBy(all("[data-points]", main), (node) => node.dataset.points);
+const tail = one("[data-tail]");
+const live = { source: null, timer: 0, id: "", polls: 0, isLost: false, held: null };
+const spoken = { at: -SAY_MS, timer: 0, text: "" };
+const room = Number(tail?.dataset.max) || 500;
+let notShown = 0;
+
+function showField(node, text) {
+  node.classList.toggle("gone", text === null);
+  if (text === null) return;
+  if (node.matches("progress")) node.value = text.replaceAll(",", "");
+  else setText(node, text);
+  node.classList.toggle("zero", text === "0" || text === "–");
+}
+
+function showPoints(svg, points) {
+  const { width, height } = svg.viewBox.baseVal;
+  const left = points.split(",", 1)[0];
+  one("polyline", svg).setAttribute("points", points);
+  one("polygon", svg)?.setAttribute("points", points && `${left},${height} ${points} ${width},${height}`);
+}
+
+function showNew(count) {
+  const pill = one("#new-rows");
+  if (!pill) return;
+  pill.hidden = !count;
+  pill.textContent = `${number(count)} new, show`;
+  pill.href = location.href;
+}
+
+// One summary in ten seconds: the last one.
+function speak(text) {
+  spoken.text = text;
+  spoken.timer ||= setTimeout(() => {
+    Object.assign(spoken, { at: performance.now(), timer: 0 });
+    setText(one("#says"), spoken.text);
+  }, Math.max(0, spoken.at + SAY_MS - performance.now()));
+}
+
+function show({ shown = {}, points = {}, new: count, rows = [], missed = 0, says }) {
+  for (const key in shown) fields.get(key)?.forEach((node) => showField(node, shown[key]));
+  for (const key in points) charts.get(key)?.forEach((svg) => showPoints(svg, points[key]));
+  if (count !== undefined) showNew(count);
+  if (tail) showRows(rows, missed);
+  if (says) speak(says);
+}
+
+function take(data, id) {
+  live.id = id || live.id;
+  showState("live");
+  if (live.held) hold(data);
+  else show(data);
+}
+
+// Puts together what comes while held; rows past the room are only counted.
+function hold({ shown, points, rows = [], missed = 0, ...rest }) {
+  const { held } = live;
+  Object.assign(held, rest);
+  Object.assign(held.shown, shown);
+  Object.assign(held.points, points);
+  held.rows.push(...rows);
+  const surplus = held.rows.splice(0, Math.max(0, held.rows.length - room));
+  held.missed += missed + surplus.length;
+  showHold();
+}
+
+export function toggleHold() {
+  const { held } = live;
+  live.held = held ? null : { shown: {}, points: {}, rows: [], missed: 0 };
+  if (held) show(held);
+  showHold();
+}
+
+function showHold() {
+  const { held } = live;
+  const count = held && held.rows.length + held.missed;
+  for (const button of all("[data-hold]")) {
+    button.textContent = held ? `Go on${count ? `, ${number(count)} held` : ""}` : "Hold";
+    button.setAttribute("aria-pressed", held !== null);
+  }
+  main.classList.toggle("held", held !== null);
+}
+
+function showRows(rows, missed) {
+  for (const row of rows) {
+    if (!one(`[data-row="${CSS.escape(row.id)}"]`, tail)) tail.prepend(tailRow(row));
+  }
+  while (tail.children.length > room) tail.lastElementChild.remove();
+  const note = one("[data-tail-missed]");
+  notShown += missed;
+  if (note && notShown) {
+    note.textContent = `${number(notShown)} not shown`;
+    note.hidden = false;
+  }
+  const empty = one("[data-tail-empty]");
+  if (empty) empty.hidden = tail.children.length > 0;
+  filterTail();
+}
+
+function tailRow(row) {
+  const node = one("[data-tail-row]").content.firstElementChild.cloneNode(true);
+  node.dataset.row = row.id;
+  if (/^[a-z-]+$/.test(row.kind)) node.classList.add(row.kind);
+  for (const part of all("[data-field]", node)) part.textContent = row[part.dataset.field] ?? "";
+  for (const link of all("[data-link]", node)) {
+    const path = row[link.dataset.link];
+    if (/^\/(?!\/)/.test(path)) link.href = path;
+  }
+  for (const time of all("[data-time]", node)) {
+    const at = new Date(Number(row[time.dataset.time]) || 0);
+    const iso = time.dateTime = at.toISOString();
+    time.title = `${at.toLocaleString()} · ${iso}`;
+    time.textContent = choice("times") === "local" ? at.toLocaleTimeString() : iso.slice(11, 23);
+  }
+  return node;
+}
+
+export function filterTail() {
+  const text = one("[data-tail-filter]")?.value.toLowerCase() ?? "";
+  for (const row of tail?.children ?? []) row.hidden = !row.textContent.toLowerCase().includes(text);
+}
+
+function showState(state) {
+  live.isLost = state === "lost";
+  const chip = one("#live");
+  if (!chip) return;
+  chip.hidden = false;
+  main.classList.toggle("stale", state !== "live");
+  setText(one("#live-text"), { live: "Live", lost: "Not live, retrying", over: "Not live" }[state]);
+}
+
+function address(path) {
+  const url = new URL(path + location.search, location.href);
+  url.searchParams.set("topic", main.dataset.live);
+  if (main.dataset.liveIds) url.searchParams.set("ids", main.dataset.liveIds);
+  return url;
+}
+
+function closeStream() {
+  clearTimeout(live.timer);
+  live.source?.close();
+  live.source = null;
+}
+
+function openStream() {
+  closeStream();
+  if (document.hidden || !main.dataset.live) return;
+  const source = live.source = new EventSource(address(page.events));
+  source.onopen = () => showState("live");
+  source.onmessage = (event) => take(JSON.parse(event.data), event.lastEventId);
+  source.addEventListener("bye", (event) => JSON.parse(event.data).reason === "gone" && end());
+  source.onerror = () => {
+    if (source.readyState === EventSource.CLOSED) poll(); // no place for a stream, or an error
+    else showState("lost");
+  };
+}
+
+function end() {
+  closeStream();
+  delete main.dataset.live;
+  showState("over");
+}
+
+async function poll() {
+  closeStream();
+  const url = address(page.poll);
+  if (live.id) url.searchParams.set("after", live.id);
+  try {
+    const answer = await fetch(url, { signal: AbortSignal.timeout(POLL_MS) });
+    if ([404, 410].includes(answer.status)) return end();
+    if (!answer.ok) throw new Error();
+    const data = await answer.json();
+    if (live.isLost) live.polls = STREAM_AGAIN - 1; // it is back: its streams may be too
+    take(data, data.id);
+  } catch {
+    showState("lost");
+  }
+  if (document.hidden || live.source) return;
+  live.polls += 1;
+  live.timer = setTimeout(live.polls % STREAM_AGAIN ? poll : openStream, POLL_MS);
+}
+
+if (main.dataset.live && page.events) {
+  document.addEventListener("visibilitychange", () => (document.hidden ? closeStream() : openStream()));
+  addEventListener("pagehide", closeStream);
+  addEventListener("pageshow", (event) => event.persisted && openStream());
+  openStream();
+}
