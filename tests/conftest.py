@@ -35,11 +35,6 @@ settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_coun
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Let ``-n auto`` be one worker more than there are cores: tests wait a good part of it."""
-    return (os.cpu_count() or 1) + 1
-
-
 _SPARK: Final = "tests/spark/"
 _FIRST_OF_SPARK: Final = ("test_cluster", "test_source")  # about as long as the others of it
 

@@ -151,10 +151,15 @@ class IgnoresKeys(Receipts):
         return None
 
 
-async def _stay_half_alive(engine: Engine, _folder: object) -> None:
-    """Keep listening without an engine."""
-    with suppress(Exception):
-        await engine.run()
+def _stay_half_alive() -> None:
+    """Keep listening without an engine, or without a writer."""
+
+    async def run_engine(engine: Engine, _folder: object) -> None:
+        with suppress(Exception):
+            await engine.run()
+
+    setattr(service, "run_engine", run_engine)  # noqa: B010 - a function is not assigned to
+    setattr(service, "fail_stop", lambda _folder, _error: None)  # noqa: B010
 
 
 def _charge_all() -> None:
@@ -183,7 +188,7 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "IgnoresKeys": _set(core, "Receipts", IgnoresKeys),
     "ReturnsToTheEnd": _set(Lives, "put_in_place", Lives.put_at_end),
     "ChargesAllThatWasHeld": _charge_all,
-    "StaysHalfAlive": _set(service, "run_engine", _stay_half_alive),
+    "StaysHalfAlive": _stay_half_alive,
     "AnswersFullAsStored": _answer_full_as_stored,
 }
 
