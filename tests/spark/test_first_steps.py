@@ -119,7 +119,7 @@ async def look(url: str, transcript: Transcript, *paths: str) -> None:
         for path in paths:
             await page.goto(url + path)
             if path in COLUMNS:
-                rows = await page.locator("main table").evaluate(READ_TABLE, COLUMNS[path])
+                rows = await page.locator("main table.cards").evaluate(READ_TABLE, COLUMNS[path])
                 seen = [" | ".join(row) for row in [COLUMNS[path], *rows]]
             else:
                 words = await page.locator("main figure figcaption").first.inner_text()
