@@ -110,6 +110,10 @@ class Peer:
         self._wait(lambda: len(self.got) >= number)
         return [self.got.popleft() for _ in range(number)]
 
+    def read_nothing(self) -> None:
+        """Have the system take little that is not read; by itself it takes more and more."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+
     def acknowledge_until(self, message_id: bytes) -> None:
         """Acknowledge what comes, up to this message."""
         seen: set[bytes] = set()
