@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import Now
 
 JUMP_MS: Final = 2_000  # the wall clock was set when it is so far from where it would be
-GAP_MS: Final = 5_000  # without a reading: the process stood still
+GAP_MS: Final = 3_000  # without a reading, of which there is one a second: it stood still
 DOUBT_MS: Final = 7 * 86_400_000
 
 _RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while it sleeps

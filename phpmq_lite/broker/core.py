@@ -105,7 +105,7 @@ class Broker:
         return bool(self.lives.limited)
 
     def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
-        """Open a batch: take in what was loaded, return what timed out, ask for what is due."""
+        """Open a batch: take in what was loaded, ask for what is due."""
         lives = self.lives
         lives.now = now
         lives.batch = batch = Batch(now.wall_ms, lives.next_number)
@@ -115,8 +115,6 @@ class Broker:
             self.wake(lives.limited.pop())
         if (due_ms := lives.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if lives.dying.is_full else now.steady_ms
-        if (timeout_ms := self.timeouts.next_ms) is not None and timeout_ms <= now.steady_ms:
-            self.timeouts.give_back(lives, self.connections.values())
         if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
             self.staging.drop_old(lives)
         return batch
@@ -127,9 +125,14 @@ class Broker:
         self.lives.batch.wall_ms = now.wall_ms
 
     def dispatch(self) -> None:
-        """Give what is ready to who has credit; any number of times in a batch."""
-        if self._drained is None and self.lives.hungry:
-            turns.serve(self.lives, self.batch_number)
+        """Give what is ready to who has credit; any number of times in a batch.
+
+        What is overdue goes back behind the commands: an end may have waited long to be decided.
+        """
+        lives = self.lives
+        self.timeouts.give_back(lives, self.connections.values())
+        if self._drained is None and lives.hungry:
+            turns.serve(lives, self.batch_number)
 
     def finish(self) -> Batch:
         """Dispatch, and close the batch: it is ready to be stored."""

@@ -37,6 +37,8 @@ class Timeouts:
     def give_back(self, lives: Lives, connections: Iterable[Connection]) -> None:
         """Return what is due to its place, charged."""
         now_ms = lives.now.steady_ms
+        if self.next_ms is None or self.next_ms > now_ms:
+            return
         soonest: int | None = None
         for connection in connections:
             for consumer in connection.consumers.values():

@@ -27,7 +27,7 @@ MOST_RECEIPTS: Final = 2_000  # between two kills
 DRAIN_S: Final = 60
 TERM_S: Final = 10.0  # within it a broker that is told to stop has ended
 HELD_UP_S: Final = (4.5, 7.0)  # stopped for: longer than a timeout, a short TTL and its margin
-ACK_TIMEOUT_S: Final = 1
+ACK_TIMEOUT_S: Final = 3  # no end of a client on a busy machine is so late
 WORK_S: Final = 0.2  # so much is held at any moment
 MOMENTS: Final = {"load": 14, "start": 2, "checkpoint": 2, "stop": 2}  # of a kill, with weights
 
@@ -43,7 +43,7 @@ class Lives:
     starts_ms: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)  # from SIGTERM to the exit
     kills: Counter[str] = field(default_factory=Counter)  # by moment
-    again: Counter[bytes] = field(default_factory=Counter)  # dispatches after a SIGCONT, by id
+    again: int = 0  # redelivered after a SIGCONT
 
     @classmethod
     def of(cls, folder: Path, seed: int, *flags: str, mutant: str = "") -> "Lives":
@@ -157,29 +157,36 @@ class Lives:
     # -- SIGSTOP
 
     async def hold_up(self) -> None:
-        """Load it, stop it for longer than timeouts and lives, and let it go on."""
+        """Load it, stop it for longer than timeouts and lives, and let it go on.
+
+        Its consumers sleep with it each other time; else what they sent meanwhile is waiting.
+        """
         rng, ledger = self.ledger.rng, self.ledger
-        process, before = self.process, Counter[bytes]()
+        process, before, after = self.process, Counter[bytes](), Counter[bytes]()
         crowd = self.crowd(Load(queues=(*QUEUES, TIMED), acks_all=True, work_s=WORK_S))
+
+        def leave() -> None:
+            after.update(ledger.times)  # what they hold now comes again
+            crowd.leave()
 
         async def hold() -> None:
             process.send_signal(signal.SIGSTOP)
+            crowd.is_asleep = self.kills["held up"] % 2 == 0
             before.update(ledger.times)
             await asyncio.sleep(rng.uniform(*HELD_UP_S))
             process.send_signal(signal.SIGCONT)
+            crowd.is_asleep = False
             await crowd.join(Late)
-            crowd.receipts_left, crowd.at_the_end = MOST_RECEIPTS, crowd.leave
+            crowd.receipts_left, crowd.at_the_end = MOST_RECEIPTS, leave
 
         held: list[asyncio.Task[None]] = []
         receipts = rng.randint(MOST_RECEIPTS // 2, MOST_RECEIPTS)
         await crowd.work(receipts, lambda: held.append(asyncio.create_task(hold())))
         await held[0]
         self.kills["held up"] += 1
-        for message_id, times in (ledger.times - before).items():
-            if message_id in before:
-                self.again[message_id] += times
-                if times > 1:
-                    ledger.offences.append(f"{message_id!r} came {times} times after a SIGCONT")
+        for message_id in (after - before).keys() & before:
+            self.again += 1
+            ledger.offences.append(f"{message_id!r} came again because the broker stood still")
 
     # -- the end
 
@@ -276,7 +283,7 @@ def figures_of_stops(lives: Lives, seed: int, took_s: float) -> list[str]:
     return [
         f"SIGSTOP: {lives.kills['held up']} under load, {low_s} to {high_s} s each with an "
         f"acknowledgement timeout of {ACK_TIMEOUT_S} s, in {took_s:.1f} s, seed {seed}: "
-        f"{len(lives.again)} redelivered, the most {max(lives.again.values(), default=0)} times; "
+        f"{lives.again} redelivered; "
         f"{lives.says()}"
     ]
 

@@ -295,6 +295,9 @@ class Consumer(Client):
         """Send ends, and behind them what proves that they are stored."""
         if self.transport.is_closing():
             return
+        if self.crowd.is_asleep:
+            asyncio.get_running_loop().call_later(MOMENT_S, self._end, ends, ending)
+            return
         key = self.ledger.new_key()
         self.marks[key] = ending
         self.ledger.unknown.update(message_id for _, message_id in ending)
@@ -324,6 +327,7 @@ class Crowd:
         self.port = port
         self.load = load or Load()
         self.receipts_left = 0
+        self.is_asleep = False  # no work gets done: the machine stands still
         self.at_the_end: Callable[[], None] = lambda: None
         self.clients: list[Client] = []
 

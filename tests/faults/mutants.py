@@ -30,6 +30,7 @@ from phpmq_lite.storage.store import Store
 
 SLOW_DISK_S: Final = 0.02
 _GAP_MS: Final = 2_000
+_SOON_MS: Final = 10
 
 
 class Defective(Engine):
@@ -100,9 +101,10 @@ class CountsFromTheFirstDispatch(Timeouts):
         """Let the time count in which nobody could have been heard."""
 
     def give_back(self, lives: Lives, connections: Iterable[Connection]) -> None:
-        """Look again in the next batch."""
+        """Look again soon."""
         super().give_back(lives, connections)
-        self.next_ms = lives.now.steady_ms
+        soon_ms = lives.now.steady_ms + _SOON_MS
+        self.next_ms = min(self.next_ms or soon_ms, soon_ms)
 
 
 class CountsGapsTwice(Clock):

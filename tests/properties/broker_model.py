@@ -119,7 +119,6 @@ class Model:
         self.queue_names = dict(self.rows("SELECT queue_id, name FROM queue"))
         self.acts.follow(turn)
         self._spontaneous(turn.begun)
-        self._time_out()
         for client in turn.opened:
             self.credit[client] = {}
         for seq in turn.taken_back:
@@ -132,6 +131,7 @@ class Model:
             else:
                 self._do(item, receipts.get(item.client, iter(())))
         assert [r for given in receipts.values() for r in given] == []
+        self._time_out()
         self._spontaneous(turn.finished)
         self._dispatch(turn)
         names = self.rows("SELECT name FROM queue WHERE settings <> '{\"removed\": true}'")

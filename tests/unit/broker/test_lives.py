@@ -436,6 +436,17 @@ def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it(
     assert rig.core.ignored == {"foreign": 1}
 
 
+def test_acknowledgement_that_waited_for_its_turn_comes_ahead_of_the_timeout() -> None:
+    """The disk was slow, or the process had no turn; the consumer was not."""
+    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    worker = rig.consumer(credit=1)
+    held = one_held(rig, worker)
+    rig.advance(62)
+    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert kinds(batch) == []
+    assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
+
+
 def test_each_message_has_a_timeout_of_its_own() -> None:
     rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
     slow = rig.consumer(credit=2)
