@@ -137,10 +137,14 @@ class Peer:
         """Publish with a key and wait for its receipt; give the reason of a refusal."""
         key = key or new_key()
         self.publish(queue, content, ttl_s, key)
+        return self.receipt_for(key).reason
+
+    def receipt_for(self, key: bytes) -> ReceiptFrame:
+        """Wait for the receipt of a key."""
         self._wait(lambda: any(receipt.key == key for receipt in self.receipts))
         (found,) = [receipt for receipt in self.receipts if receipt.key == key]
         self.receipts.remove(found)
-        return found.reason
+        return found
 
     def store(self, queue: str, *contents: bytes, ttl_s: int = 0) -> None:
         """Publish without keys, and return when all is stored."""

@@ -9,7 +9,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -43,22 +42,25 @@ def broker_on(data: Path, *program: str) -> Iterator[tuple[BrokerProcess, Shim]]
         broker.kill()
 
 
+def ask(url: str) -> float:
+    """Get a page; how long it took, in ms."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+        assert answer.read()
+    return (time.perf_counter() - began) * 1_000
+
+
 @contextmanager
-def asked(url: str) -> Iterator[dict[str, list[float]]]:
-    """Ask for the health and a page again and again; how long each took, in ms."""
-    took_ms: dict[str, list[float]] = {"livez": [], "queues": []}
+def asked(url: str) -> Iterator[list[float]]:
+    """Ask for a page again and again; how long each took, in ms."""
+    took_ms: list[float] = []
     is_over = threading.Event()
 
-    def ask() -> None:
-        for path in cycle(took_ms):
-            began = time.perf_counter()
-            with urllib.request.urlopen(url.rstrip("/") + "/" + path, timeout=WAIT_S) as answer:
-                assert answer.read()
-            took_ms[path].append((time.perf_counter() - began) * 1_000)
-            if is_over.wait(0.02):
-                return
+    def go_on() -> None:
+        while not is_over.wait(0.02):
+            took_ms.append(ask(url))
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=go_on)
     thread.start()
     try:
         yield took_ms
@@ -70,16 +72,22 @@ def asked(url: str) -> Iterator[dict[str, list[float]]]:
 def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Times, Times]:
     """Have one publisher wait for each receipt, on a fast disk and then on a slow one.
 
-    Returns the times of the health's answers and of a page's from then on.
+    Returns the times of the health's answers, each asked for while the disk works, and of a page's.
     """
+    url = broker.admin[0].rstrip("/")
+    health_ms: list[float] = []
     with Peer(broker.port) as peer:
         for number in range(50):  # the disk is known to be fast
             assert peer.confirm("alone", b"fast %011d" % number) is None
         shim.delay_sync_ms = DELAY_MS
-        with asked(broker.admin[0]) as took_ms:
+        with asked(f"{url}/queues") as page_ms:
             for number in range(ALONE):
-                assert peer.confirm("alone", b"slow %011d" % number) is None
-        return Times(took_ms["livez"]), Times(took_ms["queues"])
+                key = b"slow %011d" % number
+                peer.publish("alone", key, key=key)
+                time.sleep(DELAY_MS / 10_000)  # a tenth of it
+                health_ms.append(ask(f"{url}/livez"))
+                assert peer.receipt_for(key).reason is None
+        return Times(health_ms), Times(page_ms)
 
 
 async def test_loop_lives_while_the_disk_is_slow(
