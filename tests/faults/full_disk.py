@@ -30,6 +30,7 @@ CREDIT: Final = 1_000
 WINDOW: Final = 200  # publishes without an answer, before the disk is full
 MOST: Final = 1_500  # publishes until the disk is full
 ROUND: Final = 20  # acknowledgements sent together
+ROOM: Final = MESSAGES * 4_096  # what storing them may take, with the log
 RESUME_S: Final = 10.0
 SILENCE_S: Final = 3.0  # of the broker, after which an acknowledgement counts as not stored
 _BLOCK: Final = 4096
@@ -87,7 +88,7 @@ class Quota:
         self.shim.quota_bytes = self.shim.used_bytes
 
     def grow(self) -> None:
-        self.shim.quota_bytes = 2 * SIZE
+        self.shim.quota_bytes = 2 * max(SIZE, self.shim.quota_bytes or 0)
 
 
 def _mount(*arguments: str | Path) -> None:

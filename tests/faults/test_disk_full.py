@@ -15,6 +15,8 @@ from phpmq_lite.testing import BrokerProcess
 from tests.acceptance.peers import Peer
 from tests.faults.full_disk import (
     RESUME_S,
+    ROOM,
+    SIZE,
     Disk,
     Quota,
     Story,
@@ -119,7 +121,9 @@ def wait_for_body(story: Story, content: bytes) -> None:
 
 
 def test_publishing_stops_ahead_of_a_full_disk(quota: Quota, figure: Figure) -> None:
-    with story_on(quota, "storage.free_bytes=16 MiB") as story:
+    quota.shim.quota_bytes = SIZE + ROOM
+    free_bytes = (16 << 20) + ROOM
+    with story_on(quota, f"storage.free_bytes={free_bytes}") as story:
         with Peer(story.broker.port) as producer, Peer(story.broker.port) as consumer:
             story.fill_by_publishing(producer, consumer)
             left = quota.shim.quota_bytes or 0
@@ -129,7 +133,7 @@ def test_publishing_stops_ahead_of_a_full_disk(quota: Quota, figure: Figure) -> 
             story.wait_until_it_goes_on(producer)
         story.broker.kill()
         lost = story.lost()
-    figure(f"watermark: {story}, {len(lost)} lost, {left >> 20} MiB left of 16")
+    figure(f"watermark: {story}, {len(lost)} lost, {left >> 20} MiB left of {free_bytes >> 20}")
     assert lost == []
     assert story.refused.keys() == {"disk full: storage.free_bytes"}
     assert len(story.stored) == story.acked > 0
