@@ -43,6 +43,7 @@ ERRORS: Final = (errno.EIO, errno.ENOSPC, errno.EROFS)
 OPS: Final = (Op.SYNC, Op.WRITE)
 QUEUE: Final = QUEUES[0]
 START, LOAD, STOP = "start", "load", "stop"
+KEYS_S: Final = 86_400  # a whole run takes longer than keys are remembered
 FAULT_S: Final = 1.5  # then a fault that lasts is over: a full disk is waited for
 AFTER_S: Final = 30.0  # for whatever must come
 AT_ONCE: Final = 4  # lives side by side: each waits most of the time
@@ -94,6 +95,7 @@ class Trial:
             )
         program = ("-m", "tests.faults.attached", str(self.shim.control), mutant or "-")
         flags = ["--admin", "none", "--log-format", "json"]
+        flags += ["--set", f"receipts.window_s={KEYS_S}"]
         self.broker = BrokerProcess(self.shim.data, flags, program=program)
         self.outcome = Outcome(case)
         self.calls_to_ready: dict[Op, int] = {}
