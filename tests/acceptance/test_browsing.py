@@ -22,6 +22,7 @@ VISITS: Final = 1_000
 BY_ITSELF: Final = {"rollup", "history_place", "history_number", "trace_place"}
 MOVING: Final = {  # counters that move by themselves
     "clock_running_ms",
+    "clock_step_ms",  # two clocks that drift apart, stored each minute
     "history_bytes",
     "history_rows",
     "last_seen_ms",

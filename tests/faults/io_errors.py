@@ -240,7 +240,8 @@ def _misbehaviour(outcome: Outcome) -> Iterator[str]:
     """Compare the end with what is documented (``docs/reliability.md``)."""
     allowed = _documented(outcome)
     if outcome.code not in allowed:
-        yield f"exit code {outcome.code}, not one of {sorted(allowed)}"
+        ended = f"exit code {outcome.code} in the {outcome.phase}"
+        yield f"{ended}, not one of {sorted(allowed)}: {outcome.words.strip()[-300:]}"
     if outcome.code and not outcome.words.strip():
         yield f"exit code {outcome.code} without a word"
     if "Traceback" in outcome.words:
@@ -349,7 +350,7 @@ class Trials:
             yield f"I/O errors: {number:5} x {what} of {name} in the {phase}: exit code {code}"
         for outcome in self.outcomes:
             for offence in outcome.offences:
-                yield f"I/O errors: {outcome.case}, {outcome.name}: {offence}"[:600]
+                yield f"I/O errors: {outcome.case}, {outcome.name}: {offence}"[:700]
 
 
 def _end_of(outcome: Outcome) -> tuple[str, str, str, int]:
