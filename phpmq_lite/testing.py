@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -93,6 +94,25 @@ class StartFailedError(RuntimeError):
         self.code = code
 
 
+def _held_port() -> socket.socket:
+    """Hold a free port of loopback for a broker, over its restarts.
+
+    It is held by UDP, so that the broker can listen on it by TCP and no other test is given it;
+    and it is one that no outgoing connection gets while the broker is down.
+    """
+    while True:
+        address = "127.0.0.1", 20_000 + secrets.randbelow(12_000)  # below what systems hand out
+        holder = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            holder.bind(address)
+            with socket.socket() as probe:
+                probe.bind(address)
+        except OSError:
+            holder.close()
+        else:
+            return holder
+
+
 @dataclass
 class BrokerProcess:
     """A broker in a process of its own, for what kills it.  Free ports are kept over restarts.
@@ -108,6 +128,11 @@ class BrokerProcess:
     process: subprocess.Popen[str] | None = None
     program: tuple[str, ...] = ("-m", "phpmq_lite")  # what Python runs
     env: Mapping[str, str] | None = None  # None: that of this process
+    _holder: socket.socket = field(default_factory=_held_port, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Let go of the port when nobody can start the broker any more."""
+        weakref.finalize(self, self._holder.close)
 
     def __enter__(self) -> Self:
         self.start()
@@ -141,9 +166,9 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """What starts it, on the address that it had before; no admin unless a flag asks."""
+        """What starts it, always on the same address; no admin unless a flag asks."""
         admin = [] if "--admin" in self.flags else ["--admin", "none"]
-        listen = self.phpmq[0] if self.phpmq else f"127.0.0.1:{_lasting_port()}"
+        listen = "{}:{}".format(*self._holder.getsockname())
         return [
             sys.executable, *self.program, "serve", "--data", str(self.data),
             "--listen", listen, "--legacy-listen", "none", *admin,
@@ -182,15 +207,6 @@ class BrokerProcess:
         code = self.process.returncode
         self.process = None
         return code
-
-
-def _lasting_port() -> int:
-    """Give a free port of loopback that no outgoing connection gets while its broker is down."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)  # below what systems hand out by themselves
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
