@@ -177,6 +177,12 @@ def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess
     return BrokerProcess(data, list(flags), listeners)
 
 
+def broker_of_all(data: Path) -> BrokerProcess:
+    """Give one with an admin and both listeners: the newer revision first."""
+    flags = "--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0"
+    return broker_process(data, *flags, listeners=2)
+
+
 def refusal(data: Path, *flags: str) -> str:
     """Start a broker that must not start; give its exit code and last words."""
     try:

@@ -14,17 +14,15 @@ from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply, connect, new_key
-from tests.preloaded import BrokerProcess, broker_process
+from tests.preloaded import BrokerProcess, broker_of_all, broker_process
 
 pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the default settings and both listeners."""
-    data = tmp_path_factory.mktemp("session") / "data"
-    flags = ("--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0")
-    with broker_process(data, *flags, listeners=2) as running:
+    """A broker with the default settings."""
+    with broker_of_all(tmp_path_factory.mktemp("session") / "data") as running:
         yield running
 
 

@@ -29,7 +29,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.docs.deviations import INSTEAD, NOT_RUN
 from tests.docs.pages import COMMANDS, ROOT, Block, blocks
 from tests.docs.quick_command import quick_command
-from tests.preloaded import BrokerProcess, broker_process
+from tests.preloaded import BrokerProcess, broker_of_all
 
 TIMEOUT_S: Final = 90.0
 BIN: Final = ".bin"
@@ -182,10 +182,9 @@ class Walk:
 def walk(tmp_path: Path) -> Iterator[Walk]:
     """Give a fresh folder with the examples in it, and a broker with its data there."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    flags = ("--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0")
     with (
         quick_command(tmp_path / BIN),
-        broker_process(tmp_path / "phpmq-data", *flags, listeners=2) as broker,
+        broker_of_all(tmp_path / "phpmq-data") as broker,
     ):
         (tmp_path / BIN / ".curlrc").write_text("fail-with-body\n")  # a 404 is no success
         it = Walk(broker, tmp_path)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.peers import Admin, Peer
-from tests.preloaded import BrokerProcess, broker_process
+from tests.preloaded import BrokerProcess, broker_of_all
 
 pytestmark = pytest.mark.acceptance
 
@@ -29,10 +29,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with both listeners: the newer revision first."""
-    data = tmp_path_factory.mktemp("examples") / "data"
-    flags = ("--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0")
-    with broker_process(data, *flags, listeners=2) as running:
+    with broker_of_all(tmp_path_factory.mktemp("examples") / "data") as running:
         yield running
 
 
