@@ -1,6 +1,5 @@
 """Bulk work from the command line: a frozen selection, its preview, then the job."""
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -10,7 +9,7 @@ import click
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node
 from phpmq_lite.cli.options import confirm, message_count, talk
-from phpmq_lite.cli.output import counting
+from phpmq_lite.cli.output import counting, write_one
 from phpmq_lite.logs import escape
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -58,8 +57,7 @@ def act(
         if dry_run:
             raise click.UsageError("--dry-run goes with --query")
         for message_id in ids:
-            answer = node.post(f"/messages/{message_id}/{action}", given)
-            click.echo(json.dumps(answer))
+            write_one(node.post(f"/messages/{message_id}/{action}", given), None)
         return
     if token is None:
         selection = node.post("/selections", {"q": query})
@@ -102,7 +100,7 @@ def run(node: Node, request: dict[str, Any]) -> None:
                 break
             time.sleep(_LOOK_S)
             job = node.get(f"/bulk/{job['job']}")
-    click.echo(json.dumps(job))
+    write_one(job, None)
     for why, count in job["skipped"].items():
         talk(f"{count:,} skipped: {why}")
     if job["state"] != "done":

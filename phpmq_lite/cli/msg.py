@@ -11,16 +11,16 @@ from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, talk
-from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.cli.output import Column, Fit, output_option, write
 
 COLUMNS: Final = (
-    Column("id", "ID"),
+    Column("id", "ID", fit=Fit.WHOLE),
     Column("queue", "QUEUE"),
     Column("state", "STATE"),
-    Column("deliveries", "DELIVERIES", is_number=True),
-    Column("size", "SIZE", is_number=True),
-    Column("reason", "REASON"),
-    Column("preview", "BODY"),
+    Column("deliveries", "DELIVERIES", is_number=True, fit=Fit.SPARE),
+    Column("size", "SIZE", is_number=True, fit=Fit.SPARE),
+    Column("reason", "REASON", fit=Fit.SPARE),
+    Column("preview", "BODY", fit=Fit.REST),
 )
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
@@ -41,7 +41,7 @@ def search(node: Node, query: str, limit: int, output: str | None) -> None:
     """Find messages, alive and settled, the newest first.
 
     QUERY is what the pages take: `state:dead queue:mail* data.order_id:1042 -urn:test:* "text"`.
-    In a narrow terminal the table cuts ids short; `-o jsonl` and `-o csv` have them whole.
+    In a narrow terminal the table leaves columns out; `-o jsonl` has all of them.
     """
     write(node.list("/messages", limit, q=query), COLUMNS, output, "nothing matches")
 

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -19,14 +20,26 @@ Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
 _WORTH_A_BAR: Final = 1_000
+_REST_WIDTH: Final = 16  # at least, where other columns can make room
+_GAP: Final = 2  # between two columns
+
+
+class Fit(Enum):
+    """What becomes of a column where a terminal has no room for all of them."""
+
+    WRAPPED = "it is broken into lines"
+    WHOLE = "nothing: it is to be copied"
+    SPARE = "it is left out"
+    REST = "it has what the others leave, on one line"
 
 
 class Column(NamedTuple):
-    """A column of a list: the key of its values, the head in a table, and how it is aligned."""
+    """A column of a list: the key of its values, the head in a table, and how it is shown there."""
 
     key: str
     title: str
     is_number: bool = False
+    fit: Fit = Fit.WRAPPED
 
 
 def output_option(command: Command) -> Command:
@@ -73,16 +86,67 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         out.writerow([csv_cell(row.get(column.key)) for column in columns])
 
 
+def write_one(found: Row, style: str | None) -> None:
+    """Write one thing: a line for each member in a table and in CSV, or a JSON object."""
+    style = style_of(style)
+    if style in ("json", "jsonl"):
+        click.echo(json.dumps(found, indent=2 if style == "json" else None))
+        return
+    rows = [{"what": what, "value": value} for what, value in _members(found)]
+    write(rows, (Column("what", "WHAT", fit=Fit.WHOLE), Column("value", "VALUE")), style, "")
+
+
+def _members(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _members(value, f"{above}{key}.")
+        else:
+            is_plain = value is None or isinstance(value, str)
+            yield above + key, value if is_plain else json.dumps(value, ensure_ascii=False)
+
+
 def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    texts = {each.key: [cell(row.get(each.key)) for row in rows] for each in columns}
+    columns = _fitting(columns, texts)
+    has_rest = sys.stdout.isatty() and any(each.fit is Fit.REST for each in columns)
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=has_rest)
     for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left")
-    for row in rows:
-        table.add_row(*(Text(cell(row.get(column.key))) for column in columns))
+        is_rest = column.fit is Fit.REST
+        table.add_column(
+            column.title,
+            justify="right" if column.is_number else "left",
+            no_wrap=is_rest or column.fit is Fit.WHOLE,
+            ratio=1 if is_rest else None,
+        )
+    for row in zip(*(texts[column.key] for column in columns), strict=True):
+        table.add_row(*map(Text, row))
     print_table(table)
+
+
+def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
+    """Leave out spare columns, the last one first, until a terminal has room for the rest."""
+    if not sys.stdout.isatty():
+        return columns
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    left = list(columns)
+    widths = {
+        each.key: _REST_WIDTH
+        if each.fit is Fit.REST
+        else max(map(cell_len, (each.title, *texts[each.key])))
+        for each in columns
+    }
+    room = Console().width + _GAP
+    for column in reversed(columns):
+        if sum(widths[each.key] + _GAP for each in left) <= room:
+            break
+        if column.fit is Fit.SPARE:
+            left.remove(column)
+    return left
 
 
 def print_table(table: "Table") -> None:

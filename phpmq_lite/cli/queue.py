@@ -1,6 +1,5 @@
 """The group ``queue`` and its short forms: what is in the queues, and whether it flows."""
 
-import json
 from typing import Any, Final
 
 import click
@@ -9,7 +8,7 @@ from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, message_count, talk
-from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.cli.output import Column, output_option, write, write_one
 
 COLUMNS: Final = (
     Column("name", "QUEUE"),
@@ -59,16 +58,7 @@ def queues(node: Node, pattern: str, output: str | None) -> None:
 @output_option
 def show(node: Node, name: str, output: str | None) -> None:
     """Show one queue: its figures and its settings."""
-    found = node.get(path_of(name))
-    rows = [{"what": key, "value": _text(value)} for key, value in found.items()]
-    if output in ("json", "jsonl"):
-        click.echo(json.dumps(found, indent=2 if output == "json" else None))
-        return
-    write(rows, (Column("what", "WHAT"), Column("value", "VALUE")), output, "")
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    write_one(node.get(path_of(name)), output)
 
 
 @queue.command()
@@ -92,7 +82,7 @@ def set_(node: Node, name: str, settings: tuple[str, ...]) -> None:
         if not sign:
             raise click.UsageError(f"{text!r} is no NAME=VALUE")
         changes[key] = _value(value)
-    click.echo(json.dumps(node.call("PATCH", path_of(name), changes)))
+    write_one(node.call("PATCH", path_of(name), changes), None)
 
 
 def _value(text: str) -> Any:

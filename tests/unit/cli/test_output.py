@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click import unstyle
 
-from phpmq_lite.cli.output import Column, counting, write
+from phpmq_lite.cli.output import Column, Fit, counting, write, write_one
 
 COLUMNS = [Column("name", "QUEUE"), Column("ready", "READY", is_number=True)]
 ROWS: list[dict[str, Any]] = [
@@ -63,11 +64,78 @@ def test_empty_list_is_empty_for_programs(
     assert written([], style) == (expected, "")
 
 
+ONE = {"name": "mail", "rate": 0.5, "at": None, "settings": {"pinned": True, "note": "größer"}}
+
+
+def test_one_thing_has_a_line_for_each_member(capsys: pytest.CaptureFixture[str]) -> None:
+    write_one(ONE, "table")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["WHAT", "VALUE"],
+        ["name", "mail"],
+        ["rate", "0.5"],
+        ["at", "–"],
+        ["settings.pinned", "true"],
+        ["settings.note", "größer"],
+    ]
+
+
+def test_one_thing_is_an_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    write_one(ONE, None)
+    line = capsys.readouterr().out
+    assert json.loads(line) == ONE
+    assert line.count("\n") == 1
+
+
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """Give what a list with an id looks like in a terminal so wide."""
+
+    def run(width: int) -> list[str]:
+        monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+        for name, value in (("TERM", "xterm"), ("COLUMNS", str(width))):
+            monkeypatch.setenv(name, value)
+        write(FOUND, WIDE, None, "")
+        return [unstyle(line).rstrip() for line in terminal.getvalue().splitlines()]
+
+    return run
+
+
+WIDE = [
+    Column("id", "ID", fit=Fit.WHOLE),
+    Column("queue", "QUEUE"),
+    Column("size", "SIZE", is_number=True, fit=Fit.SPARE),
+    Column("reason", "REASON", fit=Fit.SPARE),
+    Column("preview", "BODY", fit=Fit.REST),
+]
+FOUND = [{"id": "0" * 32, "queue": "orders", "size": 7, "reason": "ttl", "preview": "word " * 40}]
+
+
+def test_terminal_shows_ids_whole_and_a_line_for_each(
+    on_terminal: Callable[[int], list[str]],
+) -> None:
+    head, line = on_terminal(80)
+    assert head.split() == ["ID", "QUEUE", "SIZE", "REASON", "BODY"]
+    assert line.startswith(f"{'0' * 32}  orders     7  ttl     word word")
+    assert line.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("width", "spare"), [(72, ["SIZE", "REASON"]), (71, ["SIZE"]), (64, ["SIZE"]), (63, [])]
+)
+def test_narrow_terminal_leaves_out_what_it_may(
+    on_terminal: Callable[[int], list[str]], width: int, spare: list[str]
+) -> None:
+    head, line = on_terminal(width)
+    assert head.split() == ["ID", "QUEUE", *spare, "BODY"]
+    assert "0" * 32 in line
 
 
 @pytest.mark.parametrize("total", [5_000, None])
