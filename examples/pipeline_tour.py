@@ -9,10 +9,10 @@ its own on free ports and ends it; what it computes stays in FOLDER (default: ./
 
 # %% A broker in a process of its own, on free ports
 
+import argparse
 import html
 import json
 import random
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -188,7 +188,9 @@ def tour(broker: BrokerProcess, folder: Path) -> Path:
 
 def main() -> None:
     """Run it all in the folder that was named."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "pipeline-tour")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("pipeline-tour"))
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     with broker_process(folder / "data", "--admin", "127.0.0.1:0") as broker:
         print(f"open {tour(broker, folder)} in a browser")

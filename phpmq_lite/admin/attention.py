@@ -112,7 +112,10 @@ def _of_broker(status: Status, seen: Seen) -> Iterator[Notice]:
     if total := sum(seen.refused.values()):
         text = f"{_count(total, 'publish', 'publishes')} refused in the last hour: "
         text += _by_reason(seen.refused)
-        yield Notice("warn", "Publishers", text, "queues", {"has": "paused"}, "Paused queues")
+        if "paused" in seen.refused:
+            yield Notice("warn", "Publishers", text, "queues", {"has": "paused"}, "Paused queues")
+        else:
+            yield Notice("warn", "Publishers", text, "system", {}, "System")
 
 
 def _of_care(seen: Seen) -> Iterator[Notice]:

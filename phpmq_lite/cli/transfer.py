@@ -102,6 +102,7 @@ def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
     from phpmq_lite.admin.api.imports import problem_with
 
     name = Path(str(getattr(file, "name", "-"))).name
+    has_ids = is_complete = False
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -112,7 +113,9 @@ def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
         if not isinstance(found, dict):
             raise CommandError(f"{name}: line {number} is no JSON object")
         if found.get("complete") is True:
+            is_complete = True
             continue
+        has_ids |= "id" in found
         target = queue or found.get("queue")
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
             raise CommandError(f"{name}: line {number} has no content, or names no queue")
@@ -121,3 +124,5 @@ def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
         if wrong := problem_with(message):
             raise CommandError(f"{name}: line {number}: {wrong}")
         yield message
+    if has_ids and not is_complete:
+        talk(f"{name} looks like an export without its end: no line says complete; was it cut off?")

@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from phpmq_lite.envelopes.events import Hook
 
 _RESTART_S: Final = 1.0  # after a process of ours was killed
+_ENDS: Final = {  # reason of an outcome -> what it says at the end
+    "stopped": "it was told to stop",
+    "exit": "a handler ended it",
+    "jobs": "so many were asked for",
+    "runtime": "it ran for as long as it may",
+    "memory": "it has as much memory as it may",
+    "orphaned": "the worker that began it is gone",
+    "empty": "the queue is empty",
+}
 _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
@@ -118,7 +127,7 @@ def worker(client: BlockingClient, app_name: str, queue: str | None, **options: 
         reserve_timeout_s=options["reserve_timeout"],
         drop_exhausted=options["drop_exhausted"],
     )
-    talk(f"{message_count(outcome.jobs)}: {outcome.reason}")
+    talk(f"{message_count(outcome.jobs)} handled; {_ENDS[outcome.reason]}")
 
 
 def load_app(name: str) -> "BabelQueue":

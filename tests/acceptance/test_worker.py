@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -310,12 +308,20 @@ def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: Peer) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "runs"), [(["--once"], 1), (["--max-jobs", "2"], 2), (["--stop-when-empty"], 3)]
+    ("flags", "runs", "told"),
+    [
+        (["--once"], 1, "1 message handled; so many were asked for"),
+        (["--max-jobs", "2"], 2, "2 messages handled; so many were asked for"),
+        (["--stop-when-empty"], 3, "3 messages handled; the queue is empty"),
+    ],
 )
-def test_worker_ends_at_its_limit(crew: Crew, peer: Peer, flags: list[str], runs: int) -> None:
+def test_worker_ends_at_its_limit(
+    crew: Crew, peer: Peer, flags: list[str], runs: int, told: str
+) -> None:
     peer.store(crew.queue, *(written(envelope("done")) for _ in range(3)))
     assert crew.start(*flags).wait(WAIT_S) == 0
     assert len(crew.runs) == runs
+    assert told in (crew.folder / "log-0").read_text()
 
 
 def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> None:
@@ -473,27 +479,3 @@ def test_worker_killed_in_a_quarantine_loses_nothing(
     peer.store(crew.queue, b"no envelope \xff")
     (found,) = left_after_kill(crew, peer, admin, step, "dlq")
     assert record.revive(found) == b"no envelope \xff"
-
-
-# -- the example
-
-
-def test_example_for_python_runs(broker: BrokerProcess, peer: Peer, admin: Admin) -> None:
-    folder = ROOT / "examples" / "python"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    address = f"127.0.0.1:{broker.port}"
-    for arguments in (["42", "9.9"], ["43", "-1"]):
-        subprocess.run(
-            [sys.executable, "produce.py", *arguments, address],
-            cwd=folder, env=environment, check=True, timeout=WAIT_S,
-        )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "phpmq_lite", "worker", "--app", "handlers:app", "--connect",
-         address, "--backoff", "0", "--stop-when-empty", "--reserve-timeout", "0.3"],
-        cwd=folder, env=environment, check=True, timeout=WAIT_S, text=True, capture_output=True,
-    )  # fmt: skip
-    assert "mail to anna@example.org, trace " in done.stdout
-    (content,) = taken(peer, "orders.dlq", 1)
-    block = record.read_block(content)
-    assert block is not None
-    assert block.error == "order 43 costs -1.0"

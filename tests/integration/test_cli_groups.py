@@ -145,7 +145,7 @@ def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> N
     path = tmp_path / "messages.jsonl"
     path.write_text(exported)
     assert "3 messages can be imported" in run("import", str(path), "--dry-run").stderr
-    run("import", str(path), "--queue", f"{queue}.again")
+    assert "cut off" not in run("import", str(path), "--queue", f"{queue}.again").stderr
     again = rows(run("msg", "ls", f"{queue}.again"))
     assert sorted(row["preview"] for row in again) == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
 
@@ -167,6 +167,14 @@ def test_import_stores_nothing_where_a_late_line_is_wrong(
     lines = [*[good] * 501, json.dumps({"queue": queue} | wrong)]
     assert told in run("import", "-", *flags, code=1, input="\n".join(lines)).stderr
     assert [row["name"] for row in rows(run("queues", queue))] == []
+
+
+def test_import_says_where_an_export_seems_cut_off(run: Run, queue: str) -> None:
+    fill(run, queue)
+    lines = run("export", f"queue:{queue}").stdout.splitlines()[:-1]
+    result = run("import", "-", "--dry-run", input="\n".join(lines))
+    assert "<stdin> looks like an export without its end" in result.stderr
+    assert "3 messages can be imported" in result.stderr
 
 
 def test_import_that_is_cut_off_says_what_is_stored(run: Run, queue: str) -> None:

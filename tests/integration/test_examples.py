@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.envelopes import record
 from tests.acceptance.peers import Admin, Peer
 from tests.preloaded import BrokerProcess, broker_of_all
 
@@ -379,3 +380,25 @@ def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert monotonic() < ends_at
         sleep(0.01)
+
+
+def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:
+    folder = ROOT / "examples" / "python"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    address = f"127.0.0.1:{broker.port}"
+    for arguments in (["42", "9.9"], ["43", "-1"]):
+        subprocess.run(
+            [sys.executable, "produce.py", *arguments, address],
+            cwd=folder, env=environment, check=True, timeout=60,
+        )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "phpmq_lite", "worker", "--app", "handlers:app", "--connect",
+         address, "--backoff", "0", "--stop-when-empty", "--reserve-timeout", "0.3"],
+        cwd=folder, env=environment, check=True, timeout=60, text=True, capture_output=True,
+    )  # fmt: skip
+    assert "mail to anna@example.org, trace " in done.stdout
+    with Peer(broker.port) as peer:
+        peer.consume("orders.dlq", 1)
+        block = record.read_block(peer.dispatches(1)[0].content)
+    assert block is not None
+    assert block.error == "order 43 costs -1.0"

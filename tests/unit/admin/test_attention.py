@@ -100,6 +100,14 @@ def test_broker_tells_its_own_troubles() -> None:
         ("warn", "Client 9"),
     ]
     assert told[4].text == "3 publishes refused in the last hour: paused 2, too_large 1"
+    assert told[4].go == "Paused queues"
+
+
+def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
+    (told,) = found(seen=Seen(NOW_MS, refused={"too many queues": 1}))
+    assert (told.text, told.go) == (
+        "1 publish refused in the last hour: too many queues 1", "System",
+    )  # fmt: skip
 
 
 def test_want_of_room_is_told_instead_of_how_full_the_disk_is() -> None:
