@@ -109,6 +109,14 @@ async def test_old_summary_says_so_and_how_to_renew_it(site: Site) -> None:
     assert "The numbers end" not in text_of((await site.get("/insights")).text)
 
 
+async def test_what_the_jobs_did_not_learn_is_shown_as_unknown(site: Site) -> None:
+    lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
+    await leave(site, lag=lag, archive=archive)
+    page = text_of((await site.get("/insights")).text)
+    for name in ("Behind now", "Behind then", "Up to offset"):
+        assert f"{name} –" in page
+
+
 async def test_summary_of_another_history_says_so_and_gives_no_lag(site: Site) -> None:
     await leave(site, history_id="f" * 32)
     page = text_of((await site.get("/insights?tab=jobs")).text)

@@ -35,19 +35,19 @@ class _Named(_Part):
 
 
 class Archive(_Part):
-    """What lies in the archive; ``offset`` is the last one in it."""
+    """What lies in the archive; ``offset`` is the last one in it, None: nothing is yet."""
 
-    offset: Count = 0
+    offset: Count | None = None
     rows: Count = 0
     dates: Count = 0
     bytes: Count = 0
 
 
 class Lag(_Part):
-    """How far the archive was behind the history when the summary was made."""
+    """How far the archive was behind the history when the summary was made; None: not known."""
 
-    offset: Count = 0
-    rows: Count = 0
+    offset: Count | None = None
+    rows: Count | None = None
 
 
 class Job(_Part):

@@ -157,11 +157,12 @@ def _rows_of(summary: Summary, query: InsightsQuery) -> Sequence[BaseModel]:
 def _state(summary: Summary, bounds: Bounds, now_ms: int) -> dict[str, Any]:
     """Say how old the numbers are, how far the jobs are behind now, and what is wrong."""
     is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
+    done = None if is_foreign else summary.archive.offset
     return {
         "is_old": now_ms - summary.finished_at > OLD_MS,
         "is_ahead": summary.finished_at > now_ms + 60_000,
         "is_foreign": is_foreign,
-        "behind": None if is_foreign else max(bounds.hi - summary.archive.offset, 0),
+        "behind": None if done is None else max(bounds.hi - done, 0),
         "broken": [job for job in summary.jobs if job.state == "failed"],
         "lags": {
             job.name: max(bounds.hi - job.offset, 0)
