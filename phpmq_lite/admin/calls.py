@@ -43,6 +43,7 @@ class Call:
     cli: str | None
     query: list[Member]
     takes: list[Member]
+    taken: str  # what that is, in words
     gives: list[Member]
     answer: str  # status, and the model or the content type
     curl: str
@@ -75,11 +76,12 @@ def _call(route: Route, found: dict[str, Any], base: str) -> Call:
         audit=route.audit,
         cli=route.cli,
         query=[
-            Member(p["name"], _type(p["schema"]), p["required"], p["schema"].get("description", ""))
+            Member(p["name"], _type(p["schema"]), p["required"], p["description"])
             for p in operation.get("parameters", [])
             if p["in"] == "query"
         ],
         takes=members(body.get("schema", {}), schemas),
+        taken=_resolved(body.get("schema", {}), schemas).get("description", ""),
         gives=members(answer.get(_JSON, {}).get("schema", {}), schemas),
         answer=" ".join([str(route.status), *map(_answer, answer.items())]),
         curl=_curl(route, base + path + _query(operation, schemas), body.get("schema"), schemas),

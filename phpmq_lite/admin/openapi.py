@@ -8,6 +8,7 @@ from typing import Any, Final, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
+from phpmq_lite.admin.members import MEANS
 from phpmq_lite.admin.route import Role, Route
 
 PREFIX: Final = "/api/v1"
@@ -18,19 +19,27 @@ _PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> wha
           {"type": "string", "minLength": 1, "maxLength": 255}),
     "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
     "client": ("Number of a client.", {"type": "integer", "minimum": 0}),
+    "job": ("Number of bulk work.", {"type": "integer", "minimum": 0}),
+    "n": ("Number of a session.", {"type": "integer", "minimum": 0}),
+    "name": ("Name of a user, or of an API token.", {"type": "string", "minLength": 1}),
+    "token": ("What an action gave as undo.", {"type": "string", "minLength": 1}),
+    "trace": ("Trace id of envelopes, written as the name of a queue is.",
+              {"type": "string", "minLength": 1}),
+    "urn": ("URN that has a schema, written as the name of a queue is.",
+            {"type": "string", "minLength": 1}),
 }  # fmt: skip
-_TEXT: Final = ("", {"type": "string", "minLength": 1})
+_NULL: Final = "; null: "  # in a meaning, ahead of what is left out where null cannot be
 _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
     "description": "What went wrong, as RFC 9457 has it.",
     "properties": {
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "code": {"type": "string", "description": "Stable, for programs."},
-        "detail": {"type": "string", "description": "For people."},
-        "field": {"type": "string", "description": "The input that was wrong."},
-        "bound": {"type": "string", "description": "What it may be."},
-        "request_id": {"type": "string"},
+        "title": {"type": "string", "description": "the status in words, as Not Found"},
+        "status": {"type": "integer", "description": "the HTTP status of the answer"},
+        "code": {"type": "string", "description": "stable name of it, for programs"},
+        "detail": {"type": "string", "description": "what exactly, for people"},
+        "field": {"type": "string", "description": "the input that was wrong, where it was one"},
+        "bound": {"type": "string", "description": "what that input may be"},
+        "request_id": {"type": "string", "description": "as in the log and in X-Request-Id"},
     },
     "required": ["title", "status", "code", "detail", "request_id"],
 }
@@ -120,14 +129,16 @@ def _described(route: Route) -> str:
 def _parameters(route: Route, schemas: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for place in _PLACE.findall(route.path):
-        text, schema = _PLACES.get(place, _TEXT)
-        found.append({"name": place, "in": "path", "required": True, "schema": schema}
-                     | ({"description": text} if text else {}))  # fmt: skip
+        text, schema = _PLACES[place]
+        found.append({"name": place, "in": "path", "required": True, "description": text,
+                      "schema": schema})  # fmt: skip
     if route.query is not None:
         whole = _whole_schema(route.query, "validation", schemas)
         needed = whole.get("required", [])
-        for name, schema in whole["properties"].items():
+        for name, member in whole["properties"].items():
+            schema = {key: value for key, value in member.items() if key != "description"}
             found.append({"name": name, "in": "query", "required": name in needed,
+                          "description": member.get("description", ""),
                           "schema": schema})  # fmt: skip
     if route.name == "api-publish":
         found.append(_KEY)
@@ -162,4 +173,16 @@ def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> 
 
 @cache
 def _made(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-    return TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
+    made = TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
+    for schema in (made, *made.get("$defs", {}).values()):
+        _explain(schema)
+    return made
+
+
+def _explain(schema: dict[str, Any]) -> None:
+    """Write beside each member what it means, unless its model says so itself."""
+    for name, member in schema.get("properties", {}).items():
+        means = MEANS.get(f"{schema.get('title')}.{name}", MEANS.get(name))
+        if means is not None and "description" not in member:
+            types = [one.get("type") for one in (member, *member.get("anyOf", ()))]
+            member["description"] = means if "null" in types else means.partition(_NULL)[0]

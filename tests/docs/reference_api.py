@@ -62,11 +62,10 @@ def _described(call: Call, shapes: Container[str]) -> str:
         said += f" On the command line: [`phpmq-lite {call.cli}`](cli.md#{_command(call.cli)})."
     said += f" Answers {_linked(call.answer, shapes)}."
     parts = [f"### {call.method} {call.path}\n", f"{said}\n", f"```text\n{call.curl}\n```\n"]
-    parts += [
-        _members(title, of, shapes)
-        for title, of in (("query", call.query), ("takes", call.takes))
-        if of
-    ]
+    if call.query:
+        parts.append(_members("query", call.query, shapes))
+    if call.takes:
+        parts += [f"{plain(call.taken)}\n", _members("takes", call.takes, shapes)]
     return "\n".join(parts)
 
 

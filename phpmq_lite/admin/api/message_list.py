@@ -30,15 +30,20 @@ from phpmq_lite.envelopes import verdict
 from phpmq_lite.storage.browse import MessageRow
 
 
-class SearchIn(BaseModel):
-    """What to look for; empty: all messages."""
+class FoundIn(BaseModel):
+    """Which page of what was found, and how it is written."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    q: str = Field("", max_length=QUERY_CHARACTERS)
     cursor: Cursor = None
     limit: Limit = 50
     format: OutputFormat = "json"
+
+
+class SearchIn(FoundIn):
+    """What to look for; empty: all messages."""
+
+    q: str = Field("", max_length=QUERY_CHARACTERS)
 
 
 class ListOut(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import paging
 from phpmq_lite.admin.access.identity import allowed_queues
-from phpmq_lite.admin.api.message_list import FoundOut, SearchIn, found_as
+from phpmq_lite.admin.api.message_list import FoundIn, FoundOut, found_as
 from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
@@ -23,10 +23,6 @@ from phpmq_lite.envelopes.verdict import REASONS
 TRACE_CHARACTERS: Final = 512
 COMPLETIONS: Final = 20
 _PATHS: Final = 500  # looked at
-
-
-class TraceIn(SearchIn):
-    """A page of a trace."""
 
 
 class CompletionsIn(BaseModel):
@@ -57,7 +53,7 @@ def trace_of(request: web.Request) -> str:
 
 async def trace(request: web.Request) -> web.StreamResponse:
     """List the messages of a trace over all queues, newest first; it is searched for."""
-    asked = query_of(request, TraceIn)
+    asked = query_of(request, FoundIn)
     query = of_trace(trace_of(request))
     found = await paging.search_page(request, query, asked.cursor, asked.limit)
     return found_as(asked.format, found)
@@ -128,7 +124,7 @@ def _quoted(text: str) -> str:
 ROUTES: Final = (
     Route(
         "GET", "/api/v1/traces/{trace}", Role.VIEWER, "api-trace", trace,
-        query=TraceIn, gives=FoundOut,
+        query=FoundIn, gives=FoundOut,
     ),
     Route(
         "GET", "/api/v1/completions", Role.VIEWER, "api-completions", completions,

@@ -5,8 +5,8 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin import paging
-from phpmq_lite.admin.api.message_list import found_as
-from phpmq_lite.admin.api.traces import TraceIn, trace_of
+from phpmq_lite.admin.api.message_list import FoundIn, found_as
+from phpmq_lite.admin.api.traces import trace_of
 from phpmq_lite.admin.context import status_of
 from phpmq_lite.admin.query import of_trace
 from phpmq_lite.admin.render import page
@@ -17,7 +17,7 @@ from phpmq_lite.admin.shelves import named
 from phpmq_lite.admin.traced import tell
 
 
-class TracePageQuery(TraceIn):
+class TracePageQuery(FoundIn):
     """A page of a trace."""
 
     limit: int = LIMIT_MAX

@@ -1,4 +1,4 @@
-"""The curl that a reference shows for a call."""
+"""What a reference shows of a call: its curl, and what it takes."""
 
 import shlex
 from urllib.parse import parse_qsl, urlsplit
@@ -32,3 +32,9 @@ def test_curl_has_all_that_has_to_be_given(call: Call) -> None:
         route.query.model_validate(query)
     if "-d" in words and route.takes is not None:
         TypeAdapter(route.takes).validate_json(words[words.index("-d") + 1])
+
+
+def test_call_says_what_it_takes() -> None:
+    assert [call.anchor for call in CALLS if call.takes and not call.taken] == []
+    [configure] = [call for call in CALLS if call.anchor == "queue-configure"]
+    assert configure.taken.startswith("Settings to change; null goes back to the broker's default")
