@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlencode
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.spark.errors import DataLossError, OptionError, PipelineError, ShortReadError
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BODY: Final = "body"
+NAMES_MAX: Final = 1_000  # queues that the broker takes in one request,
+NAMES_BYTES: Final = 4_000  # and of them, as its request line is of 8,190 bytes; 4,190 for the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +111,35 @@ class _BrokerHistory:
 
     def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
         query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
+        names = [("queue", name) for name in request.queues]
+        if len(names) <= NAMES_MAX and len(urlencode(names)) <= NAMES_BYTES:
+            return self._asked(request, [*query, *names])
+        return self._picked(request, query)
+
+    def _picked(
+        self, request: Request, query: list[tuple[str, str | int]]
+    ) -> Iterator["pa.RecordBatch"]:
+        """Ask for the rows of all queues, where the names are too long for a request; pick here.
+
+        The column ``queue`` is there, asked for or not.
+        """
+        import pyarrow as pa
+        from pyarrow import compute
+
+        known = set(self.queues())
+        for name in request.queues:  # the broker would refuse it
+            if name not in known:
+                raise OptionError(f"there is no queue {name!r}, or the token may not see it")
+        wanted = pa.array(request.queues, pa.string())
+        columns = tuple(dict.fromkeys((*request.columns, "queue")))
+        for batch in self._asked(replace(request, columns=columns), query):
+            is_wanted = compute.is_in(batch.column("queue"), value_set=wanted)
+            yield batch.filter(is_wanted)
+
+    def _asked(
+        self, request: Request, query: list[tuple[str, str | int]]
+    ) -> Iterator["pa.RecordBatch"]:
         query.append(("columns", ",".join(request.plain_columns)))
-        query += [("queue", name) for name in request.queues]
         if request.queue_pattern is not None:
             query.append(("pattern", request.queue_pattern))
         if request.has_body:

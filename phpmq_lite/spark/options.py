@@ -4,7 +4,8 @@ Spark hands options over as strings under lower-case names.  Names and meanings 
 source (``docs/pipeline.md``, Options).  Nothing here imports pyspark.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
@@ -75,7 +76,8 @@ _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKAS}
 
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
-MESSAGES_MAX: Final = 100_000  # what the broker claims in one call
+MESSAGES_MAX: Final = 100_000  # what the broker claims in one call, and bytes of it
+BYTES_MAX: Final = 1 << 30
 
 
 def is_local(master: str) -> bool:
@@ -204,7 +206,7 @@ def history_options(options: Mapping[str, str], use: Use) -> HistoryOptions:
         OptionError: one is unknown, malformed or not for this use.
     """
     given = _Given(options, use)
-    queue, queues = given.text("queue"), given.names("queues")
+    queue, queues = given.text("queue"), given.queues()
     if sum(map(bool, (queue, queues, given.text("queuePattern")))) > 1:
         raise OptionError("give one of queue, queues and queuePattern")
     is_stream = use is Use.HISTORY_STREAM
@@ -237,10 +239,21 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
         subscription=given.needed("subscription"),
         messages_per_trigger=given.number("maxMessagesPerTrigger", 1, MESSAGES_MAX)
         or MESSAGES_PER_TRIGGER,
-        bytes_per_trigger=given.number("maxBytesPerTrigger", 1, 1 << 40) or BYTES_PER_TRIGGER,
+        bytes_per_trigger=given.number("maxBytesPerTrigger", 1, BYTES_MAX) or BYTES_PER_TRIGGER,
         partitions=given.number("numPartitions", 1, 10_000),
         fails_on_data_loss=given.flag("failOnDataLoss", default=True),
     )
+
+
+def queues_text(names: Sequence[str]) -> str:
+    """Give the value of ``queues`` for names that may have commas and blanks."""
+    return json.dumps(list(names), ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    """Tell a list in JSON from names with commas: ``[a]`` may be a name, ``["`` begins none."""
+    text = text.lstrip()
+    return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
 
 
 def write_options(options: Mapping[str, str], use: Use) -> WriteOptions:
@@ -339,6 +352,26 @@ class _Given:
         """Give the names in a list with commas."""
         parts = (part.strip() for part in self._values.get(name.lower(), "").split(","))
         return tuple(dict.fromkeys(part for part in parts if part))
+
+    def queues(self) -> tuple[str, ...]:
+        """Give the names in ``queues``: with commas, or as JSON, which takes any name."""
+        text = self._values.get("queues", "")
+        if not _is_json(text):
+            return self.names("queues")
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise OptionError(
+                f"option 'queues' is {text!r}: what begins as a list of names in JSON must be one,"
+                ' as ["a,b", "c"]'
+            )
+        if "" in found:
+            raise OptionError(
+                f"option 'queues' is {text!r}, a list of names in JSON, with a name that is empty"
+            )
+        return tuple(dict.fromkeys(found))
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Give a truth value."""

@@ -17,6 +17,7 @@ from phpmq_lite.admin import arrow, uploads
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.api import staging
 from phpmq_lite.admin.insights.file import SummaryFile
+from phpmq_lite.admin.insights.summary import Summary, read_summary
 from tests.integration.site import Site, running_site
 from tests.integration.visitors import House, Visitor, house, until
 from tests.unit.admin.insights.cases import as_bytes, summary
@@ -133,7 +134,7 @@ async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: S
         ("claims/claim", {"subscription": "s"}, 422, "invalid"),
         ("claims/claim", {"subscription": "", "queue": "orders"}, 422, "invalid"),
         ("claims/claim", {"subscription": "s", "queue": "nowhere"}, 404, "unknown_queue"),
-        ("claims/claim", {"subscription": "s", "queue": "a\nb"}, 422, "invalid"),
+        ("claims/claim", {"subscription": "s", "queue": "a\rb"}, 422, "invalid"),
         ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 0}, 422,
          "invalid"),
         ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 100_001}, 422,
@@ -246,7 +247,7 @@ async def test_what_is_wrong_with_a_stream_leaves_nothing(
     for what, sent, status, code in (
         ("cut off", raw[:-8], 422, "bad_arrow"),
         ("nothing", b"", 422, "bad_arrow"),
-        ("bad name", stream(("a\nb", "x", None)), 422, "invalid"),
+        ("bad name", stream(("a\rb", "x", None)), 422, "invalid"),
         ("too large", b"x" * 4_097, 413, "too_large"),
         ("too large, unannounced", unannounced(), 413, "too_large"),
     ):
@@ -381,12 +382,35 @@ async def test_paused_queue_refuses_the_publish_whole(home: House, spark: Visito
 # -- the summary
 
 
+def shown(made: dict[str, Any]) -> Any:
+    """Give what is answered of a summary: the members that docs/api.md names, no others."""
+    return read_summary(as_bytes(made)).model_dump(mode="json")
+
+
+async def test_summary_has_one_shape_whoever_asks(home: House, spark: Visitor) -> None:
+    own = [{"queue": "orders", "published": 1, "expired_never": 0}]
+    made = summary(NOW, queues=own)
+    made["urns"][0]["published"] = 7
+    assert (await spark.call("PUT", "/pipeline/insights", made)).status == 204
+    assert json.loads((home.data / "pipeline" / "summary.json").read_text()) == made
+    async with program(home, "viewer", "orders*") as narrow:
+        whole, part = [
+            json.loads((await visitor.get("/api/v1/pipeline/insights")).text)
+            for visitor in (spark, narrow)
+        ]
+    assert whole.keys() == part.keys() == Summary.model_fields.keys()
+    for name in ("last24h", "last30d", "urns", "deaths", "paths"):
+        assert whole[name][0].keys() == part[name][0].keys()
+    assert whole["last24h"][0]["at_ms"] == made["last24h"][0]["minute"]
+    assert whole["last30d"][0]["at_ms"] == made["last30d"][0]["hour"]
+
+
 async def test_summary_is_replaced_whole_and_given_back(home: House, spark: Visitor) -> None:
     assert (await spark.get("/api/v1/pipeline/insights")).status == 404
     for version in (summary(NOW), summary(NOW + 1, later={"unknown": 1})):
         assert (await spark.call("PUT", "/pipeline/insights", version)).status == 204
         found = await spark.get("/api/v1/pipeline/insights")
-        assert json.loads(found.text) == version
+        assert json.loads(found.text) == shown(version)
     folder = home.data / "pipeline"
     assert [path.name for path in folder.iterdir()] == ["summary.json"]
     assert (folder.stat().st_mode & 0o777, (folder / "summary.json").stat().st_mode & 0o777) == (
@@ -415,7 +439,7 @@ async def test_bad_summary_is_refused_and_the_old_one_stays(
         data=io.BytesIO(raw),
     )
     assert (answer.status, json.loads(answer.text)["code"]) == (status, code)
-    assert json.loads((await spark.get("/api/v1/pipeline/insights")).text) == kept
+    assert json.loads((await spark.get("/api/v1/pipeline/insights")).text) == shown(kept)
     assert home.audit()[-1][2:] == ("pipeline.insights", "", 0, code)
 
 
@@ -448,7 +472,7 @@ async def test_summaries_that_come_at_once_replace_one_another_whole(tmp_path: P
     file = SummaryFile(tmp_path)
     made = [as_bytes(summary(NOW + at)) for at in range(20)]
     await asyncio.gather(*map(file.write, made))
-    assert await file.raw() in made
+    assert file.path.read_bytes() in made
     assert [path.name for path in file.path.parent.iterdir()] == ["summary.json"]
 
 

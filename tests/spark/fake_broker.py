@@ -83,6 +83,7 @@ class FakeBroker:
     lo: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the history, by offset
     ready: list[bytes] = field(default_factory=list)  # bodies on the one queue
+    missing: set[str] = field(default_factory=set)  # queues that are not there
     held: dict[int, bytes] = field(default_factory=dict)  # claim -> body
     last_claim: int = 0
     acked_upto: int = 0
@@ -177,7 +178,11 @@ class Handler(BaseHTTPRequestHandler):
             case "/claims/arrow":
                 self._claims(asked)
             case _ if path.startswith("/api/v1/queues/"):
-                self._json({"ready": len(broker.ready)})
+                name = path.removeprefix("/api/v1/queues/").removeprefix("~")
+                if name in broker.missing:
+                    self._problem(404, "unknown_queue", f"there is no queue {name!r}")
+                else:
+                    self._json({"ready": len(broker.ready)})
             case _:
                 self._problem(404, "unknown_route", path)
 
@@ -212,6 +217,8 @@ class Handler(BaseHTTPRequestHandler):
         self.broker.asked.append(self.path)
         self.many = parse_qs(parts.query)
         path = unquote(parts.path).removeprefix("/api/v1/pipeline")
+        if len(self.requestline) > 8_190:  # as aiohttp does
+            return "/too-long", {}
         token = self.broker.token
         if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
             return "/refused", {}

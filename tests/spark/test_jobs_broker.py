@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from phpmq_lite.cli.main import commands
 from phpmq_lite.client.blocking import connect_blocking
-from phpmq_lite.spark.history import bounds
-from phpmq_lite.spark.jobs import archive, compact, consume, metrics, plans, replay
+from phpmq_lite.spark.history import Request, bounds, open_history
+from phpmq_lite.spark.jobs import archive, compact, consume, metrics, places, plans, replay
 from phpmq_lite.spark.jobs.archived import read_archive
 from phpmq_lite.spark.jobs.files import LocalFiles
 from phpmq_lite.spark.jobs.options import (
@@ -132,6 +132,62 @@ def test_consumed_queue_is_empty_and_in_parquet_once(
     rows = spark.read.parquet(str(tmp_path / "consumed" / "eat")).collect()
     assert Counter(bytes(row["body"]) for row in rows) == Counter(b"%d" % n for n in range(120))
     assert bounds(connection).hi == before + 120  # all of them are settled
+
+
+@pytest.mark.parametrize("name", ["~til2", "..", "ä" * 100, "eat,more"])
+def test_queue_of_any_name_is_consumed(
+    spark: SparkSession,
+    broker_of_jobs: BrokerProcess,
+    connection: Connection,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    with connect_blocking(broker_of_jobs.phpmq[0]) as client:
+        client.publish_many(name, [b"1", b"2", b"3"])
+    asked = ConsumeOptions(
+        connection=connection, out=str(tmp_path), queue=name, subscription=f"of {name}"
+    )
+    result = consume.run(spark, asked)
+    assert (result.rows, result.details["acked_at_end"], result.notes) == (3, 3, ())
+    rows = spark.read.parquet(str(tmp_path / places.consumed(name))).collect()
+    assert {row["queue"] for row in rows} == {name}
+
+
+def test_queue_that_is_not_there_is_told(
+    spark: SparkSession, connection: Connection, tmp_path: Path
+) -> None:
+    asked = ConsumeOptions(
+        connection=connection, out=str(tmp_path), queue="nowhere", subscription="nobody"
+    )
+    result = consume.run(spark, asked)
+    assert (result.rows, result.notes) == (0, ("the broker has no queue 'nowhere'",))
+
+
+def test_archive_of_a_queue_with_a_comma_has_its_rows_only(
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+) -> None:
+    for name in ("a,b", "a", "b"):
+        settle(broker_of_jobs, name, 3)
+    asked = ArchiveOptions(connection=connection, out=str(tmp_path), queues=("a,b",))
+    assert archive.run(spark, asked).rows == 3
+    rows = read_archive(spark, LocalFiles(tmp_path)).collect()
+    assert {row["queue"] for row in rows} == {"a,b"}
+
+
+def test_queues_that_are_too_many_for_a_request_are_read(
+    broker_of_jobs: BrokerProcess, connection: Connection
+) -> None:
+    names = [f"{n:02d}{'ä' * 98}" for n in range(30)]
+    lo = bounds(connection).hi
+    for name in [*names[:15], "not me", *names[15:]]:
+        settle(broker_of_jobs, name, 1)
+    history = open_history(connection)
+    ends = history.bounds()
+    asked = Request(
+        history_id=ends.history_id, lo=lo, hi=ends.hi, columns=("offset",), queues=tuple(names)
+    )
+    found = [row for batch in history.rows(asked) for row in batch.column("offset").to_pylist()]
+    assert found == [offset for offset in range(lo + 1, lo + 32) if offset != lo + 16]
 
 
 def test_token_that_may_only_look_keeps_the_summary_here_and_says_so(

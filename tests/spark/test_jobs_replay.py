@@ -107,6 +107,13 @@ def test_dry_run_counts_and_changes_nothing(
     assert not (Path(out) / "replays").exists()
 
 
+def test_count_of_a_queue_called_bytes_is_not_taken_for_their_sum(
+    spark: "SparkSession", out: str, broker: Broker
+) -> None:
+    result = replay.run(spark, asked(out, outcomes=("dead",), to_queue="bytes", dry_run=True))
+    assert result.details == {"bytes": 9, "(bytes)": 900}
+
+
 def test_replay_sends_each_message_once_with_attempts_0(
     spark: "SparkSession", out: str, broker: Broker
 ) -> None:

@@ -1,14 +1,16 @@
 """HTTP to the broker, without a JVM: what is retried, what is refused, what is too short."""
 
 import socket
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
 
-from phpmq_lite.spark.errors import BrokerError, DataLossError, ShortReadError
+from phpmq_lite.admin.urls import decode_name, encode_name
+from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
 from phpmq_lite.spark.history import Request, bounds, open_history, resolve
 from phpmq_lite.spark.options import Connection, Position
-from phpmq_lite.spark.transport import BUSY_PATIENCE_S, GONE_WAITS_S, Broker, counted
+from phpmq_lite.spark.transport import BUSY_PATIENCE_S, GONE_WAITS_S, Broker, counted, segment_of
 from tests.spark.fake_broker import START_MS, FakeBroker
 
 
@@ -56,6 +58,53 @@ def test_gap_and_another_history_are_data_loss(broker: FakeBroker) -> None:
     broker.history_id = "b" * 32
     with pytest.raises(DataLossError, match="this is the history b"):
         list(open_history(Connection(broker.url)).rows(asked))
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "~til2", "~", "~~", ".", "..", "a.b", "a/b", "ä %", "a,b", ""]
+)
+def test_name_of_a_queue_stands_in_a_path_as_the_admin_reads_it(name: str) -> None:
+    segment = segment_of(name)
+    assert segment == encode_name(name)
+    assert decode_name(unquote(segment)) == name
+
+
+def test_queue_that_is_not_there_has_nothing_ready_but_a_wrong_address_is_an_error(
+    broker: FakeBroker,
+) -> None:
+    broker.ready = [b"1", b"2"]
+    broker.missing = {"til"}
+    api = Broker(Connection(broker.url))
+    assert (api.ready("~til"), api.ready_if_there("~til")) == (2, 2)  # not those of til
+    broker.missing = {"~til"}
+    assert (api.ready("~til"), api.ready_if_there("~til")) == (0, None)
+    with pytest.raises(BrokerError, match="404 unknown_route"):
+        Broker(Connection(f"{broker.url}/elsewhere")).ready("~til")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"{n:02d}{'ä' * 98}" for n in range(30)], [f"q{n}" for n in range(1_200)]],
+    ids=["30 long ones", "1,200 short ones"],
+)
+def test_queues_that_are_too_many_for_a_request_are_picked_here(
+    broker: FakeBroker, names: list[str]
+) -> None:
+    for name in [*names, "other", *reversed(names)]:
+        broker.settle(1, name)
+    assert offsets(broker, queues=tuple(names)) == [
+        offset for offset in range(1, broker.hi + 1) if offset != len(names) + 1
+    ]
+    columns = ("size", "queue")
+    found = open_history(Connection(broker.url)).rows(
+        request(broker, queues=tuple(names), columns=columns)
+    )
+    assert {name for batch in found for name in batch.column("queue").to_pylist()} == set(names)
+    broker.asked.clear()
+    assert offsets(broker, queues=("other",)) == [len(names) + 1]
+    assert ["queue=other" in line for line in broker.asked] == [True]  # the broker selects
+    with pytest.raises(OptionError, match="there is no queue 'gone', or the token may not see it"):
+        offsets(broker, queues=(*names, "gone"))
 
 
 def test_busy_broker_is_left_alone_for_as_long_as_it_says(broker: FakeBroker) -> None:

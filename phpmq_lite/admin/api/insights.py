@@ -34,18 +34,17 @@ async def put(request: web.Request) -> web.StreamResponse:
 
 
 async def get(request: web.Request) -> web.StreamResponse:
-    """Give the summary as it was left; who may see some queues only gets what is about those."""
-    context = context_of(request)
+    """Give the summary as PUT takes it; who may see some queues only gets what is about those.
+
+    One shape, whoever asks: members that ``Summary`` does not name are in the file only.
+    """
     try:
-        if identity_of(request).queues:
-            summary = await seen_summary(request)
-            if summary is not None:
-                return await asyncio.to_thread(as_json, summary)
-        elif (raw := await context.summaries.raw()) is not None:
-            return web.Response(body=raw, content_type="application/json")
+        summary = await seen_summary(request)
     except BadSummaryError as error:
         raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.") from error
-    raise Problem(404, "no_summary", "No job of the pipeline has left a summary yet.")
+    if summary is None:
+        raise Problem(404, "no_summary", "No job of the pipeline has left a summary yet.")
+    return await asyncio.to_thread(as_json, summary)
 
 
 async def seen_summary(request: web.Request) -> Summary | None:

@@ -39,15 +39,6 @@ class SummaryFile:
         """
         return await asyncio.to_thread(self._read)
 
-    async def raw(self) -> bytes | None:
-        """Give the bytes of the file; None where there is none.
-
-        Raises:
-            BadSummaryError: it cannot be read, or is larger than a summary.
-        """
-        found = await asyncio.to_thread(self._bytes)
-        return None if found is None else found[1]
-
     async def write(self, raw: bytes) -> None:
         """Replace the file; whoever reads meanwhile sees the old one or the new one.
 

@@ -17,6 +17,7 @@ from phpmq_lite.spark.jobs.checkpoint import Done, last_done
 from phpmq_lite.spark.jobs.compact import reading
 from phpmq_lite.spark.jobs.files import Files, open_files
 from phpmq_lite.spark.jobs.options import ArchiveOptions, Report, Result, Stop, never, silent
+from phpmq_lite.spark.options import queues_text
 from phpmq_lite.spark.transport import Bounds
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
     if options.bodies:
         given["includeBody"] = "true"
     if options.queues:
-        given["queues"] = ",".join(options.queues)
+        given["queues"] = queues_text(options.queues)
     if options.queue_pattern is not None:
         given["queuePattern"] = options.queue_pattern
     if options.num_partitions is not None:

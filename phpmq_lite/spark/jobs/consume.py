@@ -3,6 +3,7 @@
 At least once by itself; a batch that comes again replaces itself, so each message is there once.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phpmq_lite.spark.jobs import places
@@ -35,15 +36,23 @@ def run(
     """Consume what is in the queue now."""
     given = source_options(options)
     stream = spark.readStream.format("phpmq").options(**given).load()
-    end = None if options.connection is None else waiting(Broker(options.connection), options)
+    end: int | None = None
+    notes: tuple[str, ...] = ()
+    if options.connection is not None:
+        end, notes = waiting(Broker(options.connection), options)
     report("consume", 0, end)
-    return consume(spark, stream, options, report, stop, end)
+    return replace(consume(spark, stream, options, report, stop, end), notes=notes)
 
 
-def waiting(broker: Broker, options: ConsumeOptions) -> int:
-    """Count what there is to consume: what an earlier run left claimed, and what is ready."""
+def waiting(broker: Broker, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
+    """Count what there is to consume: what an earlier run left claimed, and what is ready.
+
+    A queue that is not there is no error, as its first message makes it; a note says so.
+    """
     claims = broker.claimed(options.subscription)
-    return claims.hi - claims.acked + broker.ready(options.queue)
+    ready = broker.ready_if_there(options.queue)
+    notes = () if ready is not None else (f"the broker has no queue {options.queue!r}",)
+    return claims.hi - claims.acked + (ready or 0), notes
 
 
 def source_options(options: ConsumeOptions) -> dict[str, str]:
@@ -73,7 +82,7 @@ def consume(
     """
     files = open_files(spark, options.out)
     where = target(options)
-    with files.lock(f"consume-{options.subscription}".replace("/", "%2F")):
+    with files.lock(places.consume_lock(options.subscription)):
         drained = drain(transform(stream), files, where, report, stop, end)
         details: dict[str, int | str] = {}
         if options.connection is not None:

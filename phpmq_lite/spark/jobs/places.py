@@ -11,8 +11,12 @@
     compact/                                                   staging; empty between runs
     replays/<name>.json, <name>.done                           plan; pieces that are sent
     jobs.json, summary.json
+
+``<queue>``, ``<subscription>`` and ``<name>`` are percent-encoded.  What is too long for a file
+system then keeps its beginning, and ends with ``%-`` and its SHA-256.
 """
 
+from hashlib import sha256
 from typing import Final
 from urllib.parse import quote
 
@@ -27,6 +31,11 @@ REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
 
+_NAME_MAX: Final = 255  # bytes that file systems take; HDFS too
+_KEPT: Final = 128  # of a name that is too long
+_WRITING: Final = len("..json.4194304.new")  # what a file is called besides while it is written
+_LOCK: Final = len(".consume-.lock")
+
 
 def consumed(queue: str) -> str:
     """Give the folder of what was consumed of a queue."""
@@ -38,17 +47,29 @@ def consume_checkpoint(subscription: str) -> str:
     return f"checkpoints/consume/{_name(subscription)}"
 
 
+def consume_lock(subscription: str) -> str:
+    """Give the lock of a subscription."""
+    return f"consume-{_name(subscription, _LOCK)}"
+
+
 def replay_plan(name: str) -> str:
     """Give the file of a replay's plan."""
-    return f"{REPLAYS}/{_name(name)}.json"
+    return f"{REPLAYS}/{_name(name, _WRITING)}.json"
 
 
 def replay_done(name: str) -> str:
     """Give the file with the number of pieces that are sent."""
-    return f"{REPLAYS}/{_name(name)}.done"
+    return f"{REPLAYS}/{_name(name, _WRITING)}.done"
 
 
-def _name(text: str) -> str:
-    """Make a file name of any text, two texts never the same one; no hidden one."""
+def _name(text: str, besides: int = 0) -> str:
+    """Make a file name of any text, two texts never the same one; no hidden one.
+
+    It leaves room for ``besides`` more bytes.  No name that is short enough has a ``%-``.
+    """
     name = quote(text, safe="")
-    return name if name[:1] not in {".", "_"} else f"%{ord(name[0]):02X}{name[1:]}"
+    if name[:1] in {".", "_"}:
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if len(name) + besides > _NAME_MAX:
+        name = f"{name[:_KEPT]}%-{sha256(text.encode()).hexdigest()}"
+    return name

@@ -114,7 +114,10 @@ def _counted(rows: "DataFrame") -> Result:
     found = counts.orderBy("queue").collect()
     gone = sum(row["all"] - row["rows"] for row in found)
     details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
-    details["bytes"] = sum(row["bytes"] or 0 for row in found)
+    together = "bytes"
+    while together in details:  # a queue may be called so
+        together = f"({together})"
+    details[together] = sum(row["bytes"] or 0 for row in found)
     total = sum(row["rows"] for row in found)
     return Result(job="replay", rows=total, notes=_notes(total, gone), details=details)
 

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.admin.api.pipeline import CLAIM_BYTES, CLAIM_MAX
+from phpmq_lite.admin.api.pipeline_history import NAMES
 from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.spark.history import NAMES_MAX
 from phpmq_lite.spark.options import (
+    BYTES_MAX,
     KAFKAS,
+    MESSAGES_MAX,
     OPTIONS,
     Connection,
     Position,
@@ -17,6 +22,7 @@ from phpmq_lite.spark.options import (
     history_options,
     nearest,
     queue_options,
+    queues_text,
     read_mode,
     write_options,
 )
@@ -46,6 +52,27 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
         False,
         True,
     )
+
+
+@pytest.mark.parametrize("name", ["a,b", " a ", ",", "~til", 'say "hi"', '["a"]', "[a]", "ä\\"])
+def test_names_of_queues_arrive_as_they_are(name: str) -> None:
+    given = URL | {"queues": queues_text(("plain", name))}
+    assert history_options(given, Use.BATCH_READ).queues == ("plain", name)
+
+
+@pytest.mark.parametrize(
+    "text", ['["a"', '["a", 1]', '["a", ""]', '["a"] b', '[ "a", ["b"]]', '["a"}']
+)
+def test_list_of_queues_that_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        history_options(URL | {"queues": text}, Use.BATCH_READ)
+    assert "option 'queues'" in str(caught.value)
+    assert "a list of names in JSON" in str(caught.value)
+
+
+def test_queue_without_a_name_is_not_taken_for_all_queues() -> None:
+    with pytest.raises(OptionError, match="a name that is empty"):
+        history_options(URL | {"queues": queues_text(("",))}, Use.BATCH_READ)
 
 
 def test_defaults_are_kafkas() -> None:
@@ -96,6 +123,18 @@ def test_queue_needs_queue_and_subscription() -> None:
         queue_options(URL | {"mode": "queue", "queue": "q"})
     options = queue_options(URL | {"mode": "queue", "queue": "q", "subscription": "s"})
     assert (options.messages_per_trigger, options.bytes_per_trigger) == (10_000, 64 << 20)
+
+
+def test_bounds_of_a_batch_are_those_of_the_broker() -> None:
+    assert NAMES_MAX == NAMES
+    assert (MESSAGES_MAX, BYTES_MAX) == (CLAIM_MAX, CLAIM_BYTES)
+    given = URL | {"queue": "q", "subscription": "s"}
+    most = {"maxMessagesPerTrigger": "100000", "maxBytesPerTrigger": str(1 << 30)}
+    options = queue_options(given | most)
+    assert (options.messages_per_trigger, options.bytes_per_trigger) == (100_000, 1 << 30)
+    for name, value in most.items():
+        with pytest.raises(OptionError, match=f"{name}' is .* from 1 to {value}"):
+            queue_options(given | {name: str(int(value) + 1)})
 
 
 def test_mode_is_history_or_queue() -> None:

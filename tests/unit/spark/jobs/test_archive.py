@@ -8,8 +8,17 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs import archive, places
 from phpmq_lite.spark.jobs.files import LocalFiles
 from phpmq_lite.spark.jobs.options import ArchiveOptions
-from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.options import Connection, Use, history_options
 from phpmq_lite.spark.transport import Bounds
+
+
+@pytest.mark.parametrize("name", ["a,b", " a ", "~til2", "ä"])
+def test_archive_of_a_queue_asks_for_that_queue_only(tmp_path: Path, name: str) -> None:
+    asked = ArchiveOptions(
+        connection=Connection("http://a"), out=str(tmp_path), queues=(name, "plain")
+    )
+    given = archive.source_options(asked)
+    assert history_options(given, Use.HISTORY_STREAM).queues == (name, "plain")
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -80,3 +80,27 @@ def test_names_of_queues_stay_in_their_folder_and_are_not_hidden(name: str) -> N
     assert "/" not in file
     assert not file.startswith((".", "_"))
     assert places.consumed("a/b") != places.consumed("a%2Fb")
+
+
+@pytest.mark.parametrize("name", ["ä" * 100, "a" * 255, "_" * 255, "/" * 255, "𝄞" * 63])
+def test_longest_names_fit_into_a_file_system(tmp_path: Path, name: str) -> None:
+    files = LocalFiles(tmp_path)
+    other = f"{name[:-1]}b"
+    for place in (places.consumed, places.consume_checkpoint):
+        assert place(name) != place(other)
+        (tmp_path / place(name)).mkdir(parents=True)
+    for file in (places.replay_plan, places.replay_done):
+        assert file(name) != file(other)
+        files.write(file(name), "kept")
+        assert files.read(file(name)) == "kept"
+    with files.lock(places.consume_lock(name)), files.lock(places.consume_lock(other)):
+        pass
+
+
+def test_names_that_fit_keep_their_folders() -> None:
+    assert places.consumed("ä" * 42) == f"consumed/{'%C3%A4' * 42}"
+    assert places.consumed("a" * 255) == f"consumed/{'a' * 255}"
+    short, long = places.consumed("ä" * 42), places.consumed("ä" * 43)
+    assert long.startswith(f"consumed/{'%C3%A4' * 21}%C%-")
+    assert long != short
+    assert places.consume_lock("a") == "consume-a"
