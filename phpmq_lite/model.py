@@ -407,7 +407,8 @@ class Batch:
         self.filled: list[WindowRequest] = []
         self.named: set[int] = set()
         self.body_seqs: set[int] = set()
-        self.record_seqs: dict[int, int] = {}  # seq -> queue_id where a client's record may be
+        self.record_seqs: dict[int, tuple[int, int, int]] = {}  # a client's record may be there:
+        # seq -> queue_ids of its dead-letter queue and of NAME.dlq, and who had it last; 0: none
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
         self.asked: list[tuple[Callable[[list[Any]], None], str, str, tuple[Any, ...]]] = []

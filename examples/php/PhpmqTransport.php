@@ -898,7 +898,9 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     {
         $isText = preg_match('/^[^\x{0}-\x{9}\x{B}-\x{1F}\x{7F}-\x{9F}]+$/Du', $queue) === 1;
         if (!$isText || strlen($queue) > 255) {
-            throw new PhpmqException('a queue has 1 to 255 bytes of UTF-8 without control characters');
+            throw new PhpmqException(
+                'a queue has 1 to 255 bytes of UTF-8 without control characters but line feeds'
+            );
         }
     }
 }

@@ -106,6 +106,13 @@ class Lives(Runs):
                 indexed = looked.indexed
             elif body.startswith(b"{") and len(body) <= LOOKED_BYTES:
                 indexed = envelopes.index(body)
+        if (
+            body.endswith(b"}}")  # as a block does that was added; few others need a look
+            and envelopes is not None
+            and not queue.is_dead_letter_queue
+            and len(body) <= LOOKED_BYTES
+        ):
+            records.note_held_source(envelopes, message, body, self.known)
         if indexed is not None:
             message.urn, message.trace_id, message.meta_id, message.attempts = indexed
         return looked
@@ -364,13 +371,12 @@ class Lives(Runs):
         self.known.pop(message.seq, None)
         body = message.body
         if not queue.is_dead_letter_queue:
-            target: Queue | None = None  # may have a record by who had the message
-            if self.envelopes is not None and message.deliveries:
-                target = self.queues.get(self.dead_letter_name(queue))
-            if target is not None:
-                self.batch.record_seqs[message.seq] = target.queue_id
+            is_asked = self.envelopes is not None and message.deliveries > 0
+            if is_asked:  # who had it may have written a record
+                places = self.record_places(queue)
+                self.batch.record_seqs[message.seq] = (*places, message.consumer or 0)
             is_cheap = self.envelopes is None or not queue.looks
-            if body is None or target or not (is_cheap or self.takes_at_once(len(body))):
+            if body is None or is_asked or not (is_cheap or self.takes_at_once(len(body))):
                 self.dying.add(message, reason)
                 self.batch.body_seqs.add(message.seq)
                 return

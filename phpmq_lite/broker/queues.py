@@ -152,6 +152,15 @@ class Queues:
             return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
         return self.named_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
 
+    def record_places(self, queue: Queue) -> tuple[int, int]:
+        """Give the queue_ids where clients write records of ``queue``; 0: there is no such one.
+
+        A client that does not know the setting goes by the name alone.
+        """
+        named = self.queues.get(self.dead_letter_name(queue))
+        own = self.queues.get((home_of(queue.name) or queue.name) + DEAD_LETTER_SUFFIX)
+        return 0 if named is None else named.queue_id, 0 if own is None else own.queue_id
+
     def named_dead_letter_queue(self, name: str) -> str:
         """Give the dead-letter queue that a queue of this name names; empty: none."""
         queue = self.queues.get(name)

@@ -36,7 +36,9 @@ def connect(
         ssl: for TLS.
         server_hostname: the name in the broker's certificate, where it is not the host.  Needed
             for TLS over a Unix socket.
-        max_content: longest body in bytes, either way; not above the broker's limit.
+        max_content: longest body in bytes, either way.  Give the broker's ``limits.max_content``:
+            a longer message that comes ends the client and goes back, with a delivery more; a
+            longer one that is sent is refused here, above the broker's limit by the broker.
         reconnect: come back when a connection is lost, 0.1 s to 10 s between tries.
         connect_timeout_s: for each try.
         backoff: other delays.
@@ -340,10 +342,11 @@ class Client:
         self._ready.set()
 
     def link_received(self, data: bytes) -> None:
-        """Take what came; a broker that does not speak PHPMQ ends the client."""
+        """Take what came; what is no PHPMQ, or too long for us, ends the client."""
         self.session.receive(data)
-        if self.session.error is not None:
-            self._end(f"{self.target} does not speak PHPMQ: {self.session.error}")
+        trouble = self.session.trouble(self.target)
+        if trouble is not None:
+            self._end(trouble)
 
     def link_paused(self, is_paused: bool) -> None:
         """Let publishers wait, or go on."""

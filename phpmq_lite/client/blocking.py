@@ -41,7 +41,9 @@ def connect_blocking(
         ssl: for TLS.
         server_hostname: the name in the broker's certificate, where it is not the host.  Needed
             for TLS over a Unix socket.
-        max_content: longest body in bytes, either way; not above the broker's limit.
+        max_content: longest body in bytes, either way.  Give the broker's ``limits.max_content``:
+            a longer message that comes ends the client and goes back, with a delivery more; a
+            longer one that is sent is refused here, above the broker's limit by the broker.
         reconnect: come back when a connection is lost, 0.1 s to 10 s between tries.
         timeout_s: for each call that waits for the broker and names no other; None: for ever.
         backoff: other delays.
@@ -193,12 +195,12 @@ class BlockingClient:
 
     def _take(self, data: bytes) -> None:
         self.session.receive(data)
-        error = self.session.error
-        if error is not None and self._stream is not None:
+        trouble = self.session.trouble(self.target)
+        if trouble is not None and self._stream is not None:
             self._stream.close()
             self._stream = None
-            self._end(f"{self.target} does not speak PHPMQ: {error}")
-            raise ConnectionLostError(self._ended) from error
+            self._end(trouble)
+            raise ConnectionLostError(self._ended) from self.session.error
 
     def _put(self, frame: bytes) -> None:
         if self._stream is not None:

@@ -10,7 +10,7 @@ from phpmq_lite.client.pending import Answer, Pending
 from phpmq_lite.errors import LocalProtocolError, RemoteProtocolError
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.wire import CONTENT, TOO_LARGE, WireLimits
 
 
 class Settling(Protocol):
@@ -115,6 +115,19 @@ class Session:
     def error(self) -> RemoteProtocolError | None:
         """What the broker sent that is not PHPMQ; close for good."""
         return self.side.error
+
+    def trouble(self, peer: object) -> str | None:
+        """Say what is wrong with what the broker sent, and what helps; None: nothing is."""
+        error = self.error
+        if error is None:
+            return None
+        if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
+            return (
+                f"{peer} sent a message that is too long for this client: {error.detail}; raise "
+                "the max_content of the client, or limits.max_content of the command line (--set), "
+                "to the broker's limits.max_content"
+            )
+        return f"{peer} does not speak PHPMQ: {error}"
 
     def connected(self) -> bytes:
         """Begin a connection; return what it must be sent first.

@@ -121,6 +121,7 @@ def connect(
     credit: int = 1,
     hook: Hook = log,
     ssl: tls.SSLContext | None = None,
+    max_content: int = 8 << 20,
 ) -> App:
     """Make an app; it connects when it first publishes or consumes.
 
@@ -132,7 +133,7 @@ def connect(
         on_unknown_urn: what becomes of a URN without a handler, one of ``STRATEGIES``.
         release_delay_s: of ``release``, and of what another worker has claimed.
         dead_letter: False drops what failed ``max_attempts`` times; malformed is kept anyway.
-        dead_letter_queue: instead of ``<queue>.dlq``.
+        dead_letter_queue: instead of ``<queue>.dlq``; name it to the broker too.
         shutdown_timeout_s: for a handler, after SIGTERM; then its message goes back.
         claims: handles each envelope once, as long as the store remembers.
         claim_by: what makes two envelopes the same.
@@ -140,20 +141,17 @@ def connect(
         credit: messages held at a time, the one being handled included.
         hook: is told what happens, see ``events``.
         ssl: for TLS with an authority of your own.
+        max_content: longest body in bytes; give the broker's ``limits.max_content``.
 
     Raises:
         ValueError: the URL, a strategy or a number cannot be.
     """
+    delays = backoff if isinstance(backoff, Delays) else Delays(tuple(backoff))
     transport = PhpmqTransport(
-        Link(client_of(url, ssl=ssl), credit),
-        Events(hook),
-        delays=backoff if isinstance(backoff, Delays) else Delays(tuple(backoff)),
-        claims=claims,
-        claim_by=claim_by,
-        empty_list_data=empty_list_data,
-        dead_letter_queue=dead_letter_queue,
-        release_s=release_delay_s,
-    )
+        Link(client_of(url, ssl=ssl, max_content=max_content), credit), Events(hook),
+        delays=delays, claims=claims, claim_by=claim_by, empty_list_data=empty_list_data,
+        dead_letter_queue=dead_letter_queue, release_s=release_delay_s,
+    )  # fmt: skip
     return App(
         transport,
         queue=queue,

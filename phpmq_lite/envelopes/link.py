@@ -27,6 +27,7 @@ def client_of(
     ssl: tls.SSLContext | None = None,
     timeout_s: float = TIMEOUT_S,
     reconnect: bool = False,
+    max_content: int = 8 << 20,
 ) -> BlockingClient:
     """Make a closed client of ``phpmq://HOST:PORT``, ``phpmqs://…``, ``HOST:PORT``, ``unix:PATH``.
 
@@ -35,6 +36,7 @@ def client_of(
         ssl: another TLS context.
         timeout_s: for each call that waits for the broker.
         reconnect: the client comes back by itself; a :class:`Link` wants one that does not.
+        max_content: longest body in bytes; give the broker's ``limits.max_content``.
 
     Raises:
         ValueError: the URL is none of these.
@@ -47,7 +49,9 @@ def client_of(
         address = rest.rstrip("/")
         if _SCHEMES[scheme] and ssl is None:
             ssl = tls.create_default_context()
-    return connect_blocking(address, ssl=ssl, timeout_s=timeout_s, reconnect=reconnect)
+    return connect_blocking(
+        address, ssl=ssl, timeout_s=timeout_s, reconnect=reconnect, max_content=max_content
+    )
 
 
 class End(Enum):

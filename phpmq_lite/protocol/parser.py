@@ -352,7 +352,8 @@ class Parser:
             return ""  # wrong, but a wrong width shows as this first: see _end_frame
         name = wire.decode_queue(raw)
         if name is None:
-            self._fail(wire.BAD_QUEUE, "a queue name is UTF-8 without control characters", at)
+            detail = "a queue name is UTF-8 without control characters but line feeds"
+            self._fail(wire.BAD_QUEUE, detail, at)
         if len(self._names) >= _KNOWN_QUEUES:
             self._names.clear()
         self._names[raw] = name

@@ -274,12 +274,14 @@ class Store:
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
         return {seq: whole.get(seq) for seq in seqs}
 
-    def _records(self, queue_ids: dict[int, int]) -> dict[int, list[tuple[bytes, bytes]]]:
+    def _records(
+        self, places: dict[int, tuple[int, int, int]]
+    ) -> dict[int, list[tuple[bytes, bytes]]]:
         """Return id and content of the records about messages, by the seq of those.
 
         Where they are too large together, the smaller ones: a program's own come before padding.
         """
-        flat = [number for pair in queue_ids.items() for number in pair]
+        flat = [number for seq, others in places.items() for number in (seq, *others)]
         found = many("live", "records").run(self.execute, flat)
         found.sort(key=lambda row: row[3])
         sums = accumulate(row[3] for row in found)

@@ -334,6 +334,13 @@ async def test_client_ends_when_the_peer_does_not_speak_phpmq(broker: ScriptedBr
     assert len(broker.peers) == 1
 
 
+async def test_client_says_what_to_raise_for_a_long_message(broker: ScriptedBroker) -> None:
+    broker.script = lambda peer, frame: peer.dispatch("orders", b"x" * 11, b"f" * 32)
+    async with connect("127.0.0.1", broker.port, max_content=10) as client:
+        with pytest.raises(ConnectionLostError, match=r"11 bytes, the limit is 10; .*max_content"):
+            await anext(aiter(client.consume("orders")))
+
+
 async def test_what_is_not_allowed_is_not_sent(broker: ScriptedBroker) -> None:
     async with client_of(broker) as client:
         with pytest.raises(LocalProtocolError):

@@ -296,6 +296,19 @@ async def test_client_ends_when_the_peer_does_not_speak_phpmq(broker: ScriptedBr
     assert len(broker.peers) == 1
 
 
+async def test_client_says_what_to_raise_for_a_long_message(broker: ScriptedBroker) -> None:
+    def use() -> None:
+        with (
+            connect_blocking("127.0.0.1", broker.port, max_content=10) as client,
+            pytest.raises(ConnectionLostError, match=r"11 bytes, the limit is 10; .*max_content"),
+            client.consume("orders") as deliveries,
+        ):
+            next(iter(deliveries))
+
+    broker.script = dispatch_on_consume(b"x" * 11)
+    await asyncio.to_thread(use)
+
+
 async def test_closed_client_refuses_everything(broker: ScriptedBroker) -> None:
     client = client_of(broker)
     with pytest.raises(ConnectionLostError, match="not open"):

@@ -230,6 +230,75 @@ def test_record_of_a_worker_is_found_where_its_message_returned(make: MakeDriver
     assert len(driver.states()) == 1
 
 
+@pytest.mark.parametrize(
+    ("named", "goal", "policy"),
+    [
+        ("errors", "orders.dlq", "observe"),  # the worker knows nothing of the setting
+        ("errors", "errors", "observe"),
+        ("errors", "graves", "observe"),
+        (None, "graves", "observe"),  # no queue orders.dlq is there at all
+        (None, "graves", "envelope"),
+        (None, "mails.dlq", "observe"),
+    ],
+)
+def test_record_of_a_worker_is_found_in_whatever_queue_it_is(
+    make: MakeDriver, named: str | None, goal: str, policy: str
+) -> None:
+    driver = make(payload_policy=policy)
+    driver.publish(body())
+    driver.ask("configure", "orders", {"dead_letter_queue": named})
+    worker = driver.consume()
+    [held] = worker.take()
+    worker.publish(goal, worker_record(held), 0, held.message_id + b":dead")
+    driver.step()
+    worker.dead_letter("orders", held.message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, "max_attempts")]
+    assert driver.rows(
+        "SELECT name, source_seq, source_reason FROM message JOIN queue USING (queue_id)"
+    ) == [(goal, 1, "max_attempts")]
+
+
+def test_record_in_another_queue_is_noted_by_who_had_its_message_alone(make: MakeDriver) -> None:
+    """Who knows the whole id plants nothing, and who writes many hides none that is true."""
+    driver = make()
+    driver.publish(body())
+    worker = driver.consume()
+    [held] = worker.take()
+    stranger = driver.connect()
+    stranger.publish("graves", worker_record(held))
+    stranger.publish("mails.dlq", worker_record(held))  # tied for who looks at it, no more
+    worker.publish("graves", worker_record(held, detail="true"))
+    for _ in range(20):
+        stranger.publish("mails.dlq", worker_record(held))
+    driver.step()
+    assert driver.rows("SELECT source_seq FROM message WHERE seq IN (2, 3, 4)") == [
+        (None,), (1,), (1,)
+    ]  # fmt: skip
+    worker.dead_letter("orders", held.message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, "true")]
+
+
+@pytest.mark.parametrize("by", ["a stranger", "its worker, of another id"])
+def test_forged_record_elsewhere_suppresses_no_dead_letter(make: MakeDriver, by: str) -> None:
+    driver = make()
+    driver.publish(body())
+    worker = driver.consume()
+    [held] = worker.take()
+    if by == "a stranger":
+        writer, forged = driver.connect(), worker_record(held)
+    else:
+        other = (held.message_id[:16] + b"0" * 16).decode()
+        writer, forged = worker, worker_record(held, message_id=other)
+    for queue in ("graves", "mails.dlq"):
+        writer.publish(queue, forged)
+    worker.dead_letter("orders", held.message_id)
+    driver.step()
+    assert driver.outcomes() == [(1, 1, State.DEAD, "client")]
+    assert block(driver, 4)["detail"] == "client"
+
+
 # -- the way back
 
 

@@ -46,6 +46,7 @@ class Envelopes(RuleBasedStateMachine):
         self.policy = "observe"
         self.number = 0
         self.held: list[Delivery] = []
+        self.written: set[int] = set()  # a worker keeps to one queue
         self.published: dict[bytes, bytes] = {}  # key -> content, receipted
         self.driver.publish(b"first")
         self.published[b"first"] = b"first"
@@ -82,7 +83,12 @@ class Envelopes(RuleBasedStateMachine):
         self._step()
         self.policy, self.policy_since = policy, self.driver.core.lives.next_number
 
-    @rule(how=st.sampled_from(["ack", "requeue", "bare", "record", "record, kill"]))
+    @rule(name=st.sampled_from([None, "errors"]))
+    def set_dead_letter_queue(self, name: str | None) -> None:
+        self.driver.ask("configure", "orders", {"dead_letter_queue": name})
+        self._step()
+
+    @rule(how=st.sampled_from(["ack", "requeue", "bare", "record", "elsewhere", "record, kill"]))
     def settle(self, how: str) -> None:
         if not self.held:
             return
@@ -93,7 +99,8 @@ class Envelopes(RuleBasedStateMachine):
             self.consumer.requeue("orders", held.message_id)
         else:
             if how != "bare":
-                self._write_record(held)
+                is_elsewhere = how == "elsewhere" and held.seq not in self.written
+                self._write_record(held, "graves" if is_elsewhere else "orders.dlq")
             if how == "record, kill":
                 self.driver.turn()
                 self.kill()
@@ -101,11 +108,12 @@ class Envelopes(RuleBasedStateMachine):
             self.consumer.dead_letter("orders", held.message_id)
         self._step()
 
-    def _write_record(self, held: Delivery) -> None:
+    def _write_record(self, held: Delivery, queue: str) -> None:
         said = {"reason": "failed", "detail": "worker", "original_queue": "orders",
                 "message_id": held.message_id.decode()}  # fmt: skip
+        self.written.add(held.seq)
         content = b'{"job":"urn:a","dead_letter":' + json.dumps(said).encode() + b"}"
-        self.consumer.publish("orders.dlq", content, 0, held.message_id + b":dead")
+        self.consumer.publish(queue, content, 0, held.message_id + b":dead")
 
     @rule()
     def kill(self) -> None:

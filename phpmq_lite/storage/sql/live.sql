@@ -237,15 +237,27 @@ SELECT seq, crc FROM history WHERE seq IN ({rows:?});
 
 -- name: records
 -- Records about messages, alive: what a client wrote before the message itself was dead, in the
--- queue where its record belongs; the newest few, because anybody can write any number.
--- rows: source_seq, queue_id
+-- queue where its record belongs or in NAME.dlq; in any other only what was written by who had the
+-- message.  The newest few of each, because anybody can write any number.
+-- rows: source_seq, queue_id, queue_id, publisher
 -- columns: source_seq, seq, token, size
 -- index: message_source
 SELECT record.source_seq, record.seq, record.token, record.size
-FROM (VALUES {rows:(?,?)}) AS given CROSS JOIN message AS record ON record.seq IN (
-  SELECT newest.seq FROM message AS newest
-  WHERE newest.source_seq = given.column1 AND newest.queue_id = given.column2
-  ORDER BY newest.seq DESC LIMIT 8);
+FROM (VALUES {rows:(?,?,?,?)}) AS given CROSS JOIN message AS record ON record.seq IN (
+  SELECT seq FROM (
+    SELECT newest.seq FROM message AS newest
+    WHERE newest.source_seq = given.column1 AND newest.queue_id = given.column2
+    ORDER BY newest.seq DESC LIMIT 8)
+  UNION
+  SELECT seq FROM (
+    SELECT newest.seq FROM message AS newest
+    WHERE newest.source_seq = given.column1 AND newest.queue_id = given.column3
+    ORDER BY newest.seq DESC LIMIT 8)
+  UNION
+  SELECT seq FROM (
+    SELECT newest.seq FROM message AS newest
+    WHERE newest.source_seq = given.column1 AND newest.publisher = given.column4
+    ORDER BY newest.seq DESC LIMIT 8));
 
 -- name: release_held
 -- At start: what connections held is ready again, in its old place; claimed ones stay dispatched.

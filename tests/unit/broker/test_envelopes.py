@@ -269,7 +269,8 @@ def die(rig: Rig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> 
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.lives.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}
-    assert batch.record_seqs == ({} if target is None else {held.seq: target.queue_id})
+    place = 0 if target is None else target.queue_id
+    assert batch.record_seqs == {held.seq: (place, place, worker.number)}
     return rig.turn(loaded=Loaded(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
 
 

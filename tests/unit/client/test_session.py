@@ -186,3 +186,36 @@ def test_delivery_says_what_it_is() -> None:
     assert (delivery.queue, delivery.body, delivery.ttl_s) == ("orders", b"body", 5)
     assert delivery.message_id == ID.decode()
     assert "orders" in repr(delivery)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_whole: bool) -> None:
+    session = Session(10)
+    broker = ServerSide(WireLimits(), http_guard=False)
+    broker.receive(session.connected())
+    parts: list[bytes] = []
+    broker.append_dispatch(parts, "orders", b"x" * 11, ID, 0)
+    sent = b"".join(parts)
+    for piece in [sent] if is_whole else [sent[at : at + 1] for at in range(len(sent))]:
+        session.receive(piece)
+    told = session.trouble("mq:9100")
+    assert told is not None
+    assert told.startswith("mq:9100 sent a message that is too long for this client: ")
+    assert "11 bytes, the limit is 10; " in told
+    assert "max_content" in told
+    assert "limits.max_content" in told
+
+
+def test_what_is_no_phpmq_is_told_as_that() -> None:
+    session = Session(10)
+    session.connected()
+    assert session.trouble("mq:9100") is None
+    session.receive(b"220 mail.example ESMTP\r\n")
+    assert str(session.trouble("mq:9100")).startswith("mq:9100 does not speak PHPMQ: bad-header")
+
+
+def test_name_above_the_bound_is_no_message_that_is_too_long() -> None:
+    session = Session(10)
+    session.connected()
+    session.receive(b"H0100303P0100000000000000000000000000999")
+    assert str(session.trouble("mq:9100")).startswith("mq:9100 does not speak PHPMQ: too-large")

@@ -15,7 +15,7 @@ from phpmq_lite.envelopes.delays import Delays, parse_steps
 from phpmq_lite.envelopes.events import Events
 from phpmq_lite.envelopes.handling import Context, Next, takes_envelope
 from phpmq_lite.envelopes.limits import Limits
-from phpmq_lite.errors import SettingsError
+from phpmq_lite.errors import LocalProtocolError, SettingsError
 from tests.envelope_cases import RIGHT, Case, body, with_meta
 from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
 
@@ -350,3 +350,10 @@ def test_third_positional_argument_is_the_envelope() -> None:
     assert takes_envelope(lambda *a: None)
     assert not takes_envelope(lambda a, b, *, c=1: None)
     assert not takes_envelope(dict.fromkeys)
+
+
+def test_app_takes_messages_up_to_the_length_it_is_given() -> None:
+    side = connect(max_content=10).transport.link.client.session.side
+    assert side.publish("orders", b"x" * 10)
+    with pytest.raises(LocalProtocolError, match="the limit is 10"):
+        side.publish("orders", b"x" * 11)
