@@ -15,7 +15,7 @@ from phpmq_lite.server.status import QueueStatus
 
 OTHER: Final = "~other"  # all further queues; a queue of this name is escaped, see label()
 GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
-                 "delivery_paused", "publishing_paused")  # fmt: skip
+                 "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
 
 
 def label(name: str) -> str:

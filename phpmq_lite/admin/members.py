@@ -27,6 +27,7 @@ MEANS: Final[dict[str, str]] = {
     "BackupOut.schema_version": "version of the tables in its database",
     "BackupsOut.error": "why the last one failed; null: it did not",
     "BackupsOut.is_running": "true: one is being made",
+    "BackupsOut.made": "id of the last one made since the start of the broker; null: none yet",
     "BadByteOut.offset": "bytes of the connection before the wrong one",
     "BlockOut.attempts": "how often a worker tried",
     "BlockOut.detail": "exact cause: reason of a verdict, max_deliveries, expired, …; null: none",

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from phpmq_lite import build
 from phpmq_lite.admin.http_figures import BOUNDS_S, HttpFigures
-from phpmq_lite.admin.labels import Group
+from phpmq_lite.admin.labels import OTHER, Group
 from phpmq_lite.admin.limits import Limit
 from phpmq_lite.broker import histogram
 from phpmq_lite.envelopes.verdict import REASONS
@@ -68,6 +68,8 @@ _REFUSALS: Final = {  # reason in the core -> label
     DISK_LOW[1]: DISK_LOW[0],
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
+# Shown with 0 too: the first value of a series is no increase to Prometheus.
+_KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries")
 _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
 
@@ -226,9 +228,9 @@ def _messages(groups: Sequence[Group]) -> Iterator[Metric]:
         never = counts["expired_never"]
         expired.add_metric([name, "yes"], counts["expired"] - never)
         expired.add_metric([name, "never"], never)
-        for key in sorted(counts):
-            if key.startswith("dead "):
-                dead.add_metric([name, key.removeprefix("dead ")], counts[key])
+        died = {key.removeprefix("dead ") for key in counts if key.startswith("dead ")}
+        for reason in sorted(died.union(_KNOWN_DEATHS)):
+            dead.add_metric([name, reason], counts[f"dead {reason}"])
         for reason in REASONS:
             if count := counts[f"dead {reason}"]:
                 quarantined.add_metric([name, reason], count)
@@ -246,14 +248,17 @@ def _queues(groups: Sequence[Group], now_ms: int) -> Iterator[Metric]:
     messages = _gauge("queue_messages", "Messages alive", "queue", "state")
     paused = _gauge("queue_paused", "Queues paused on this side", "queue", "side")
     age = _gauge("queue_oldest_deliverable_age_seconds", "Age of the first ready message", "queue")
+    buried = _gauge("queue_for_dead_letters", "1: a dead-letter queue; no others", "queue")
     for group in alive:
+        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # there are all kinds
+            buried.add_metric([group.label], 1)
         for state in ("ready", "dispatched"):
             messages.add_metric([group.label, state], group.gauges[state])
         for side, key in SIDES.items():
             paused.add_metric([group.label, side], group.gauges[key])
         if group.oldest_at is not None:
             age.add_metric([group.label], max(0, now_ms - group.oldest_at) / 1_000)
-    yield from (messages, paused, age)
+    yield from (messages, paused, age, buried)
     for key, (family, text) in _GAUGES.items():
         gauge = _gauge(family, text, "queue")
         for group in alive:

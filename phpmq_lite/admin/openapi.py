@@ -112,7 +112,10 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     if route.takes is not None:
         made["requestBody"] = {
             "required": True,
-            "content": {route.media: {"schema": _schema(route.takes, schemas)}},
+            "content": {
+                media: {"schema": _schema(route.takes if media == route.media else bytes, schemas)}
+                for media in route.all_media
+            },
         }
     return {key: value for key, value in made.items() if value not in ([], "")}
 

@@ -28,7 +28,7 @@ _TIMES_MS: Final = {
     "d": 86_400_000, "w": 604_800_000,
 }  # fmt: skip
 _LARGEST: Final = 1 << 62
-_HIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # not to be typed
+_HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # a queue may have a line feed
 
 
 @dataclass(slots=True, frozen=True)
@@ -162,7 +162,7 @@ def _value(text: str, at: int) -> tuple[str, int, bool]:
 
 def _check_characters(name: str, value: str) -> None:
     if _HIDDEN.search(value):
-        _refuse(f"{name}: has a control character.", "no control characters")
+        _refuse(f"{name}: has a control character.", "no control characters but line feeds")
 
 
 def _wildcards(pattern: str) -> int:

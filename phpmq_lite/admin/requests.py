@@ -10,10 +10,9 @@ from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right
 from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.urls import decode_name
+from phpmq_lite.broker.queue_settings import NAME_BYTES, name_problem
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow, is_message_id
-
-QUEUE_NAME_BYTES = 255
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -94,21 +93,15 @@ def is_own_path(text: str) -> bool:
 
 
 def check_queue_name(name: str) -> None:
-    """Refuse what cannot be a queue's name on the wire.
+    """Refuse what cannot be a queue's name on the wire, and nothing else: clients make queues too.
 
     Raises:
         Problem: 422, naming the bound.
     """
-    count = len(name.encode(errors="surrogatepass"))
-    if not 1 <= count <= QUEUE_NAME_BYTES:
+    if (problem := name_problem(name)) is not None:
         raise Problem(
-            422, "invalid", f"The name of the queue is {count} bytes.", field="queue",
-            bound=f"1 to {QUEUE_NAME_BYTES} bytes",
-        )  # fmt: skip
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name):
-        raise Problem(
-            422, "invalid", "The name of the queue has a control character.", field="queue",
-            bound="no control characters",
+            422, "invalid", f"The name of the queue {problem}.", field="queue",
+            bound=f"1 to {NAME_BYTES} bytes of UTF-8, no control characters but line feeds",
         )  # fmt: skip
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import BaseModel
+
+JSON_LINES: Final = "application/x-ndjson"  # no form of another site's page can send it
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,6 +45,7 @@ class Route:
     takes: Any = None  # API: the model of its JSON body; a list of it where it is list[Model]
     gives: Any = None  # API: the model of its answer
     media: str = "application/json"  # API: content type of the body; else takes is bytes
+    takes_lines: bool = False  # API: JSON lines instead of that are taken too
     gives_media: str = "application/json"  # API: of the answer; else gives is bytes
     status: int = 200  # API: of its answer
     cli: str | None = None  # the command that uses it: "queue purge"
@@ -52,6 +55,11 @@ class Route:
     def is_api(self) -> bool:
         """Tell whether it speaks JSON only."""
         return self.path.startswith("/api/")
+
+    @property
+    def all_media(self) -> tuple[str, ...]:
+        """Give the content types that its body may have."""
+        return (self.media, JSON_LINES) if self.takes_lines else (self.media,)
 
     @property
     def is_writing(self) -> bool:

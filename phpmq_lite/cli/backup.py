@@ -94,8 +94,10 @@ def _asked(node: Node) -> Row:
         told = node.get("/backups")
     if told["error"]:
         raise CommandError(told["error"])
-    newest: Row = told["items"][0]
-    return newest
+    made: Row | None = next((row for row in told["items"] if row["id"] == told["made"]), None)
+    if made is None:  # the first of the items may be of a clock that was ahead
+        raise CommandError(f"the backup {told['made']} is gone", NOT_FOUND)
+    return made
 
 
 def _listed(settings: Settings | None) -> list[Row]:
@@ -145,4 +147,7 @@ def _copied(source: Path, to: Path) -> Backup:
 
 
 def _row(made: Backup) -> Row:
-    return {**asdict(made.manifest), "path": str(made.folder)}
+    """Give what the API gives: there as here a schema is mostly one of payloads."""
+    told = asdict(made.manifest)
+    row = {"schema_version" if name == "schema" else name: told[name] for name in told}
+    return {**row, "path": str(made.folder)}

@@ -17,6 +17,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
+_CLOCKS_DIFFER_S: Final = 60.0  # at most: those of the broker and of who asks
+
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
 
@@ -157,15 +159,29 @@ def disk(node: Node, warning: float, critical: float) -> None:
 @bounds(_ages, "26h", "50h")
 @node_options
 def backup(node: Node, warning: int, critical: int) -> None:
-    """How old is the newest backup?"""
+    """How old is the newest backup? Warns of one whose time is still to come, too."""
     found = node.get("/backups")
-    if not found["items"]:
-        end(CRITICAL, "there is no backup")
-    newest = found["items"][0]
-    age_s = max(0.0, time.time() - newest["made_at"] / 1_000)
+    level, text = newest_backup(found["items"], time.time(), warning, critical)
     failed = f"; the last one failed: {escape(found['error'])}" if found["error"] else ""
-    level = level_of(age_s, warning, critical)
-    end(max(level, WARNING) if failed else level, f"{newest['id']} is {age_s:,.0f} s old{failed}")
+    end(max(level, WARNING) if failed else level, f"{text}{failed}")
+
+
+def newest_backup(
+    items: list[dict[str, Any]], now_s: float, warning: float, critical: float
+) -> tuple[int, str]:
+    """Judge the backups: a clock that was ahead, or is behind now, made some of them "new"."""
+    ages = [(now_s - item["made_at"] / 1_000, item["id"]) for item in items]
+    ahead = [name for age_s, name in ages if age_s < -_CLOCKS_DIFFER_S]
+    over = [(max(0.0, age_s), name) for age_s, name in ages if name not in ahead]
+    if not items:
+        return CRITICAL, "there is no backup"
+    level, text = WARNING, "nobody knows how old the newest backup is"
+    if over:
+        age_s, name = min(over)
+        level, text = level_of(age_s, warning, critical), f"{name} is {age_s:,.0f} s old"
+    if not ahead:
+        return level, text
+    return max(level, WARNING), f"{text}; {', '.join(ahead)} has a time that is still to come"
 
 
 def _queues(node: Node, queue: str | None) -> list[dict[str, Any]]:

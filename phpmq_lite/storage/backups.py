@@ -33,6 +33,7 @@ class Backups:
     ) -> None:
         self.folder = folder
         self.newest: Manifest | None = None
+        self.made: str | None = None  # id of the last one made since the start
         self.error: str | None = None  # of the last one, where it failed
         self._keep = keep
         self._reserve = reserve
@@ -101,6 +102,7 @@ class Backups:
         try:
             backup = await asyncio.to_thread(making.run)
             self.newest = backup.manifest
+            self.made = backup.manifest.id
             await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
         except Exception as error:  # whatever it is: the broker goes on, and the next one may do
             failure = error if isinstance(error, StorageError) else _unexpected(error)
@@ -124,8 +126,7 @@ class Backups:
         """Make one whenever it is due; ends only when it is cancelled, and its thread with it."""
         try:
             with suppress(StorageError):  # the next one says so
-                there = await self.all()
-                self.newest = there[0].manifest if there else None
+                self.newest = _newest(await self.all())
             while self._every_s:
                 await asyncio.sleep(self._wait_s())
                 try:
@@ -146,6 +147,12 @@ class Backups:
         if self._making is not None and self._task is not None:
             self._making.stop()
             await asyncio.wait({self._task})
+
+
+def _newest(there: list[Backup]) -> Manifest | None:
+    """Give the newest whose time is over: that of others is of a clock that was ahead."""
+    now_ms = time.time_ns() // 1_000_000
+    return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)
 
 
 def _unexpected(error: Exception) -> StorageError:

@@ -94,6 +94,7 @@ WORDS: Final[dict[str, str]] = {
     "published.app_id": "who publishes: a query, or `txnAppId`",
     "published.version": "what it published last",
     "queue": "the queues, with what is set of them",
+    "queue.name": "1 to 255 bytes of UTF-8, no control characters but line feeds",
     "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
     "queue.queue_id": "its number",
     "receipt": "keys of confirmed publishes, the oldest first",

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,10 @@ from phpmq_lite.testing import running_service
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "phpmq-lite.json"
 ALERTS = DEPLOY / "prometheus-alerts.yml"
+CASES = Path(__file__).parent / "alerts.yml"
 SCRAPE = DEPLOY / "prometheus.yml"
+
+PROMTOOL = shutil.which("promtool")
 
 SUFFIXES = ("_bucket", "_sum", "_count")  # of a histogram
 
@@ -109,6 +114,33 @@ def test_alerts_say_what_is_wrong_and_how_bad() -> None:
     for rule in rules():
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert set(rule["annotations"]) == {"summary", "description"}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool (prometheus) is missing")
+def test_alerts_are_raised_when_they_are_to_be() -> None:
+    assert PROMTOOL is not None
+    for line in (["check", "rules", str(ALERTS)], ["test", "rules", str(CASES)]):
+        done = subprocess.run([PROMTOOL, *line], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alert_on_any_increase_counts_a_series_that_is_new() -> None:
+    """Prometheus takes the first value of a series for what there was, so it is no increase."""
+    asked = [rule["expr"] for rule in rules() if "increase(" in rule["expr"]]
+    found = [
+        re.findall(r"increase\((phpmq_messages_\w+(?:\{.*?\})?)\[(\w+)\]", one) for one in asked
+    ]
+    counted = [pair for pairs in found for pair in pairs]
+    assert len(counted) == 3
+    for series, span in counted:
+        assert any(f"({series} unless {series} offset {span})" in one for one in asked), series
+
+
+def test_rules_on_what_lies_leave_all_dead_letter_queues_out() -> None:
+    lying = [rule["expr"] for rule in rules() if "(dlq|retry)" in rule["expr"]]
+    assert len(lying) == 3
+    for expression in lying:
+        assert "unless on (instance, queue) phpmq_queue_for_dead_letters" in expression
 
 
 def test_labels_used_are_those_of_the_metrics() -> None:

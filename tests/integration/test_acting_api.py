@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -305,6 +306,44 @@ async def test_import_that_ends_half_way_is_audited_as_such(site: Site) -> None:
     assert (status, answer["code"]) == (409, "queue_full")
     [row] = await site.audit("message.import")
     assert (row["count"], row["result"]) == (500, "queue_full")
+
+
+async def test_import_that_ends_half_way_has_stored_the_beginning(site: Site) -> None:
+    await site.ok("PUT", "/queues/full")
+    await site.ok("PATCH", "/queues/full", {"max_messages": 30})
+    for name, policy in (("room", "opaque"), ("judged", "envelope")):
+        await site.ok("PUT", f"/queues/{name}")
+        await site.ok("PATCH", f"/queues/{name}", {"payload_policy": policy})
+    body = json.dumps({
+        "job": "urn:babel:a:b", "trace_id": "00000000-0000-4000-8000-000000000001", "data": {},
+        "meta": {"id": "x", "queue": "q", "lang": "php", "schema_version": 1, "created_at": 1},
+        "attempts": 0,
+    })  # fmt: skip
+    lines = [
+        {"queue": ("room", "full", "judged", "new")[at % 4], "content": body} for at in range(1_000)
+    ]
+    status, answer = await site.api("POST", "/import", {"messages": lines})
+    assert (status, answer["code"]) == (409, "queue_full")
+    assert "The first 121 messages were stored before" in answer["detail"]
+    assert [await site.ready(name) for name in ("room", "full", "new")] == [31, 30, 30]
+    [row] = await site.audit("message.import")
+    assert (row["count"], row["result"]) == (121, "queue_full")
+
+
+async def test_import_keeps_the_order_of_each_queue(site: Site) -> None:
+    for name, policy in (("judged", "observe"), ("plain", "opaque")):
+        await site.ok("PUT", f"/queues/{name}")
+        await site.ok("PATCH", f"/queues/{name}", {"payload_policy": policy})
+    sizes = [10, 300_000, 20, 200_000, 30]  # large ones are judged outside the batch
+    lines = [
+        {"queue": name, "content": json.dumps({"at": at, "fill": "x" * size})}
+        for at, size in enumerate(sizes)
+        for name in ("judged", "plain")
+    ]
+    assert await site.ok("POST", "/import", {"messages": lines}) == {"stored": 10}
+    for name in ("judged", "plain"):
+        starts = [preview.partition(",")[0] for preview in await site.contents(name)]
+        assert starts == [f'{{"at": {at}' for at in range(5)]
 
 
 async def test_purge_of_ticked_queues_is_audited_once_it_is_done(site: Site) -> None:

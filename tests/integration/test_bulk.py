@@ -25,6 +25,15 @@ async def test_selection_says_what_was_selected(site: Site) -> None:
     assert made["to_confirm"] == []
 
 
+async def test_selection_is_given_again_to_who_made_it(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    made = await site.select("queue:orders")
+    await site.publish_many("orders", 1)
+    assert await site.ok("GET", f"/selections/{made['token']}") == made
+    status, answer = await site.api("GET", "/selections/unknown")
+    assert (status, answer["code"]) == (410, "selection_expired")
+
+
 async def test_selection_without_a_state_has_what_is_alive(site: Site) -> None:
     ids = await site.publish_many("orders", 3)
     await site.ok("POST", f"/messages/{ids[0]}/delete")

@@ -80,6 +80,27 @@ async def test_backups_are_made_by_the_clock_and_the_oldest_go(tmp_path: Path) -
     driver.close()
 
 
+async def test_backup_whose_time_is_still_to_come_keeps_nothing_from_being_made(
+    tmp_path: Path,
+) -> None:
+    driver = Driver(tmp_path)
+    ahead = Making(driver.path, tmp_path / "backups", "").run().folder / "manifest.json"
+    told = json.loads(ahead.read_bytes())
+    ahead.write_text(json.dumps(told | {"made_at": 4_070_908_800_000}))
+    made = asyncio.Event()
+    backups = Backups(
+        driver.path, tmp_path / "backups", keep=lambda: 9, every_h=24, tell=lambda _: made.set()
+    )
+    running = asyncio.create_task(backups.run())
+    await asyncio.wait_for(made.wait(), WAIT_S)
+    running.cancel()
+    await asyncio.wait({running})
+    assert backups.newest is not None
+    assert backups.made == backups.newest.id
+    assert backups.newest.made_at < 4_070_908_800_000
+    driver.close()
+
+
 async def test_there_is_one_backup_at_a_time_and_a_failed_one_is_told(tmp_path: Path) -> None:
     backups = Backups(tmp_path / "nothing.db", tmp_path / "backups", keep=lambda: 2)
     task = backups.start()

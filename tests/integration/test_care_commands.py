@@ -1,6 +1,7 @@
 """Backups and the scrub of a running broker, by command."""
 
 import json
+import shutil
 import sqlite3
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -72,6 +73,35 @@ def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
     assert [row["result"] for row in audit if row["action"] == "backup.make"] == ["done", "done"]
 
 
+def test_backup_of_a_clock_that_was_ahead_is_not_taken_for_the_new_one(
+    run: Run, tmp_path: Path
+) -> None:
+    [made] = rows(run("backup"))
+    ahead = Path(made["path"]).with_name("20990101T000000Z")
+    shutil.copytree(made["path"], ahead)
+    told = json.loads((ahead / "manifest.json").read_bytes())
+    told |= {"id": ahead.name, "made_at": 4_070_908_800_000}
+    (ahead / "manifest.json").write_text(json.dumps(told))
+    try:
+        [copy] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
+        [new] = rows(run("backup"))
+        listed = [row["id"] for row in rows(run("backup", "--list"))]
+        shown = run("check", "backup", code=1).stdout
+    finally:
+        shutil.rmtree(ahead)
+    assert ahead.name not in (copy["id"], new["id"])
+    assert {ahead.name, copy["id"], new["id"]} <= set(listed)
+    assert shown.startswith(f"WARNING: {new['id']} is ")
+    assert "20990101T000000Z has a time that is still to come" in shown
+
+
+def test_rows_of_a_backup_have_the_same_members_whoever_made_it(run: Run, tmp_path: Path) -> None:
+    [by_broker] = rows(run("backup"))
+    [copied] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
+    assert list(by_broker) == list(copied)
+    assert by_broker["schema_version"] == copied["schema_version"]
+
+
 def test_commands_for_a_stopped_broker_refuse_a_running_one(run: Run) -> None:
     assert "is in use" in run("verify", code=1).stderr
     [made] = rows(run("backup"))
@@ -115,6 +145,7 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
 
     assert {row["result"] for row in rows(call("verify"))} == {"ok"}
     [made] = rows(call("backup"))
+    assert "schema_version" in made
     assert rows(call("backup", "--list")) == [made]
     (data / "phpmq.db").write_bytes(b"")
     assert "empty" in call("migrate", code=65).stderr

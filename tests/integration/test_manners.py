@@ -151,7 +151,7 @@ async def test_wrong_message_is_refused_and_its_field_named(filled: Filled) -> N
         ("orders", "text", 422, "0"),
         ("orders", [{"content": "a"}] * 1_001, 422, None),
         ("orders", {"content": "x" * 2_000}, 413, "0.content"),
-        ("%0A", {"content": "a"}, 422, "queue"),
+        ("%0D", {"content": "a"}, 422, "queue"),
         ("x" * 256, {"content": "a"}, 422, "queue"),
     ]
     headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}

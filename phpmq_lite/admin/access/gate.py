@@ -191,7 +191,7 @@ async def check_change(request: web.Request, route: Route) -> None:
     """
     context, identity = context_of(request), identity_of(request)
     if route.is_api:
-        origin.check_media(request, route.media)
+        origin.check_media(request, *route.all_media)
     if identity.kind in ("control", "token"):
         return  # no browser sends these by itself
     public_url = context.settings.admin.public_url

@@ -72,21 +72,21 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
         return False
 
 
-def check_media(request: web.Request, media: str) -> None:
-    """Let only one content type through, mostly JSON.
+def check_media(request: web.Request, *media: str) -> None:
+    """Let only these content types through, mostly JSON alone.
 
-    A page of another site cannot send it without being asked first.  A DELETE without a body needs
-    no type; it is asked about first anyway.
+    A page of another site cannot send one without being asked first: no form has it.  A DELETE
+    without a body needs no type; it is asked about first anyway.
     """
     if request.method == "DELETE" and not request.can_read_body:
         return
-    if request.content_type != media:
+    if request.content_type not in media:
         raise Problem(
             415,
             "media_type",
             f"The content type is {request.content_type!r}.",
             field="Content-Type",
-            bound=media,
+            bound=" or ".join(media),
         )
 
 

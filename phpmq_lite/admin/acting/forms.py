@@ -5,6 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
+from phpmq_lite.admin.acting.drafts import from_field
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.schemas import TTL_MAX_S
@@ -36,13 +37,14 @@ class Form:
         return value
 
     def raw(self, name: str) -> str:
-        """Give a field as it was sent."""
+        """Give a field as it was typed."""
         value = self._first(name)
-        return value if isinstance(value, str) else ""
+        return from_field(value) if isinstance(value, str) else ""
 
     def texts(self, name: str, limit: int) -> list[str]:
         """Give all values of a field that may be there several times."""
-        values = [value for value in self._fields.get(name, ()) if isinstance(value, str)]
+        given = self._fields.get(name, ())
+        values = [from_field(value) for value in given if isinstance(value, str)]
         if len(values) > limit:
             raise _bad(name, f"is there {len(values)} times", f"at most {limit} times")
         return values

@@ -45,6 +45,7 @@ class BackupsOut(BaseModel):
     items: list[BackupOut]
     next: str | None = None
     is_running: bool  # one is being made
+    made: str | None  # id of the last one made since the start; not always the first of the items
     error: str | None  # of the last one, where it failed
 
 
@@ -113,6 +114,7 @@ async def _listed(care: Care) -> BackupsOut:
     return BackupsOut(
         items=[_backup_out(backup) for backup in await made.all()],
         is_running=made.is_making,
+        made=made.made,
         error=made.error,
     )
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,19 +15,25 @@ from phpmq_lite.admin.access import gate
 from phpmq_lite.admin.access.identity import check_queue_right, entry_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.bodies import from_content
-from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.context import Answer, Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.requests import check_queue_name, read_json
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PublishIn
+from phpmq_lite.broker import operations
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.operations import Published
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 500  # messages stored at once
 IMPORT_MAX: Final = 100_000  # in one request
+STORED: Final = "X-Stored-Count"  # of an answer that refuses the rest: how many are stored
 
 Message = tuple[bytes, int | None]
+Line = tuple[str, Message]  # the name of its queue first
+Run = tuple[str, list[Message]]
 
 
 class ImportedIn(PublishIn):
@@ -36,7 +45,10 @@ class ImportedIn(PublishIn):
 
 
 class ImportIn(BaseModel):
-    """Messages to store, in this order; JSON lines are taken too, one message a line."""
+    """Messages to store, in this order.
+
+    An export is taken as it is: ``application/x-ndjson``, one message a line.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -50,19 +62,21 @@ class ImportOut(BaseModel):
 
 
 async def import_messages(request: web.Request) -> web.StreamResponse:
-    """Store messages of an export at the end of their queues; nothing if one line is wrong."""
+    """Store messages of an export at the end of their queues; nothing if one line is wrong.
+
+    They are stored in the order of the lines. Where a queue refuses one, as it is full, those
+    before it stay: the answer has their number in the header ``X-Stored-Count``.
+    """
     context = context_of(request)
     raw = await request.read()
-    by_queue = await asyncio.to_thread(_all_checked, request, context, raw)  # up to two seconds
-    return as_json(ImportOut(stored=await _store(request, context, by_queue)), status=201)
+    lines = await asyncio.to_thread(_all_checked, request, context, raw)  # up to two seconds
+    return as_json(ImportOut(stored=await _store(request, context, lines)), status=201)
 
 
-def _all_checked(request: web.Request, context: Context, raw: bytes) -> dict[str, list[Message]]:
-    by_queue: dict[str, list[Message]] = {}
-    for number, line in _lines(_read(request, raw)):
-        queue, message = _checked(request, context, number, line)
-        by_queue.setdefault(queue, []).append(message)
-    return by_queue
+def _all_checked(request: web.Request, context: Context, raw: bytes) -> list[Line]:
+    return [
+        _checked(request, context, number, line) for number, line in _lines(_read(request, raw))
+    ]
 
 
 def _read(request: web.Request, raw: bytes) -> list[object]:
@@ -118,9 +132,7 @@ def problem_with(line: object) -> str | None:
     return None
 
 
-def _checked(
-    request: web.Request, context: Context, number: int, line: object
-) -> tuple[str, Message]:
+def _checked(request: web.Request, context: Context, number: int, line: object) -> Line:
     try:
         read = ImportedIn.model_validate(line)
         check_queue_name(read.queue)
@@ -144,25 +156,62 @@ def _checked(
     return read.queue, (body, read.ttl_s)
 
 
-async def _store(
-    request: web.Request, context: Context, by_queue: Mapping[str, list[Message]]
-) -> int:
+async def _store(request: web.Request, context: Context, lines: Sequence[Line]) -> int:
+    """Store in the order of the lines, so that what is stored is always the beginning of them."""
     stored = 0
-    entry = entry_of(request, target=", ".join(list(by_queue)[:10]))
-    for queue, messages in by_queue.items():
-        for at in range(0, len(messages), SLICE):
-            try:
-                ids = await commands.publish(context, entry, queue, messages[at : at + SLICE])
-            except RefusedError as error:
-                if not stored:
-                    raise
-                await _close_row(context, entry, error.code)
-                raise Problem(
-                    409, error.code, f"{error}. {stored} messages were stored before.",
-                    field="queue",
-                ) from error  # fmt: skip
-            stored += len(ids)
+    entry = entry_of(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
+    while stored < len(lines):
+        runs = _runs(lines[stored : stored + SLICE])
+        try:
+            stored += await commands.call(context, partial(_publish, entry, runs))
+        except RefusedError as error:
+            if not stored:
+                raise
+            await _close_row(context, entry, error.code)
+            raise Problem(
+                409, error.code, f"{error}. The first {stored} messages were stored before.",
+                field="queue", headers={STORED: str(stored)},
+            ) from error  # fmt: skip
     return stored
+
+
+def _runs(lines: Sequence[Line]) -> list[Run]:
+    """Put neighbours for the same queue together."""
+    return [
+        (queue, [message for _, message in run]) for queue, run in groupby(lines, itemgetter(0))
+    ]
+
+
+def _publish(entry: AuditEntry, runs: Sequence[Run], core: Broker, answer: Answer) -> None:
+    """Store the first runs in one batch, at least one; answers with how many messages these are.
+
+    It ends before a run that is refused, and before one that may be judged outside the batch: that
+    comes first in a call of its own, as else the runs behind it would be stored ahead of it.
+    """
+    count = 0
+    for queue, messages in runs:
+        known = core.lives.queue(queue)
+        if known is None or known.judges:
+            if not count:
+                operations.publish(core, entry, queue, messages, partial(_counted, answer))
+                return
+            break
+        try:
+            operations.publish(core, entry, queue, messages, _nobody)
+        except RefusedError:
+            if not count:
+                raise
+            break
+        count += len(messages)
+    core.lives.batch.answers.append((answer, count))
+
+
+def _counted(answer: Answer, result: Any) -> None:
+    answer(len(result) if isinstance(result, Published) else result)  # a refusal as it is
+
+
+def _nobody(result: Any) -> None:
+    """Take the answer of a run that the answer of its batch has counted."""
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
@@ -174,6 +223,6 @@ async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
 ROUTES: Final = (
     Route(
         "POST", "/api/v1/import", Role.OPERATOR, "api-import", import_messages, "message.import",
-        takes=ImportIn, gives=ImportOut, status=201, cli="import",
+        takes=ImportIn, takes_lines=True, gives=ImportOut, status=201, cli="import",
     ),
 )  # fmt: skip

@@ -70,14 +70,26 @@ class SelectionOut(BaseModel):
 async def make(request: web.Request) -> web.StreamResponse:
     """Freeze all that match a search; the token is good for ten minutes."""
     asked = await json_of(request, SelectionIn)
-    selection = await bulk.select(request, parse(asked.q))
+    return as_json(await _shown(request, await bulk.select(request, parse(asked.q))), 201)
+
+
+async def one(request: web.Request) -> web.StreamResponse:
+    """Give a selection again, as it was frozen, to who made it."""
+    return as_json(await _shown(request, bulk.selection_of(request, request.match_info["token"])))
+
+
+async def _shown(request: web.Request, selection: Selection) -> SelectionOut:
     going = await bulk.leaves(context_of(request), selection.count, selection.frozen.size)
-    return as_json(SelectionOut.of(selection, bulk.typed_for(request, selection), going), 201)
+    return SelectionOut.of(selection, bulk.typed_for(request, selection), going)
 
 
 ROUTES: Final = (
     Route(
         "POST", "/api/v1/selections", Role.OPERATOR, "api-selection-make", make, "selection.make",
         takes=SelectionIn, gives=SelectionOut, status=201,
+    ),
+    Route(
+        "GET", "/api/v1/selections/{token}", Role.OPERATOR, "api-selection", one,
+        gives=SelectionOut,
     ),
 )  # fmt: skip

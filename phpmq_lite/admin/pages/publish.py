@@ -58,8 +58,6 @@ def _draft_of(form: Form) -> Draft:
     draft = Draft()
     for name in _KEPT:
         setattr(draft, name, form.raw(name))
-    draft.body = drafts.from_field(draft.body)
-    draft.data = drafts.from_field(draft.data)
     draft.kind = draft.kind if draft.kind in drafts.KINDS else "json"
     draft.count, draft.fill = form.text("count", 40) or "1", form.flag("fill")
     draft.anyway = form.flag("anyway")

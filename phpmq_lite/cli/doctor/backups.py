@@ -24,7 +24,8 @@ def look(settings: Settings) -> Iterator[Finding]:
     folder = settings.backups_folder
     found = listed(folder)
     now_ms = time.time_ns() // 1_000_000
-    age_ms = now_ms - found[0].manifest.made_at if found else None
+    ages = [now_ms - one.manifest.made_at for one in found]
+    age_ms = min((age for age in ages if age >= 0), default=None)  # others: the clock was ahead
     yield finding(folder, age_ms, settings.backups.every_h, is_same=_is_same(folder, settings.data))
 
 

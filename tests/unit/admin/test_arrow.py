@@ -89,7 +89,7 @@ def cases() -> dict[str, tuple[bytes, int, str | None]]:
         "ttl below": (stream(batch(body=[b"a"], queue=["q"], ttl_s=[-1])), 422, "ttl_s"),
         "ttl above": (stream(batch(body=[b"a"], queue=["q"], ttl_s=[1 << 60])), 422, "ttl_s"),
         "no name": (stream(batch(body=[b"a"], queue=[""])), 422, "queue"),
-        "odd name": (stream(batch(body=[b"a"], queue=["a\nb"])), 422, "queue"),
+        "odd name": (stream(batch(body=[b"a"], queue=["a\rb"])), 422, "queue"),
     }  # fmt: skip
 
 

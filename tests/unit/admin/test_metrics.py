@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.admin import metrics
 from phpmq_lite.admin.http_figures import HttpFigures
-from phpmq_lite.admin.labels import Labels
+from phpmq_lite.admin.labels import OTHER, Labels
 from phpmq_lite.admin.metrics import Readings
 from phpmq_lite.broker.histogram import BUCKETS, bucket
 from phpmq_lite.server.commits import BATCH_BOUNDS, COMMIT_BOUNDS_S
@@ -76,6 +76,33 @@ async def test_metrics_have_the_figures_of_a_queue() -> None:
     }
     assert {key: found[key] for key in expected} == expected
     assert ("phpmq_hold_seconds_count", "orders") not in found
+
+
+async def test_reasons_that_every_queue_may_have_are_shown_before_the_first_death() -> None:
+    """Else its first would be no increase to Prometheus."""
+    found = await samples(broker_status(queue_status(deaths={"client": 1, "poison": 2})))
+    dead = {key[1]: n for key, n in found.items() if key[0] == "phpmq_messages_dead_total"}
+    assert dead == {
+        "orders,client": 1, "orders,crc": 0, "orders,expired": 0, "orders,max_deliveries": 0,
+        "orders,poison": 2,
+    }  # fmt: skip
+
+
+async def test_queues_of_dead_letters_are_told_apart_whatever_they_are_called() -> None:
+    buried = queue_status(queue_id=2, name="graveyard", is_dead_letter_queue=True)
+    found = await samples(broker_status(queue_status(), buried))
+    told = {key[1]: n for key, n in found.items() if key[0] == "phpmq_queue_for_dead_letters"}
+    assert told == {"graveyard": 1}
+
+
+async def test_shared_label_is_no_queue_of_dead_letters() -> None:
+    rest = [
+        queue_status(queue_id=number, name=f"q{number}", is_dead_letter_queue=True)
+        for number in range(1, 202)
+    ]
+    found = await samples(broker_status(*rest))
+    told = [key[1] for key in found if key[0] == "phpmq_queue_for_dead_letters"]
+    assert (len(told), OTHER in told) == (200, False)
 
 
 async def test_metrics_have_the_figures_of_the_process() -> None:

@@ -70,6 +70,7 @@ def test_state_takes_all_six(state: str) -> None:
     [
         ('queue:"a b"', Term("queue", "a b")),
         (r'queue:"say \"hi\" \\ \n"', Term("queue", 'say "hi" \\ \\n')),
+        ('queue:"a\nb"', Term("queue", "a\nb")),  # a client may call it so
         (r"queue:a\*b", Term("queue", r"a\*b")),
         ("-state:acked", Term("state", "acked", is_negated=True)),
         ('-"a b"', Term("text", "a b", is_negated=True)),

@@ -1,5 +1,7 @@
 """The levels of monitoring checks, and what stands for a broker that does not answer."""
 
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 
@@ -19,3 +21,41 @@ def test_check_of_a_broker_that_does_not_answer_is_unknown() -> None:
     result = CliRunner().invoke(commands, ["check", "ready", "--data", "/no/such/folder"])
     assert result.exit_code == check.UNKNOWN
     assert result.stdout.startswith("UNKNOWN: no broker answers on /no/such/folder/control.sock")
+
+
+NOW_S = 1_800_000_000.0
+
+
+def _made(name: str, age_s: float) -> dict[str, Any]:
+    return {"id": name, "made_at": int((NOW_S - age_s) * 1_000)}
+
+
+@pytest.mark.parametrize(
+    ("items", "level", "text"),
+    [
+        ([], check.CRITICAL, "there is no backup"),
+        ([_made("a", 5)], check.OK, "a is 5 s old"),
+        ([_made("a", -30)], check.OK, "a is 0 s old"),  # the clocks of two machines differ
+        ([_made("b", 5), _made("a", 60)], check.OK, "b is 5 s old"),
+        ([_made("a", 99)], check.CRITICAL, "a is 99 s old"),
+        (
+            [_made("x", -9_000)],
+            check.WARNING,
+            "nobody knows how old the newest backup is; x has a time that is still to come",
+        ),
+        (
+            [_made("x", -9_000), _made("a", 5)],
+            check.WARNING,
+            "a is 5 s old; x has a time that is still to come",
+        ),
+        (
+            [_made("x", -9_000), _made("a", 99)],
+            check.CRITICAL,
+            "a is 99 s old; x has a time that is still to come",
+        ),
+    ],
+)
+def test_backup_whose_time_is_still_to_come_is_no_proof_of_a_fresh_one(
+    items: list[dict[str, Any]], level: int, text: str
+) -> None:
+    assert check.newest_backup(items, NOW_S, 10, 90) == (level, text)

@@ -79,3 +79,14 @@ def test_name_of_a_queue_keeps_its_blanks() -> None:
 def test_box_is_ticked_or_not() -> None:
     form = Form([("a", "yes"), ("b", "no")])
     assert (form.flag("a"), form.flag("b"), form.flag("c")) == (True, False, False)
+
+
+def test_line_feeds_of_names_come_as_a_browser_sends_them() -> None:
+    form = Form([("queue", "a\r\nb"), ("queue", "\r\n")])
+    assert (form.queue("queue"), form.texts("queue", 2)) == ("a\nb", ["a\nb", "\n"])
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\tb", "\x7f", "\ud800", "x" * 256])
+def test_what_is_no_name_on_the_wire_is_none_in_a_form(name: str) -> None:
+    with pytest.raises(Problem, match="The name of the queue"):
+        Form([("queue", name)]).queue("queue")

@@ -1,0 +1,85 @@
+"""JSON lines by HTTP: an export goes back as it came, and no page of another site can send one."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.integration.site import Site, running_site
+
+LINES = "application/x-ndjson"
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with running_site(tmp_path / "data") as it:
+        yield it
+
+
+async def sent(
+    site: Site, path: str, content: bytes, media: str, **headers: str
+) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as program,
+        program.post(
+            f"{site.url}/api/v1{path}", data=content, headers={"Content-Type": media, **headers}
+        ) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+async def test_export_is_imported_as_it_is(site: Site) -> None:
+    await site.publish("orders", "one", "two", "three")
+    async with (
+        aiohttp.ClientSession() as program,
+        program.get(f"{site.url}/api/v1/export?q=queue:orders") as answer,
+    ):
+        assert answer.content_type == LINES
+        export = await answer.read()
+    assert await sent(site, "/import", export, LINES) == (201, '{"stored": 3}')
+    assert sorted(await site.contents("orders")) == sorted(["one", "two", "three"] * 2)
+
+
+async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(site: Site) -> None:
+    line = b'{"queue": "orders", "content": "one"}\n'
+    for content, word in (
+        (line + b'{"complete": false, "error": "gone"}\n', "not complete"),
+        (line + b"\n{", "Line 3 is not JSON"),
+    ):
+        status, text = await sent(site, "/import", content, f"{LINES}; charset=utf-8")
+        assert (status, word in text) == (422, True), text
+    status, _ = await site.api("GET", "/queues/orders")
+    assert status == 404
+
+
+@pytest.mark.parametrize(
+    "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+async def test_what_a_form_can_send_is_no_json_lines(site: Site, media: str) -> None:
+    status, text = await sent(site, "/import", b'{"queue": "orders", "content": "x"}', media)
+    assert (status, f"application/json or {LINES}" in text) == (415, True)
+
+
+async def test_page_of_another_site_cannot_send_lines(site: Site) -> None:
+    line = b'{"queue": "orders", "content": "x"}'
+    status, text = await sent(site, "/import", line, LINES, Origin="http://evil.example")
+    assert (status, "foreign_origin" in text) == (403, True)
+    async with (
+        aiohttp.ClientSession() as browser,  # asks first, as for all that no form can send
+        browser.options(
+            f"{site.url}/api/v1/import",
+            headers={
+                "Origin": "http://evil.example",
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "content-type",
+            },
+        ) as answer,
+    ):
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert answer.status >= 400
+
+
+async def test_no_other_call_takes_lines(site: Site) -> None:
+    status, _ = await sent(site, "/queues/orders/messages", b'{"content": "x"}', LINES)
+    assert status == 415
