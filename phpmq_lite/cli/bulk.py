@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import click
 
-from phpmq_lite.cli.main import REFUSED, CommandError
+from phpmq_lite.cli.main import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.node import Node
 from phpmq_lite.cli.options import confirm, message_count, talk
 from phpmq_lite.cli.output import counting, write_one
@@ -67,11 +68,28 @@ def act(
             return
         if not selection["count"]:
             return
-        confirm(f"{action.capitalize()} {message_count(selection['count'])}?", is_yes=yes)
-        token, given = selection["token"], given | {"confirm": str(selection["count"])}
+        token, given = selection["token"], given | _confirmed(action, selection, is_yes=yes)
     elif dry_run:
         raise click.UsageError("--dry-run and --apply do not go together")
+    elif (selection := _kept(node, token)) is not None and selection["to_confirm"]:
+        given |= _confirmed(action, selection, is_yes=yes)  # else the preview was enough
     run(node, {"token": token, "action": action, "reason": reason} | given)
+
+
+def _confirmed(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[str, str]:
+    confirm(f"{action.capitalize()} {message_count(selection['count'])}?", is_yes=is_yes)
+    return {"confirm": str(selection["count"])}
+
+
+def _kept(node: Node, token: str) -> dict[str, Any] | None:
+    """Give a selection again; None where it is gone, though its job may still be known."""
+    try:
+        found: dict[str, Any] = node.get(f"/selections/{quote(token, safe='')}")
+    except CommandError as error:
+        if error.code != NOT_FOUND:
+            raise
+        return None
+    return found
 
 
 def show(selection: dict[str, Any]) -> None:
@@ -85,22 +103,31 @@ def show(selection: dict[str, Any]) -> None:
 
 
 def run(node: Node, request: dict[str, Any]) -> None:
-    """Begin a job and follow it to its end.
+    """Begin a job, follow it to its end, and print what came of it.
 
     Raises:
         CommandError: it was stopped before it was done.
     """
-    job = node.post("/bulk", request)
+    job = followed(node, node.post("/bulk", request))
+    write_one(job, None)
+    finish(job)
+
+
+def followed(node: Node, job: dict[str, Any]) -> dict[str, Any]:
+    """Follow a job to its end; give it as it is then."""
     with counting(str(job["action"]), job["total"]) as advance:
         seen = 0
         while True:
             advance(job["done"] - seen)
             seen = job["done"]
             if job["state"] != "running":
-                break
+                return job
             time.sleep(_LOOK_S)
             job = node.get(f"/bulk/{job['job']}")
-    write_one(job, None)
+
+
+def finish(job: dict[str, Any]) -> None:
+    """Say what was skipped; raise CommandError where the job did not come to its end."""
     for why, count in job["skipped"].items():
         talk(f"{count:,} skipped: {why}")
     if job["state"] != "done":

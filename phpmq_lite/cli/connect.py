@@ -1,4 +1,4 @@
-"""Opens a PHPMQ connection for ``publish`` and ``consume``: address and TLS from flags."""
+"""Opens a PHPMQ connection for ``publish`` and ``consume``: by flags, or to the context in use."""
 
 import ssl
 from collections.abc import Callable
@@ -8,19 +8,27 @@ from typing import Any, Final
 
 import click
 
+from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, settings_options
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.client.blocking import BlockingClient, connect_blocking
 from phpmq_lite.client.target import parse_target
 from phpmq_lite.settings import Settings
 
+GiveClient = Callable[[], BlockingClient]
+
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 
+_NAMING: Final = {"tcp.listen", "data"}  # settings that tell one broker from another
 
-def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
+
+def client_options(
+    command: Callable[..., None], *, reconnect: bool = True, is_asked_for: bool = False
+) -> Callable[..., None]:
     """Add ``--connect``, TLS, ``--config`` and ``--set``; the command gets a closed ``client``.
 
-    ``reconnect`` is for those that leave it to the client to come back.
+    ``reconnect`` is for those that leave it to the client to come back; with ``is_asked_for`` the
+    command gets a function that gives the client, if it needs one.
     """
 
     @wraps(command)
@@ -33,10 +41,13 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         given: Given,
         **others: Any,
     ) -> None:
-        settings = given.load().settings
-        address = connect or address_of(settings)
-        context = _tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
-        command(client=_client(address, settings, context, reconnect=reconnect), **others)
+        def client() -> BlockingClient:
+            settings = given.load().settings
+            address = connect or _of_context(given) or address_of(settings)
+            context = _tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
+            return _client(address, settings, context, reconnect=reconnect)
+
+        command(client=client if is_asked_for else client(), **others)
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
@@ -47,7 +58,8 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         click.option(
             "--connect",
             metavar="ADDRESS",
-            help="The broker: HOST:PORT or unix:PATH.  [default: the first of tcp.listen]",
+            help="The broker: HOST:PORT or unix:PATH."
+            "  [default: the context's, or the first of tcp.listen]",
         ),
     ):
         open_first = option(open_first)
@@ -63,6 +75,25 @@ def _client(
         raise click.UsageError(str(error)) from None
     max_content = settings.limits.max_content
     return connect_blocking(address, ssl=tls, reconnect=reconnect, max_content=max_content)
+
+
+def _of_context(given: Given) -> str | None:
+    """Give the address of the broker in use; None where none is, or the flags name a broker.
+
+    Raises:
+        CommandError: the context does not say it.  Another broker would take the messages as well.
+    """
+    if given.config is not None or given.values.keys() & _NAMING:
+        return None
+    context = contexts.current()
+    if context is None:
+        return None
+    if context.connect:
+        return context.connect
+    raise CommandError(
+        f"context {context.name} is in use, and does not say where its broker speaks PHPMQ: "
+        f"say --connect here, or add the context again with --connect"
+    )
 
 
 def address_of(settings: Settings) -> str:

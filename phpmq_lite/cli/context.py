@@ -1,5 +1,6 @@
 """``context``: brokers by name, so that commands need no ``--node``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -9,18 +10,33 @@ from phpmq_lite.cli import contexts
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.client.target import parse_target
 
 COLUMNS: Final = (
     Column("name", "NAME"),
     Column("in_use", "IN USE"),
     Column("where", "WHERE"),
+    Column("connect", "PHPMQ"),
     Column("token_file", "TOKEN FILE"),
 )
 
 
+def _address(value: str) -> str:
+    """Give an address of PHPMQ that is the same from every folder; a click type."""
+    try:
+        target = parse_target(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return str(replace(target, path=str(Path(target.path).absolute())) if target.path else target)
+
+
 @click.group()
 def context() -> None:
-    """Name brokers, and choose the one that commands talk to."""
+    """Name brokers, and choose the one that commands talk to.
+
+    publish, consume, worker and outbox relay speak PHPMQ: a context says where with --connect, and
+    one that does not has them refuse. A command that is told which broker it is takes no context.
+    """
 
 
 @context.command()
@@ -32,7 +48,13 @@ def context() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with an API token.",
 )
-def add(name: str, url: str | None, data: Path | None, token_file: Path | None) -> None:
+@click.option(
+    "--connect", "phpmq", type=_address, metavar="ADDRESS",
+    help="Where it speaks PHPMQ: HOST:PORT or unix:PATH.",
+)  # fmt: skip
+def add(
+    name: str, url: str | None, data: Path | None, token_file: Path | None, phpmq: str | None
+) -> None:
     """Remember a broker under a name; the first one is in use at once."""
     if (url is None) == (data is None):
         raise click.UsageError("give one of --node and --data")
@@ -42,6 +64,7 @@ def add(name: str, url: str | None, data: Path | None, token_file: Path | None) 
         data.absolute() if data else None,
         url,
         token_file.absolute() if token_file else None,
+        phpmq,
     )
     contexts.save(in_use or name, found)
     talk(f"context {name} is remembered" + ("" if in_use else " and in use"))
@@ -79,6 +102,7 @@ def ls(output: str | None) -> None:
             "name": one.name,
             "in_use": one.name == in_use,
             "where": str(one.url or one.data),
+            "connect": one.connect,
             "token_file": str(one.token_file) if one.token_file else None,
         }
         for one in found.values()

@@ -10,12 +10,16 @@ from phpmq_lite.cli.main import CommandError
 
 @dataclass(slots=True, frozen=True)
 class Context:
-    """Where a broker is: its data folder, or its URL with the file of an API token."""
+    """Where a broker is: its data folder, or its URL with the file of an API token.
+
+    ``connect`` is where it speaks PHPMQ, for ``publish``, ``consume`` and their like.
+    """
 
     name: str
     data: Path | None = None
     url: str | None = None
     token_file: Path | None = None
+    connect: str | None = None
 
 
 def file() -> Path:
@@ -38,6 +42,7 @@ def load() -> tuple[str | None, dict[str, Context]]:
                 Path(one["data"]) if one.get("data") else None,
                 one.get("url"),
                 Path(one["token_file"]) if one.get("token_file") else None,
+                one.get("connect"),
             )
             for name, one in document["contexts"].items()
         }

@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.cli.bulk import act, bulk_options
+from phpmq_lite.cli.bulk import act, bulk_options, finish, followed
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write
@@ -88,7 +88,12 @@ def redrive(
     if answer.get("plan") is not None:
         write(list(_plan_rows(answer["plan"])), PLAN_COLUMNS, output, "no dead letters")
         return
-    talk(f"{message_count(answer['redriven'])} published again")
+    if answer.get("job") is None:
+        talk(f"{message_count(answer['redriven'])} published again")
+        return
+    job = followed(node, node.get(f"/bulk/{answer['job']}"))
+    talk(f"{message_count(job['done'])} published again")
+    finish(job)
 
 
 @dead.command()

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import wraps
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -85,8 +86,12 @@ class Node(NamedTuple):
         body: Any = None,
         query: dict[str, Any] | None = None,
         timeout_s: float | None = _TIMEOUT_S,
+        headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Give the response itself, for what is read piece by piece."""
+        """Give the response itself, for what is read piece by piece.
+
+        ``body`` is sent as JSON; bytes are JSON already.
+        """
         base = self.url.rstrip("/")
         given = {key: str(value) for key, value in (query or {}).items() if value is not None}
         url = f"{base}{API}{path}" + (f"?{urlencode(given)}" if given else "")
@@ -96,7 +101,10 @@ class Node(NamedTuple):
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
                 session.request(
-                    method, URL(url, encoded=True), json=body, headers=self._headers(base, body)
+                    method,
+                    URL(url, encoded=True),
+                    headers=self._headers(base, body) | (headers or {}),
+                    **_sent(body),
                 ) as response,
             ):
                 yield response
@@ -108,14 +116,20 @@ class Node(NamedTuple):
             raise CommandError(f"{self.socket or self.url}: {error}") from None
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
+        made = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
         if self.token is not None:
-            return {"Authorization": f"Bearer {self.token}"}
-        return {"Origin": base} if body is not None else {}
+            return made | {"Authorization": f"Bearer {self.token}"}
+        return made | ({"Origin": base} if body is not None else {})
 
     def _nobody(self) -> str:
         if self.socket is None:
             return f"no broker answers on {self.url}"
         return f"no broker answers on {self.socket} (--data names its folder, --node its URL)"
+
+
+def _sent(body: Any) -> dict[str, Any]:
+    """Say how aiohttp is to send it; a file is sent piece by piece, however large."""
+    return {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
 
 
 def read_answer(status: int, content: bytes) -> Any:

@@ -1,6 +1,6 @@
 """The group ``queue`` and its short forms: what is in the queues, and whether it flows."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import click
 
@@ -81,17 +81,25 @@ def set_(node: Node, name: str, settings: tuple[str, ...]) -> None:
         key, sign, value = text.partition("=")
         if not sign:
             raise click.UsageError(f"{text!r} is no NAME=VALUE")
-        changes[key] = _value(value)
+        changes[key] = _value(key, value)
     write_one(node.call("PATCH", path_of(name), changes), None)
 
 
-def _value(text: str) -> Any:
-    """Read a number or a truth value as such; nothing is the default; all else is text."""
+def _value(name: str, text: str) -> Any:
+    """Read what was typed as the kind that the setting has; nothing is the default.
+
+    What does not fit is sent as it is: the broker says what the setting takes.
+    """
+    from phpmq_lite.admin.api.queues import SettingsIn
+
     if text == "":
         return None
-    if text in ("true", "false"):
+    known = SettingsIn.model_fields.get(name)
+    kinds = [get_origin(kind) or kind for kind in get_args(known.annotation)] if known else []
+    if bool in kinds and text in ("true", "false"):
         return text == "true"
-    return int(text) if text.removeprefix("-").isdecimal() else text
+    is_number = Annotated in kinds and text.removeprefix("-").isdecimal()
+    return int(text) if is_number else text
 
 
 @click.command()

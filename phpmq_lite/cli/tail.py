@@ -10,11 +10,14 @@ from typing import Any, Final
 import aiohttp
 import click
 
+from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.node import Node, node_options, read_answer
 from phpmq_lite.cli.options import talk
 from phpmq_lite.logs import escape
 
 _BUSIEST: Final = 30  # queues that top shows
+_LOOK_S: Final = 1.0  # between two looks without a stream
+_LOOKS: Final = 30  # before a stream is asked for again
 
 
 @click.command()
@@ -23,7 +26,10 @@ _BUSIEST: Final = 30  # queues that top shows
 @click.option("-n", "--number", type=click.IntRange(min=1), help="Stop after so many.")
 @node_options
 def tail(node: Node, queue: str, kind: tuple[str, ...], number: int | None) -> None:
-    """Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it."""
+    """Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.
+
+    It ends with an error when the broker stops and when the queue is removed.
+    """
 
     async def follow() -> None:
         left = number
@@ -43,13 +49,59 @@ def tail(node: Node, queue: str, kind: tuple[str, ...], number: int | None) -> N
 
 
 async def updates(node: Node, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the updates of a topic as the pages get them; ends when the broker stops."""
-    async with node.open("GET", "/events", query={"topic": topic}, timeout_s=None) as response:
-        if response.status != 200:
-            read_answer(response.status, await response.read())
-        async for line in _lines(response):
-            if line.startswith("data:"):
-                yield json.loads(line.removeprefix("data:"))
+    """Yield the updates of a topic as the pages get them, none twice.
+
+    The broker ends each stream after some time, and lets no more than some be open: this goes on
+    where the last one ended, and where it gets none it looks once a second.
+
+    Raises:
+        CommandError: the broker stops, cannot be reached any more, or has no such thing any more.
+    """
+    seen: str | None = None
+    looks: int | None = None  # to come before the next stream is asked for; None: none was refused
+    while True:
+        # It says what is wrong, which a stream that has begun cannot.
+        async with node.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
+            found = read_answer(response.status, await response.read())
+        feed, seen = seen, found.pop("id")
+        if feed and feed.partition("-")[0] != seen.partition("-")[0]:
+            talk("the broker has forgotten what was shown: some rows may be missing or come twice")
+        yield found
+        if not looks:
+            asked, since = {"topic": topic}, {"Last-Event-ID": seen}
+            async with node.open(
+                "GET", "/events", query=asked, timeout_s=None, headers=since
+            ) as response:
+                if response.status == 204:
+                    if looks is None:
+                        talk("the broker has no place for another stream: looking once a second")
+                    looks = _LOOKS
+                else:
+                    async for event in _events(response):
+                        seen = event.get("id", seen)
+                        yield json.loads(event["data"])
+        looks = looks and looks - 1
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
+    """Yield the events of a stream, each with its fields, until the broker says that it ends."""
+    if response.status != 200:
+        read_answer(response.status, await response.read())
+    event: dict[str, str] = {}
+    async for line in _lines(response):
+        if line:
+            name, _, value = line.partition(":")  # a comment has no name: it keeps the line open
+            event[name] = value.removeprefix(" ")
+            continue
+        if event.get("event") == "bye":
+            if json.loads(event["data"])["reason"] == "stopping":
+                raise CommandError("the broker stops")
+            return
+        if "data" in event:
+            yield event
+        event = {}
+    raise CommandError("the broker has closed the connection")
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:

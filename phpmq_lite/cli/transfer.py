@@ -3,8 +3,8 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
-from itertools import islice
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ from phpmq_lite.cli.node import Node, node_options, read_answer
 from phpmq_lite.cli.options import message_count, talk
 from phpmq_lite.cli.output import counting
 
-_PIECE: Final = 500  # messages in one request, all or none
-_PIECE_BYTES: Final = 1 << 20
+_PIECE: Final = 500  # messages in one request
+_PIECE_BYTES: Final = 1_000_000  # any broker takes 1 MiB, whatever its limit of a content is
 
 
 @click.command()
@@ -63,46 +63,89 @@ async def _copy(node: Node, query: str, style: str) -> int:
 def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
     """Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.
 
-    All lines are read and checked before the first is stored. Where the broker refuses one even so,
-    as too large or as its queue is full, it ends there and says how many are stored.
+    All lines are read and checked before the first is stored; those of an export whose content was
+    gone are left out. Where the broker refuses one even so, as too large or as its queue is full,
+    it ends there and says how many are stored, and with which line to go on.
     """
     messages = list(_messages(file, queue))
     if dry_run:
         talk(f"{message_count(len(messages))} can be imported")
         return
     stored = 0
-    rest = iter(messages)
-    try:
-        with counting("import", len(messages)) as advance:
-            while piece := list(islice(rest, _PIECE)):
-                for part in _cut(piece):
-                    stored += int(node.post("/import", {"messages": part})["stored"])
-                    advance(len(part))
-    except CommandError:
-        if stored:
-            talk(f"{message_count(stored)} stored, from the beginning of it; then:")
-        raise
+    with counting("import", len(messages)) as advance:
+        for part in _parts(message for _, message in messages):
+            try:
+                count, refusal = asyncio.run(_send(node, part))
+            except CommandError:
+                talk(
+                    f"{message_count(stored)} stored, from the beginning of it; of the next "
+                    f"{len(part):,}, from line {messages[stored][0]} on, it is not known; then:"
+                )
+                raise
+            stored += count
+            advance(count)
+            if refusal is not None:
+                if stored:
+                    talk(
+                        f"{message_count(stored)} stored, from the beginning of it; "
+                        f"the next is in line {messages[stored][0]}; then:"
+                    )
+                raise refusal
     talk(f"{message_count(stored)} stored")
 
 
-def _cut(piece: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Cut so that a request stays small, whatever the bodies are."""
-    part: list[dict[str, Any]] = []
+async def _send(node: Node, part: list[bytes]) -> tuple[int, CommandError | None]:
+    """Store messages in their order; give how many are stored, and why the rest is not.
+
+    Raises:
+        CommandError: there is no answer that tells it.
+    """
+    async with node.open("POST", "/import", _document(part)) as response:
+        status, content = response.status, await response.read()
+        stored = response.headers.get("X-Stored-Count")
+    try:
+        return int(read_answer(status, content)["stored"]), None
+    except CommandError as error:
+        if stored is None and 500 <= status <= 504:  # it may have come half way
+            raise
+        return int(stored or 0), error
+
+
+def _parts(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
+    """Cut into requests, which stay small whatever the bodies are; one body may be larger."""
+    part: list[bytes] = []
     size = 0
-    for message in piece:
-        if part and size + len(message["content"]) > _PIECE_BYTES:
+    for line in map(_line, messages):
+        if part and (len(part) == _PIECE or size + len(line) > _PIECE_BYTES):
             yield part
             part, size = [], 0
-        part.append(message)
-        size += len(message["content"])
-    yield part
+        part.append(line)
+        size += len(line)
+    if part:
+        yield part
 
 
-def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
+def _line(message: dict[str, Any]) -> bytes:
+    """Write a message as a broker takes it that takes its content in base64, so no longer."""
+    content = message["content"].encode()
+    text = json.dumps(message, ensure_ascii=False)
+    if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
+        other = message | {"content": b64encode(content).decode(), "encoding": "base64"}
+        text = min(text, json.dumps(other, ensure_ascii=False), key=lambda one: len(one.encode()))
+    return text.encode()
+
+
+def _document(part: list[bytes]) -> bytes:
+    return b'{"messages": [' + b",\n".join(part) + b"]}"
+
+
+def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each line and its message, once it is known to be one."""
     from phpmq_lite.admin.api.imports import problem_with
 
     name = Path(str(getattr(file, "name", "-"))).name
     has_ids = is_complete = False
+    gone = 0
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -116,6 +159,9 @@ def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
             is_complete = True
             continue
         has_ids |= "id" in found
+        if "id" in found and found.get("content", "") is None:
+            gone += 1
+            continue
         target = queue or found.get("queue")
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
             raise CommandError(f"{name}: line {number} has no content, or names no queue")
@@ -123,6 +169,8 @@ def _messages(file: Any, queue: str | None) -> Iterator[dict[str, Any]]:
         message |= {"queue": target}
         if wrong := problem_with(message):
             raise CommandError(f"{name}: line {number}: {wrong}")
-        yield message
+        yield number, message
+    if gone:
+        talk(f"{message_count(gone)} left out: the export has no content of them any more")
     if has_ids and not is_complete:
         talk(f"{name} looks like an export without its end: no line says complete; was it cut off?")

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration, message_count, talk
-from phpmq_lite.client.blocking import BlockingClient
 
 if TYPE_CHECKING:
     from babelqueue import BabelQueue
@@ -104,8 +103,8 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--queue", metavar="NAME", help="Instead of the app's.")
 @_options
 @_app_options
-@partial(client_options, reconnect=False)
-def worker(client: BlockingClient, app_name: str, queue: str | None, **options: Any) -> None:
+@partial(client_options, reconnect=False, is_asked_for=True)
+def worker(client: GiveClient, app_name: str, queue: str | None, **options: Any) -> None:
     """Work on the envelopes of QUEUE with handlers by URN.
 
     SIGTERM lets the handler finish; a second one gives its message back and ends at once. Events
@@ -163,7 +162,7 @@ def load_app(name: str) -> "BabelQueue":
     return made
 
 
-def _connect(app: "BabelQueue", client: BlockingClient, options: Mapping[str, Any]) -> None:
+def _connect(app: "BabelQueue", client: GiveClient, options: Mapping[str, Any]) -> None:
     """Put the app on our transport; one of ``connect`` keeps its address unless told otherwise."""
     from phpmq_lite.envelopes.delays import DEFAULT_STEPS, Delays
     from phpmq_lite.envelopes.events import Events, log
@@ -173,11 +172,11 @@ def _connect(app: "BabelQueue", client: BlockingClient, options: Mapping[str, An
     transport = app.transport
     if not isinstance(transport, PhpmqTransport):
         delays = None if app.retry_backoff > 0 else Delays(DEFAULT_STEPS)
-        link = Link(client, options["credit"])
+        link = Link(client(), options["credit"])
         app.transport = PhpmqTransport(link, Events(_write), delays=delays)
         return
     if _is_given("connect", "tls", "tls_ca", "tls_cert", "config"):
-        transport.link = Link(client, transport.link.credit)
+        transport.link = Link(client(), transport.link.credit)
     if _is_given("credit"):
         transport.link.credit = options["credit"]
     own = transport.events.hook

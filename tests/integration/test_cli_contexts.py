@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from babelqueue import BabelQueue
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli import contexts
+from phpmq_lite import envelopes
+from phpmq_lite.cli import connect, contexts, worker
 from phpmq_lite.cli.main import commands
 
 
@@ -62,3 +64,69 @@ def test_token_file_must_be_private(tmp_path: Path) -> None:
     result = CliRunner().invoke(commands, arguments)
     assert result.exit_code == 4
     assert "can be read by others" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["publish", "q", "--data", "x"],
+        ["consume", "q", "-n", "1"],
+        ["worker", "--app", "some:app"],
+        ["outbox", "relay", "--once", "--database", "app.db"],
+    ],
+)
+def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.db").touch()
+    given: list[str] = []
+    monkeypatch.setattr(connect, "_client", lambda address, *_, **__: given.append(address))
+    monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
+    for flags, expected in (([], "mq.example:9100"), (["--connect", "other:1"], "other:1")):
+        run("add", "prod", "--node", "https://mq.example", "--connect", "mq.example")
+        CliRunner().invoke(commands, [*arguments, *flags])
+        assert given.pop() == expected
+
+
+def test_app_of_a_worker_that_has_an_address_needs_none_of_a_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = f"unix:{tmp_path}/no.sock"
+    monkeypatch.setattr(worker, "load_app", lambda _: envelopes.connect(where, queue="q"))
+    run("add", "prod", "--node", "https://mq.example")
+    result = CliRunner().invoke(commands, ["worker", "--app", "some:app", "--max-runtime", "1s"])
+    assert "context prod" not in result.stderr
+    assert where in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--node", "https://mq.example"], ["--data", "/var/lib/mq"]])
+def test_context_without_an_address_of_phpmq_has_publish_refuse(flags: list[str]) -> None:
+    run("add", "prod", *flags)
+    publish = ["publish", "q", "--data", "x"]
+    for more in ([], ["--set", "limits.max_content=10"]):
+        result = CliRunner().invoke(commands, [*publish, *more])
+        assert (result.exit_code, result.stderr) == (
+            1,
+            "Error: context prod is in use, and does not say where its broker speaks PHPMQ: "
+            "say --connect here, or add the context again with --connect\n",
+        )
+
+
+def test_flags_that_name_a_broker_win_over_the_context(tmp_path: Path) -> None:
+    run("add", "prod", "--node", "https://mq.example", "--connect", "mq.example:9100")
+    where = f"unix:{tmp_path}/no.sock"
+    config = tmp_path / "settings.toml"
+    config.write_text(f'[tcp]\nlisten = ["{where}"]\n')
+    flags = (["--connect", where], ["--set", f"tcp.listen={where}"], ["--config", str(config)])
+    for more in flags:
+        result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", *more])
+        assert f"cannot connect to {where}" in result.stderr
+
+
+def test_address_of_a_context_is_checked_and_whole(tmp_path: Path) -> None:
+    assert "is no address" in run("add", "x", "--data", "/d", "--connect", "a:b").stderr
+    run("add", "x", "--data", "/d", "--connect", "unix:mq.sock")
+    run("add", "y", "--data", "/d", "--connect", "[::1]")
+    rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
+    assert [row["connect"] for row in rows] == [f"unix:{Path.cwd()}/mq.sock", "[::1]:9100"]

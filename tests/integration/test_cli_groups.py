@@ -156,7 +156,7 @@ def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> N
         ({"content": "x", "encoding": "rot13"}, "line 502: encoding: "),
         ({"content": "%", "encoding": "base64"}, "line 502: "),
         ({"content": "x", "ttl_s": -1}, "line 502: ttl_s: "),
-        ({"content": "x", "queue": "a\nb"}, "line 502: The name of the queue has a control"),
+        ({"content": "x", "queue": "a\0b"}, "line 502: The name of the queue has a control"),
     ],
 )
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])

@@ -1,16 +1,41 @@
 """Values of settings as they are typed."""
 
+from dataclasses import asdict
+
 import pytest
 
 from phpmq_lite.cli.queue import _value, path_of
+from phpmq_lite.model import QueueSettings
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("", None), ("true", True), ("false", False), ("20", 20), ("-1", -1), ("dead_letter",) * 2],
+    ("name", "text", "value"),
+    [
+        ("note", "", None),
+        ("pinned", "", None),
+        ("pinned", "true", True),
+        ("delivery_paused", "false", False),
+        ("max_messages", "20", 20),
+        ("max_messages", "-1", -1),
+        ("on_expire", "dead_letter", "dead_letter"),
+        ("note", "42", "42"),
+        ("owner", "true", "true"),
+        ("dead_letter_queue", "7", "7"),
+        ("pinned", "1", "1"),
+        ("max_messages", "many", "many"),
+        ("colour", "7", "7"),
+    ],
 )
-def test_value_is_read_as_what_it_looks_like(text: str, value: object) -> None:
-    assert _value(text) == value
+def test_value_is_read_as_its_setting_has_it(name: str, text: str, value: object) -> None:
+    found = _value(name, text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:
+    """A number, a truth value or a text."""
+    for name, default in asdict(QueueSettings()).items():
+        typed = {bool: "true", int: "1", str: "1"}[type(default)]
+        assert type(_value(name, typed)) is type(default), name
 
 
 def test_path_has_the_name_as_one_segment() -> None:

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+from phpmq_lite.admin.bodies import from_content
 from phpmq_lite.cli import transfer
 from phpmq_lite.cli.main import CommandError
 
 
 def read(text: str, queue: str | None = None) -> list[dict[str, object]]:
-    return list(transfer._messages(io.StringIO(text), queue))
+    return [message for _, message in transfer._messages(io.StringIO(text), queue)]
 
 
 def test_export_is_read_back_without_its_last_line() -> None:
@@ -32,6 +33,8 @@ def test_queue_of_the_command_line_wins() -> None:
         ('{"content": 1, "queue": "a"}', "line 1 has no content"),
         ('{"content": "x", "queue": "a"}\n[1]', "line 2 is no JSON object"),
         ("\n{", "line 2 is not JSON"),
+        ('{"queue": "a", "content": null}', "line 1 has no content"),
+        ('{"queue": "a", "id": "0"}', "line 1 has no content"),
     ],
 )
 def test_line_that_is_no_message_is_named(text: str, wrong: str) -> None:
@@ -39,8 +42,34 @@ def test_line_that_is_no_message_is_named(text: str, wrong: str) -> None:
         read(text)
 
 
+def test_line_of_an_export_whose_content_was_gone_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = '{"id": "0", "queue": "a", "content": null, "encoding": "utf-8"}'
+    kept = '{"id": "1", "queue": "a", "content": "x"}'
+    assert read(f'{gone}\n{kept}\n{gone}\n{{"complete": true}}') == [{"content": "x", "queue": "a"}]
+    told = capsys.readouterr().err
+    assert told == "2 messages left out: the export has no content of them any more\n"
+
+
 def test_requests_stay_small_whatever_the_bodies_are() -> None:
     big = [{"content": "x" * 700_000} for _ in range(3)]
-    assert [len(part) for part in transfer._cut(big)] == [1, 1, 1]
-    small = [{"content": "x"} for _ in range(3)]
-    assert list(transfer._cut(small)) == [small]
+    assert [len(part) for part in transfer._parts(big)] == [1, 1, 1]
+    small = [{"content": "x"} for _ in range(501)]
+    assert [len(part) for part in transfer._parts(small)] == [500, 1]
+    cyrillic = [{"content": "я" * 2_000} for _ in range(600)]
+    parts = list(transfer._parts(cyrillic))
+    assert sum(map(len, parts)) == 600
+    assert max(len(transfer._document(part)) for part in parts) <= 1 << 20
+    assert list(transfer._parts([])) == []
+
+
+@pytest.mark.parametrize("mark", ["\0", '"', "\\", "\n", "ä", "я", "€", "😀", "x"])
+def test_line_is_no_longer_than_its_content_in_base64(mark: str) -> None:
+    content = mark * 30_000
+    message = {"content": content, "queue": "a", "encoding": "utf-8", "ttl_s": 0}
+    line = transfer._line(message)
+    assert len(line) <= len(content.encode()) * 4 // 3 + 200
+    sent = json.loads(line)
+    assert from_content(sent["content"], sent["encoding"]) == content.encode()
+    assert (sent["queue"], sent["ttl_s"]) == ("a", 0)

@@ -1,0 +1,67 @@
+"""Names and texts with marks in them, as the command line sends them to a real broker."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from phpmq_lite.cli.main import commands
+from tests.preloaded import BrokerProcess, broker_process
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("cli") / "data", "--admin", "none") as it:
+        yield it
+
+
+@pytest.fixture
+def run(broker: BrokerProcess) -> Run:
+    """Run a command against the broker; it must end with ``code``."""
+
+    def call(*arguments: str, code: int = 0) -> Result:
+        where = ["--data", str(broker.data)]
+        if arguments[0] == "publish":
+            where = ["--connect", broker.phpmq[0]]
+        at = arguments.index("--") if "--" in arguments else len(arguments)
+        given = [*arguments[:at], *where, *arguments[at:]]
+        result = CliRunner().invoke(commands, given, catch_exceptions=False)
+        assert result.exit_code == code, result.output + result.stderr
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("star*x", "starYx"),
+        ("ask?x", "askYx"),
+        ("back\\slash", "backslash"),
+        ("back\\\\slash", "back\\slash2"),
+        ('we"ird', "weird"),
+        ('"whole"', "whole"),
+        ("with a blank", "with"),
+        ("-minus", "minus"),
+        ("[ab]c", "ac"),
+    ],
+)
+def test_expect_looks_at_the_queue_of_this_name_alone(run: Run, name: str, other: str) -> None:
+    after = run("expect", "--cursor", "--", name).stdout.strip()
+    run("publish", "--data", "other", "--", other)
+    run("publish", "--data", "mine", "--", name)
+    found = json.loads(run("expect", "--after", after, "--timeout", "5s", "--", name).stdout)
+    assert found["preview"] == "mine"
+
+
+def test_settings_take_texts_that_look_like_numbers(run: Run) -> None:
+    run("queue", "create", "looks")
+    run("queue", "set", "looks", "note=42", "owner=true", "dead_letter_queue=7", "pinned=true")
+    settings = json.loads(run("show", "looks", "-o", "json").stdout)["settings"]
+    shown = [settings[name] for name in ("note", "owner", "dead_letter_queue", "pinned")]
+    assert shown == ["42", "true", "7", True]
+    refused = run("queue", "set", "looks", "max_messages=many", code=4)
+    assert "max_messages: Input should be a valid integer" in refused.stderr
