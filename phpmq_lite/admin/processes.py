@@ -111,9 +111,17 @@ def _owner(inode: str, proc: Path) -> int | None:
             continue
         with suppress(OSError):  # it ended, or belongs to somebody else
             for link in (folder / "fd").iterdir():
-                if str(link.readlink()) == wanted:
+                if _target(link) == wanted:
                     return int(folder.name)
     return None
+
+
+def _target(link: Path) -> str | None:
+    """Give what an open file is; None where it was closed meanwhile."""
+    try:
+        return str(link.readlink())
+    except OSError:
+        return None
 
 
 def describe(pid: int, proc: Path = PROC) -> Process | None:
