@@ -19,7 +19,7 @@ from typing import Final
 
 from phpmq_lite.broker import histogram
 from phpmq_lite.broker.histogram import pack, unpack
-from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.queue import Queue, Totals
 from phpmq_lite.storage.rollups import (
     ALL,
     COUNTS,
@@ -144,7 +144,7 @@ class Rollups:
         self.records: set[int] = set()  # those of them that are dead-letter queues
         self.lines: dict[tuple[int, str], str] = {}  # drawn of it, kept until the next points
         self._series: dict[int, Series] = {}
-        self._before: dict[int, tuple[int, ...]] = {}
+        self._before: dict[int, tuple[Totals, tuple[int, ...]]] = {}
         self._waits: dict[int, Sequence[int]] = {}
         self._holds: dict[int, Sequence[int]] = {}
         self._filled: set[int] = set()  # not empty at the last look
@@ -224,7 +224,7 @@ class Rollups:
         """Take in one queue; tell whether there was anything."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
         counts: tuple[int, ...] = _counts(queue.totals)
-        before = self._before.get(queue_id, _ZEROS)
+        before = self._counted(queue)
         live = row.live_count
         if not live and counts == before and queue_id not in self._filled:
             return False
@@ -250,16 +250,21 @@ class Rollups:
             self._share(REST, happened, live - held)
         return True
 
+    def _counted(self, queue: Queue) -> tuple[int, ...]:
+        """Give what was taken in before: nothing of a queue that was removed and is back."""
+        queue_id = queue.queue_id
+        totals, counts = self._before.get(queue_id, (queue.totals, _ZEROS))
+        if totals is queue.totals:
+            return counts
+        self._forget(queue_id)
+        return _ZEROS
+
     def _since(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> Sum:
         queue_id = queue.queue_id
         if counts == before:
             return Sum()
         happened = Sum(tuple(map(sub, counts, before)))
-        if min(happened.counts) < 0:  # another queue under the same number
-            self._waits.pop(queue_id, None)
-            self._holds.pop(queue_id, None)
-            happened = Sum(counts)
-        self._before[queue_id] = counts
+        self._before[queue_id] = queue.totals, counts
         happened.wait = _grown(self._waits, queue_id, queue.wait)
         happened.hold = _grown(self._holds, queue_id, queue.hold)
         return happened
@@ -361,10 +366,13 @@ class Rollups:
     def forget(self, alive: Iterable[int]) -> None:
         """Forget what queues that were removed had counted."""
         for gone in self._before.keys() - set(alive):
-            del self._before[gone]
-            self._waits.pop(gone, None)
-            self._holds.pop(gone, None)
+            self._forget(gone)
             self._filled.discard(gone)
+
+    def _forget(self, queue_id: int) -> None:
+        del self._before[queue_id]
+        self._waits.pop(queue_id, None)
+        self._holds.pop(queue_id, None)
 
 
 def _grown(

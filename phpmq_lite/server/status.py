@@ -139,13 +139,14 @@ class Rates:
     """Remembers a sample of every queue's totals for the last ten seconds."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, dict[int, tuple[int, int, int]]]] = deque()
+        self._samples: deque[tuple[float, dict[int, tuple[Totals, int, int, int]]]] = deque()
 
     def sample(self, queues: dict[int, Queue], at_s: float) -> None:
         """Take a sample; call about once a second."""
         counts = {
-            number: (queue.totals.published, queue.totals.dispatched, queue.totals.acked)
+            number: (totals, totals.published, totals.dispatched, totals.acked)
             for number, queue in queues.items()
+            for totals in (queue.totals,)
         }
         self._samples.append((at_s, counts))
         while at_s - self._samples[0][0] > RATE_WINDOW_S:
@@ -156,15 +157,17 @@ class Rates:
         if not self._samples:
             return NO_RATES
         since, counts = self._samples[0]
-        before = counts.get(queue.queue_id, (0, 0, 0))
         totals, span_s = queue.totals, max(at_s - since, 0.5)
-        now = (totals.published, totals.dispatched, totals.acked)
-        if now == before:
+        before = counts.get(queue.queue_id)
+        if before is None or before[0] is not totals:  # new, or back under its number: from 0
+            before = (totals, 0, 0, 0)
+        _, published, dispatched, acked = before
+        if (totals.published, totals.dispatched, totals.acked) == (published, dispatched, acked):
             return NO_RATES
         return (
-            (now[0] - before[0]) / span_s,
-            (now[1] - before[1]) / span_s,
-            (now[2] - before[2]) / span_s,
+            (totals.published - published) / span_s,
+            (totals.dispatched - dispatched) / span_s,
+            (totals.acked - acked) / span_s,
         )
 
 

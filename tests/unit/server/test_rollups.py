@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 from phpmq_lite.broker.histogram import BUCKETS, bucket, unpack
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.model import QueueRow, QueueSettings
@@ -200,18 +202,20 @@ def test_late_sample_stands_for_the_time_that_passed_up_to_a_minute() -> None:
     assert [p.span_s for p in rig.rollups.points(1)] == [30, 60]
 
 
-def test_queue_made_anew_under_the_same_number_starts_at_zero() -> None:
+@pytest.mark.parametrize("count", [2, 9, 12])
+def test_queue_made_anew_under_the_same_number_starts_at_zero(count: int) -> None:
     orders = made()
     rig = Rig(orders)
     publish(orders, 9)
     settle(orders, 9)
     rig.slot()
     other = made("mail", 1)
-    publish(other, 2)
-    settle(other, 2)
+    publish(other, count)
+    settle(other, count)
     rig.queues[:] = [other]
     rig.slot()
-    assert [p.published for p in rig.rollups.points(1)] == [9, 2]
+    assert [p.published for p in rig.rollups.points(1)] == [9, count]
+    assert [sum(unpack(p.wait or b"")) for p in rig.rollups.points(1)] == [9, count]
     assert all(min(p[2:]) >= 0 for p in ((*q[:14],) for q in rig.rollups.points(1)))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.queue import Connection, Totals
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Stored
@@ -236,3 +236,17 @@ def test_rates_of_a_queue_that_is_new_start_at_nothing(core: Broker) -> None:
     assert queue is not None
     queue.totals.acked = 20
     assert rates.of(queue, 4.0) == (0.0, 0.0, 5.0)
+
+
+@pytest.mark.parametrize("published", [1, 2_000, 2_100])
+def test_rates_of_a_queue_that_is_back_under_its_number_start_at_nothing(
+    core: Broker, published: int
+) -> None:
+    core.begin(NOW)
+    queue = core.lives.queue("orders")
+    assert queue is not None
+    queue.totals.published = 2_000
+    rates = Rates()
+    rates.sample(core.lives.by_id, 0.0)
+    queue.totals = Totals(published=published)  # flushed, gone, and published to again
+    assert rates.of(queue, 10.0) == (published / 10, 0.0, 0.0)
