@@ -25,6 +25,7 @@ from phpmq_lite.admin.doors import door_of
 from phpmq_lite.admin.health import is_started
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
+from phpmq_lite.admin.requests import check_path
 from phpmq_lite.admin.route import Handler, Route
 from phpmq_lite.admin.routes import ROUTES, paths, register
 from phpmq_lite.admin.urls import Urls
@@ -220,11 +221,17 @@ def _guarded(route: Route) -> Handler:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
         if route.audit is not None:
             return await _write(request, route)
-        _check_started(request, route)
-        gate.check_role(request, route)
+        _check_asked(request, route)
         return await route.handler(request)
 
     return handle
+
+
+def _check_asked(request: web.Request, route: Route) -> None:
+    """Check what every route asks for."""
+    _check_started(request, route)
+    gate.check_role(request, route)
+    check_path(request)
 
 
 def _check_started(request: web.Request, route: Route) -> None:
@@ -244,8 +251,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
     """
     entry = begin_entry(request, route, request[REQUEST_ID])
     try:
-        _check_started(request, route)
-        gate.check_role(request, route)
+        _check_asked(request, route)
         if route.is_writing:
             await gate.check_change(request, route)
         return await route.handler(request)

@@ -2,6 +2,7 @@
 
 import json
 from typing import TypeVar
+from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 from pydantic import BaseModel
@@ -57,6 +58,22 @@ def read_json(raw: bytes) -> object:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "malformed", f"The body is not JSON: {error}.") from None
+
+
+def check_path(request: web.Request) -> None:
+    """Refuse a path that is not UTF-8 once its ``%`` are decoded.
+
+    aiohttp leaves what it cannot decode as it stands: ``%FF`` would be the name ``%FF``, which
+    is written ``%25FF``.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    try:
+        unquote_to_bytes(request.rel_url.raw_path).decode()
+    except UnicodeDecodeError:
+        detail = "A name in the path is not UTF-8 once its percent signs are decoded."
+        raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
 
 
 def queue_name_of(request: web.Request) -> str:
