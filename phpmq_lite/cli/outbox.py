@@ -218,7 +218,7 @@ class _Turns:
 
 
 def _report(row: Waiting, why: str) -> None:
-    talk(f"row {row.row_id} for {escape(row.queue)} stays: {escape(why)}")
+    talk(f"row {row.row_id} for {escape(row.queue) or 'no queue'} stays: {escape(why)}")
 
 
 def _end(done: Pass, left: int) -> None:

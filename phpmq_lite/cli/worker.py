@@ -39,6 +39,18 @@ _ENDS: Final = {  # reason of an outcome -> what it says at the end
 _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
+def _queue_name(value: str) -> str:
+    """Give the name of a queue, if one can be called that; a click type.
+
+    The worker would else be refused in each of its turns, and go on.
+    """
+    from phpmq_lite.broker.queue_settings import name_problem
+
+    if (problem := name_problem(value)) is not None:
+        raise click.BadParameter(f"the name of the queue {problem}")
+    return value
+
+
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Add what is about the run; handlers and back-off have options of their own."""
     seconds = click.FloatRange(min=0)
@@ -77,7 +89,7 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
                      metavar="FILE", help="Handle each meta.id once: an SQLite file remembers."),
         click.option("--drop-exhausted", is_flag=True,
                      help="Run an app without dead letters: what fails for good is dropped."),
-        click.option("--dead-letter-queue", metavar="NAME",
+        click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
                      help="Where dead letters go.  [default: the app's, QUEUE.dlq]"),
         click.option("--release-delay", type=seconds, metavar="SECONDS",
                      help="Of --on-unknown release.  [default: the app's, 5]"),
@@ -100,7 +112,7 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @click.option("--app", "app_name", required=True, metavar="MODULE:ATTR",
               help="The app: made by phpmq_lite.envelopes.connect, or of the SDK.")  # fmt: skip
-@click.option("--queue", metavar="NAME", help="Instead of the app's.")
+@click.option("--queue", type=_queue_name, metavar="NAME", help="Instead of the app's.")
 @_options
 @_app_options
 @partial(client_options, reconnect=False, is_asked_for=True)

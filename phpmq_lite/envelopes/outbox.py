@@ -55,9 +55,8 @@ CREATE TABLE IF NOT EXISTS {table}_lease (
 )
 """
 _INSERT: Final = "INSERT INTO {table} (id, queue, body, ttl_s, written_ms) VALUES (?, ?, ?, ?, ?)"
-_NEXT_QUEUE: Final = """
-SELECT min(queue) FROM {table} WHERE sent_ms IS NULL AND queue > ?
-"""
+_FIRST_QUEUE: Final = "SELECT min(queue) FROM {table} WHERE sent_ms IS NULL"
+_NEXT_QUEUE: Final = f"{_FIRST_QUEUE} AND queue > ?"
 _WAITING: Final = """
 SELECT seq, id, queue, CAST(body AS BLOB), ttl_s, attempts FROM {table}
 WHERE sent_ms IS NULL AND queue = ? AND next_ms <= ? ORDER BY seq LIMIT ?
@@ -299,13 +298,11 @@ class SqliteOutboxStore:
     def queues(self) -> list[str]:
         """Return the names of the queues that something waits for, each found in O(log n)."""
         found: list[str] = []
-        last = ""
-        while True:
-            row = self._connection.execute(self._sql(_NEXT_QUEUE), (last,)).fetchone()
-            if row[0] is None:
-                return found
-            last = row[0]
-            found.append(last)
+        row = self._connection.execute(self._sql(_FIRST_QUEUE)).fetchone()
+        while row[0] is not None:
+            found.append(row[0])
+            row = self._connection.execute(self._sql(_NEXT_QUEUE), (row[0],)).fetchone()
+        return found
 
     def take(self, queue: str, limit: int, most_bytes: int = 4 << 20) -> list[Waiting]:
         """Lease a queue and return its oldest rows that are due; none where another relay has it.

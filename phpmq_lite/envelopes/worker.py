@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from babelqueue import BabelQueue
 
+from phpmq_lite.client.session import Session
 from phpmq_lite.envelopes.app import App
 from phpmq_lite.envelopes.handling import Middleware, equipped
 from phpmq_lite.envelopes.limits import Limits, resident_bytes
 from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
-from phpmq_lite.errors import SettingsError
+from phpmq_lite.errors import LocalProtocolError, SettingsError
 
 RESERVE_S = 1.0  # one wait for a message; limits and signals are looked at in between
+_CHECKS: Final = Session(1).side  # sends nothing
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +59,8 @@ def run(
         monotonic: seconds, for ``limits.max_runtime_s``.
 
     Raises:
-        SettingsError: dead letters are off, or there is no transport.
+        SettingsError: dead letters are off, there is no transport, or no queue can be called
+            that: the SDK would try on for ever.
         SystemExit: a handler raised it; its message went back to the queue.
     """
     if transport is not None:
@@ -91,6 +95,10 @@ def _prepared(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTran
             "dead letters are off, so what fails for good would be lost: "
             "make the app with dead_letter=True, or say --drop-exhausted"
         )
+    try:
+        _CHECKS.publish(queue, b"", 0)
+    except LocalProtocolError as error:
+        raise SettingsError(f"the app cannot work on {queue!r}: {error}") from None
     if app.unknown_urn_release_delay <= 0:
         app.unknown_urn_release_delay = RELEASE_S  # without a delay `release` spins
     if transport.dead_letter_queue is None:

@@ -107,6 +107,22 @@ def test_row_that_is_not_allowed_stays_and_status_shows_it(
     assert row["error"] == "content is 9000000 bytes, the limit is 8388608"
 
 
+def test_row_without_a_queue_is_named_and_fails(
+    broker: BrokerProcess, database: Path, queue: str
+) -> None:
+    """A row that another program wrote: our writers refuse it."""
+    sell(database, queue, 1, 2)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE phpmq_outbox SET queue = '' WHERE seq = 1")
+    done = relay(broker, database)
+    assert done.exit_code == 1
+    assert " for no queue stays: a queue name has 1 to 255 bytes, not 0\n1 sent\n" in done.stderr
+    assert stored(broker, queue) == [2]
+    (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
+    assert (row["queue"], row["waiting"], row["failing"]) == ("", 1, 1)
+    assert row["error"] == "a queue name has 1 to 255 bytes, not 0"
+
+
 def test_paused_queue_keeps_its_rows_and_its_order(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:

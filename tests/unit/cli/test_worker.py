@@ -93,6 +93,35 @@ def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
     assert result.exit_code == 2, result.output
 
 
+@pytest.mark.parametrize("option", ["--queue", "--dead-letter-queue"])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("a\tb", "has a control character"),
+        ("a" * 256, "has 256 bytes, it may have 1 to 255"),
+        ("", "has 0 bytes, it may have 1 to 255"),
+        ("\udcff", "is not UTF-8"),
+    ],
+)
+def test_queue_that_cannot_be_called_that_exits_with_2(
+    shop: Any, option: str, name: str, problem: str
+) -> None:
+    shop.app = connect()
+    flags = [option, name, "--max-runtime", "1s", "--once"]
+    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2, f"Error: Invalid value for '{option}': the name of the queue {problem}",
+    )  # fmt: skip
+
+
+def test_app_of_a_queue_that_cannot_be_called_that_exits_with_78(shop: Any) -> None:
+    shop.app = connect(queue="a\tb")
+    flags = ["--max-runtime", "1s"]
+    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    assert result.exit_code == 78
+    assert "cannot work on 'a\\tb': a queue name has no control characters" in result.stderr
+
+
 def test_app_without_dead_letters_exits_with_78(shop: Any) -> None:
     shop.app = connect(dead_letter=False)
     result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app"])
