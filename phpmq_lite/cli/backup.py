@@ -94,10 +94,13 @@ def _asked(node: Node) -> Row:
         told = node.get("/backups")
     if told["error"]:
         raise CommandError(told["error"])
-    made: Row | None = next((row for row in told["items"] if row["id"] == told["made"]), None)
-    if made is None:  # the first of the items may be of a clock that was ahead
-        raise CommandError(f"the backup {told['made']} is gone", NOT_FOUND)
-    return made
+    items: list[Row] = told["items"]
+    name = told.get("made")
+    # An older broker does not say which; the first may be of a clock that was ahead.
+    made = [row for row in items if name is None or row["id"] == name]
+    if not made:
+        raise CommandError(f"the backup {name or 'that was made'} is gone", NOT_FOUND)
+    return made[0]
 
 
 def _listed(settings: Settings | None) -> list[Row]:

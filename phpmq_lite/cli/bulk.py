@@ -57,8 +57,7 @@ def act(
     if ids:
         if dry_run:
             raise click.UsageError("--dry-run goes with --query")
-        for message_id in ids:
-            write_one(node.post(f"/messages/{message_id}/{action}", given), None)
+        _act_on_each(node, action, ids, given)
         return
     if token is None:
         selection = node.post("/selections", {"q": query})
@@ -74,6 +73,28 @@ def act(
     elif (selection := _kept(node, token)) is not None and selection["to_confirm"]:
         given |= _confirmed(action, selection, is_yes=yes)  # else the preview was enough
     run(node, {"token": token, "action": action, "reason": reason} | given)
+
+
+def _act_on_each(node: Node, action: str, ids: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Go on behind a message that cannot be acted on; end with the worst exit code.
+
+    Raises:
+        CommandError: the broker does not answer, or has a defect: the next would fare no better.
+    """
+    worst = 0
+    for message_id in ids:
+        try:
+            done = node.post(f"/messages/{quote(message_id, safe='')}/{action}", given)
+        except CommandError as error:
+            text = f"{escape(message_id)}: {error}"
+            worst = max(worst, error.code)
+            if error.code not in (NOT_FOUND, REFUSED):
+                raise CommandError(text, worst) from None
+            talk(f"Error: {text}")
+        else:
+            write_one(done, None)
+    if worst:
+        click.get_current_context().exit(worst)
 
 
 def _confirmed(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """``check``: one figure against two bounds, with the words and exit codes of monitoring plugins."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
@@ -10,6 +11,7 @@ from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration
+from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import escape
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -37,14 +39,30 @@ def bounds(kind: dict[str, Any], warning: object, critical: object) -> Callable[
     return add
 
 
+@contextmanager
+def _wrong_use() -> Iterator[None]:
+    """Have wrong usage end with UNKNOWN: click's 2 would be critical to monitoring."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.show()
+        raise click.exceptions.Exit(UNKNOWN) from None
+
+
 class Checks(click.Group):
     """A broker that does not answer is unknown to monitoring, not an error of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the flags of the group itself."""
+        with _wrong_use():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the check; what goes wrong ends with UNKNOWN and exit code 3."""
         try:
-            return super().invoke(ctx)
-        except (CommandError, OSError) as error:
+            with _wrong_use():
+                return super().invoke(ctx)
+        except (CommandError, PhpmqError, OSError, UnicodeError) as error:
             click.echo(f"UNKNOWN: {error}")
             ctx.exit(UNKNOWN)
 

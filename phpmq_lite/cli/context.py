@@ -8,7 +8,7 @@ import click
 
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
-from phpmq_lite.cli.options import talk
+from phpmq_lite.cli.options import admin_url, talk
 from phpmq_lite.cli.output import Column, output_option, write
 from phpmq_lite.client.target import parse_target
 
@@ -41,7 +41,7 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@click.option("--node", "url", metavar="URL", help="The admin's address.")
+@click.option("--node", "url", type=admin_url, metavar="URL", help="The admin's address.")
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Its data folder.")
 @click.option(
     "--token-file",

@@ -10,7 +10,7 @@ import click
 
 from phpmq_lite.cli.main import ERROR, CommandError
 from phpmq_lite.cli.options import read_content
-from phpmq_lite.cli.output import Column, output_option, write, write_one
+from phpmq_lite.cli.output import Column, output_option, style_of, write, write_one
 from phpmq_lite.cli.schema import right_registry
 
 COLUMNS: Final = (
@@ -137,7 +137,8 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
     said |= {"tolerated": "data: [] is read as {}"} if verdict.is_tolerated else {}
     said |= {"warning": "; ".join(verdict.warnings)} if verdict.warnings else {}
     whole = said | {"envelope": _whole(content)}
-    write_one(whole if output in ("json", "jsonl") else dict(_lines(whole)), output or "table")
+    style = style_of(output)
+    write_one(whole if style in ("json", "jsonl") else dict(_lines(whole)), style)
     if problem is not None:
         ctx.exit(ERROR)
 

@@ -35,7 +35,11 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first that fits
     (PhpmqError, ERROR),
     (TimeoutError, TIMED_OUT),
     (OSError, ERROR),
+    (UnicodeError, ERROR),
 ]
+
+
+_AROUND: Final = 20  # characters shown before and after what is not UTF-8
 
 
 class Entry(NamedTuple):
@@ -201,7 +205,8 @@ def _on_purpose(error: Exception) -> Exception | None:
         return found[0] if all(found) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         return None  # click ends quietly: the reader of our output has gone
-    return error if isinstance(error, CommandError | PhpmqError | OSError) else None
+    is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
+    return error if is_ours else None
 
 
 def _exit_code(error: Exception) -> int:
@@ -213,6 +218,9 @@ def _exit_code(error: Exception) -> int:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, UnicodeDecodeError | UnicodeEncodeError):
+        around = error.object[max(0, error.start - _AROUND) : error.end + _AROUND]
+        return f"{around!r} is not UTF-8"
     return str(error) or type(error).__name__
 
 

@@ -1,15 +1,16 @@
 """``msg`` and ``search``: messages found, looked at, moved, deleted, brought back."""
 
-import base64
+import asyncio
 import json
 import sys
 from typing import Any, Final
+from urllib.parse import quote
 
 import click
 
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options
-from phpmq_lite.cli.node import Node, node_options
+from phpmq_lite.cli.node import Node, node_options, read_answer
 from phpmq_lite.cli.options import duration, talk
 from phpmq_lite.cli.output import Column, Fit, output_option, write
 
@@ -69,15 +70,24 @@ def ls(node: Node, queue: str, state: str | None, limit: int, output: str | None
 @node_options
 def get(node: Node, id: str, body: bool) -> None:
     """Show one message, alive or settled, as JSON; or its body."""
-    if not body:
-        click.echo(json.dumps(node.get(f"/messages/{id}"), indent=2))
-        return
-    found = node.get(f"/messages/{id}/body")
-    content: str = found["content"]
-    raw = base64.b64decode(content) if found["encoding"] == "base64" else content.encode()
-    sys.stdout.buffer.write(raw)
-    if not found["is_whole"]:
-        talk(f"the first {len(raw):,} of {found['size']:,} bytes; the page has a download")
+    path = f"/messages/{quote(id, safe='')}"
+    if body:
+        asyncio.run(_copy_body(node, f"{path}/body"))
+    else:
+        click.echo(json.dumps(node.get(path), indent=2))
+
+
+async def _copy_body(node: Node, path: str) -> None:
+    """Write a body to standard output; without ``download`` the broker gives its beginning."""
+    async with node.open("GET", path, query={"download": 1}) as response:
+        if response.status != 200:
+            read_answer(response.status, await response.read())
+        async for piece in response.content.iter_any():
+            sys.stdout.buffer.write(piece)
+        named = response.content_disposition
+    sys.stdout.buffer.flush()
+    if named is not None and (named.filename or "").endswith(".damaged"):
+        talk("the body is damaged: its checksum is another one")
 
 
 @msg.command()

@@ -17,6 +17,7 @@ from yarl import URL
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
+from phpmq_lite.cli.options import admin_url
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
 
@@ -145,7 +146,18 @@ def read_answer(status: int, content: bytes) -> Any:
     problem = document if isinstance(document, dict) else {}
     text = problem.get("detail") or problem.get("title") or f"the broker answered {status}"
     code = REFUSED if status in _REFUSALS else _EXIT_CODES.get(status, ERROR)
-    raise CommandError(escape(str(text)), code)
+    text = _with_bound(str(text), problem.get("field"), problem.get("bound"))
+    raise CommandError(escape(text), code)
+
+
+def _with_bound(text: str, field: object, bound: object) -> str:
+    """Add which input was wrong and what would be right, unless the text says it already."""
+    said = [str(one) for one in (field, bound) if one]
+    if field and text.startswith(f"{field}: "):
+        del said[0]
+        if bound and str(bound).split()[-1] in text:  # "le 20", of "less than or equal to 20"
+            said = []
+    return f"{text} ({': '.join(said)})" if said else text
 
 
 def node_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -160,18 +172,31 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="File with an API token, for --node.",
     )
-    node = click.option("--node", "url", metavar="URL", help="The admin's address, not the socket.")
+    node = click.option(
+        "--node",
+        "url",
+        type=admin_url,
+        metavar="URL",
+        help="The admin's address, not the socket.",
+    )
     return token(node(data_option(settings_options(find_first))))
 
 
 def find_node(given: Given, url: str | None, token_file: Path | None) -> Node:
-    """Find the broker: flags first, then the context in use, then the settings."""
+    """Find the broker: flags first, then the context in use, then the settings.
+
+    Raises:
+        UsageError: there is a token, but the broker is on this machine: over its socket anybody who
+            can open it is admin, so a viewer's token would have no effect.
+    """
     if url:
         return Node(None, url, read_token(token_file) if token_file else None)
     context = contexts.current() if given.is_nothing else None
     if context is not None and context.url:
         path = token_file or context.token_file
-        return Node(None, context.url, read_token(path) if path else None)
+        return Node(None, admin_url(context.url), read_token(path) if path else None)
+    if token_file is not None:
+        raise click.UsageError("--token-file goes with --node; the socket takes no token")
     settings = (given.load(data=context.data) if context else given.load()).settings
     return Node(settings.data / "control.sock", settings=settings)
 
@@ -180,8 +205,11 @@ def read_token(path: Path) -> str:
     """Read an API token from a file that only its owner can read.
 
     Raises:
-        CommandError: others can read it.
+        CommandError: others can read it, or it is not UTF-8.
     """
     if path.stat().st_mode & 0o077:
         raise CommandError(f"{path} can be read by others; chmod 600 it", REFUSED)
-    return path.read_text(encoding="utf-8").strip()
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise CommandError(f"{path} is not UTF-8; a token is plain text") from None

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -25,6 +26,20 @@ def assignment(value: str) -> tuple[str, str]:
     if not sign or not name.strip():
         raise click.BadParameter(f"{value!r} is no SECTION.NAME=VALUE")
     return name.strip(), given
+
+
+def admin_url(value: str) -> str:
+    """Give an address of an admin that says how to speak to it; a click type."""
+    if "://" not in value:
+        raise click.BadParameter(f"{value!r} has no scheme; write http://{value}")
+    try:
+        parts = urlsplit(value)
+        is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of a port or an IPv6 address
+        is_right = False
+    if not is_right:
+        raise click.BadParameter(f"{value!r} is no address; write http://HOST:PORT")
+    return value
 
 
 def read_content(path: Path) -> bytes:

@@ -118,7 +118,8 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         table.add_column(
             column.title,
             justify="right" if column.is_number else "left",
-            no_wrap=is_rest or column.fit is Fit.WHOLE,
+            no_wrap=is_rest or column.is_number or column.fit is Fit.WHOLE,
+            overflow="fold" if column.fit is Fit.WRAPPED else "ellipsis",
             ratio=1 if is_rest else None,
         )
     for row in zip(*(texts[column.key] for column in columns), strict=True):
@@ -127,7 +128,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
-    """Leave out spare columns, the last one first, until a terminal has room for the rest."""
+    """Leave out spare columns, the first one first, until a terminal has room for the rest."""
     if not sys.stdout.isatty():
         return columns
     from rich.cells import cell_len
@@ -141,7 +142,7 @@ def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> S
         for each in columns
     }
     room = Console().width + _GAP
-    for column in reversed(columns):
+    for column in columns:
         if sum(widths[each.key] + _GAP for each in left) <= room:
             break
         if column.fit is Fit.SPARE:

@@ -22,6 +22,8 @@ COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
+_DIGITS: Final = 20  # of a number; what SQLite stores has 19
+
 _name = click.argument("name", metavar="QUEUE")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 _side = click.option(
@@ -49,7 +51,8 @@ def queue() -> None:
 @output_option
 def queues(node: Node, pattern: str, output: str | None) -> None:
     """List the queues, or those that match GLOB."""
-    write(node.list("/queues", q=pattern or None), COLUMNS, output, "no queues yet")
+    empty = f"no queue matches {pattern!r}" if pattern else "no queues yet"
+    write(node.list("/queues", q=pattern or None), COLUMNS, output, empty)
 
 
 @click.command()
@@ -98,8 +101,11 @@ def _value(name: str, text: str) -> Any:
     kinds = [get_origin(kind) or kind for kind in get_args(known.annotation)] if known else []
     if bool in kinds and text in ("true", "false"):
         return text == "true"
-    is_number = Annotated in kinds and text.removeprefix("-").isdecimal()
-    return int(text) if is_number else text
+    if Annotated in kinds and text.removeprefix("-").isdecimal():
+        if len(text) > _DIGITS:  # Python converts no more than some thousand
+            raise click.UsageError(f"{name}: a number has at most {_DIGITS} digits")
+        return int(text)
+    return text
 
 
 @click.command()

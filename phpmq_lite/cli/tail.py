@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
 import aiohttp
@@ -45,7 +46,8 @@ def tail(node: Node, queue: str, kind: tuple[str, ...], number: int | None) -> N
                 if left == 0:
                     return
 
-    asyncio.run(follow())
+    with suppress(KeyboardInterrupt):
+        asyncio.run(follow())
 
 
 async def updates(node: Node, topic: str) -> AsyncIterator[dict[str, Any]]:

@@ -1,14 +1,16 @@
 """``token``: API tokens for programs.  A new one is printed on standard output, this once."""
 
 import time
+from math import ceil
 from typing import Final
 
 import click
 
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.accounts import write_accounts
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, duration, talk
-from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.cli.output import Column, output_option
 from phpmq_lite.cli.user import ROLES
 
 COLUMNS: Final = (
@@ -16,8 +18,8 @@ COLUMNS: Final = (
     Column("role", "ROLE"),
     Column("queues", "QUEUES"),
     Column("created_by", "MADE BY"),
-    Column("expires_at", "EXPIRES (ms)"),
-    Column("last_used_at", "LAST USED (ms)"),
+    Column("expires_at", "EXPIRES (UTC)"),
+    Column("last_used_at", "LAST USED (UTC)"),
 )
 
 
@@ -31,7 +33,7 @@ def token() -> None:
 @output_option
 def ls(node: Node, output: str | None) -> None:
     """List the tokens, without their secrets."""
-    write(node.list("/tokens"), COLUMNS, output, "no tokens")
+    write_accounts(node.list("/tokens"), COLUMNS, output, "no tokens")
 
 
 @token.command()
@@ -44,7 +46,7 @@ def ls(node: Node, output: str | None) -> None:
 @node_options
 def add(node: Node, name: str, role: str, queues: tuple[str, ...], expires: int | None) -> None:
     """Make a token and print it; only its hash is stored."""
-    expires_at = None if expires is None else int(time.time() + expires) * 1_000
+    expires_at = None if expires is None else ceil((time.time() + expires) * 1_000)
     asked = {"name": name, "role": role, "queues": list(queues), "expires_at": expires_at}
     made = node.post("/tokens", asked)
     talk(f"{name} is {role}; send it as: Authorization: Bearer TOKEN")

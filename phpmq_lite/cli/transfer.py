@@ -56,7 +56,7 @@ async def _copy(node: Node, query: str, style: str) -> int:
 
 
 @click.command("import")
-@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.argument("file", type=click.File("rb"), default="-")
 @click.option("--queue", help="Into this queue, whatever the lines say.")
 @click.option("--dry-run", is_flag=True, help="Check all lines, store nothing.")
 @node_options
@@ -143,14 +143,17 @@ def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any
     """Yield the number of each line and its message, once it is known to be one."""
     from phpmq_lite.admin.api.imports import problem_with
 
-    name = Path(str(getattr(file, "name", "-"))).name
+    name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(file, 1):  # bytes: text is read ahead, past the line at fault
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            where = f"{name}: line {number} is not UTF-8, at its byte {error.start + 1}"
+            raise CommandError(f"{where}; was the file cut off?") from None
         except ValueError as error:
             raise CommandError(f"{name}: line {number} is not JSON: {error}") from None
         if not isinstance(found, dict):

@@ -6,18 +6,19 @@ from typing import Final
 import click
 
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.cli.accounts import write_accounts
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, is_terminal, talk
-from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.cli.output import Column, output_option
 
 ROLES: Final = ("viewer", "operator", "admin")
 COLUMNS: Final = (
     Column("name", "NAME"),
     Column("role", "ROLE"),
     Column("queues", "QUEUES"),
-    Column("created_at", "MADE (ms)"),
-    Column("last_login_at", "LAST LOGIN (ms)"),
+    Column("created_at", "MADE (UTC)"),
+    Column("last_login_at", "LAST LOGIN (UTC)"),
 )
 
 _name = click.argument("name")
@@ -38,7 +39,8 @@ def user() -> None:
 @output_option
 def ls(node: Node, output: str | None) -> None:
     """List the users."""
-    write(node.list("/users"), COLUMNS, output, "no users: on this machine no login is needed")
+    nobody = "no users: on this machine no login is needed"
+    write_accounts(node.list("/users"), COLUMNS, output, nobody)
 
 
 @user.command()
@@ -83,8 +85,12 @@ def rm(node: Node, name: str, yes: bool) -> None:
 
 def _password(file: Path | None) -> str:
     if file is not None:
-        with click.open_file(str(file), encoding="utf-8") as given:
-            return str(given.read()).rstrip("\r\n")
+        with click.open_file(str(file), "rb") as given:
+            content: bytes = given.read()
+        try:
+            return content.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise CommandError(f"the password in {file} is not UTF-8") from None
     if not is_terminal():
         raise CommandError("without a terminal this needs --password-file")
     password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)

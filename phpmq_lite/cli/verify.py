@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from phpmq_lite.cli.given import Given, data_option, settings_options
-from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, output_option, write
 from phpmq_lite.storage.backup import MANIFEST, check_copy, read_backup
+from phpmq_lite.storage.data_folder import DATABASE, read_meta
 from phpmq_lite.storage.verify import Check
 from phpmq_lite.storage.verify import verify as verify_files
 
@@ -26,7 +27,7 @@ def verify(path: Path | None, output: str | None, given: Given) -> None:
     Looks at the write-ahead log, the structure, every body, and whether the tables agree. PATH is
     a backup, a database file or a data folder; without it, the data folder. A running broker is
     checked by `phpmq-lite scrub`.
-    Exit codes: 0 all is well, 65 something is damaged.
+    Exit codes: 0 all is well, 3 there never was a database, 65 something is damaged.
     """
     if path is None:
         path = given.load().settings.data
@@ -36,10 +37,19 @@ def verify(path: Path | None, output: str | None, given: Given) -> None:
             raise CommandError(f"{path / MANIFEST} cannot be read, or has no database", DAMAGED)
         check_copy(backup)
         path = backup.database
+    if _never_had_one(path):
+        raise CommandError(f"there is no database in {path}", NOT_FOUND)
     checks = verify_files(path)
     show(checks, output)
     if any(check.problems for check in checks):
         raise CommandError(f"{path} is damaged", DAMAGED)
+
+
+def _never_had_one(path: Path) -> bool:
+    """Tell a wrong folder from one whose database is lost, which is damage."""
+    if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
+        return False
+    return not read_meta(path).has_messages
 
 
 def show(checks: list[Check], output: str | None) -> None:
@@ -47,7 +57,8 @@ def show(checks: list[Check], output: str | None) -> None:
     rows = []
     for check in checks:
         result = "damaged" if check.problems else "ok"
-        rows.append({"check": check.name, "result": result, "found": check.found})
+        if check.found or not check.problems:
+            rows.append({"check": check.name, "result": result, "found": check.found})
         rows += [
             {"check": check.name, "result": "damaged", "found": problem}
             for problem in check.problems

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from inspect import cleandoc
 from textwrap import wrap
 from typing import Final
 
@@ -100,7 +101,7 @@ def _flag(option: Option) -> str:
 
 def _paragraphs(text: str | None) -> Iterator[str]:
     """Yield the paragraphs of a help text; one that click must not wrap is shown as it stands."""
-    for paragraph in (text or "").strip().split("\n\n"):
+    for paragraph in cleandoc(text or "").strip().split("\n\n"):
         if paragraph.startswith("\b\n"):
             yield f"```text\n{paragraph[2:]}\n```"
         else:

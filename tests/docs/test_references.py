@@ -42,3 +42,9 @@ def test_no_word_about_tables_is_left_over() -> None:
         table, _, column = name.partition(".")
         assert not table or table in tables, name
         assert not column or column in columns, name
+
+
+def test_lines_that_click_leaves_as_they_are_stay_so() -> None:
+    page = text_of("docs/cli.md")
+    assert "```text\npublish      confirmed publishing, one connection\nflow         one" in page
+    assert "\b" not in page

@@ -386,7 +386,8 @@ def main() -> int:
                 trials.try_some(kindred, given.sample, rng)
             else:
                 trials.try_all(kindred)
-            print(f"{kindred.case(0)}: {len(trials.outcomes)} lives so far", file=sys.stderr)
+            if sys.stderr.isatty():
+                print(f"{kindred.case(0)}: {len(trials.outcomes)} lives so far", file=sys.stderr)
     print("\n".join(trials.lines))
     lives = len(trials.outcomes)
     print(f"I/O errors: {lives} lives, seed {given.seed}, {time.monotonic() - began:.0f} s")

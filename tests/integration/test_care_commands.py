@@ -160,10 +160,39 @@ def test_command_names_what_is_not_there(tmp_path: Path) -> None:
     for arguments, code in (
         (["restore", "20260101T000000Z"], 2),
         (["backup"], 3),
-        (["verify"], 65),
+        (["verify"], 3),
     ):
         line = [*arguments, "--data", str(tmp_path / "nothing")]
         assert CliRunner().invoke(commands, line).exit_code == code
+
+
+def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path) -> None:
+    def verified(path: Path) -> Result:
+        return CliRunner().invoke(commands, ["verify", str(path)], catch_exceptions=False)
+
+    result = verified(tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        3, f"Error: there is no database in {tmp_path}\n"
+    )  # fmt: skip
+    (tmp_path / "meta.json").write_text('{"has_messages": true}')
+    assert verified(tmp_path).exit_code == 65
+
+
+def test_verify_of_what_is_no_database_says_so_in_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("no database, whatever it is called\n" * 500)
+    result = CliRunner().invoke(commands, ["verify", str(path)])
+    assert result.exit_code == 65
+    assert all(row["found"] for row in rows(result))
+
+
+def test_backup_of_an_older_broker_is_the_first_of_its_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
+    monkeypatch.setattr(Node, "post", lambda *_: told)
+    result = CliRunner().invoke(commands, ["backup", "--node", "http://127.0.0.1:9"])
+    assert rows(result) == [{"id": "b"}]
 
 
 def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -62,6 +63,55 @@ def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(run: Run, qu
 def test_few_that_were_looked_at_need_no_more(run: Run, queue: str) -> None:
     job = json.loads(run("msg", "rm", "--apply", selected(run, queue, 2)).stdout)
     assert (job["state"], job["done"]) == ("done", 2)
+
+
+def test_each_id_is_tried_and_each_error_names_its_id(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x", "--count", "3")
+    first, second, third = (
+        json.loads(line)["id"] for line in run("msg", "ls", queue).stdout.split("\n")[:3]
+    )
+    run("msg", "rm", second)
+    result = run("msg", "rm", first, second, "a b?#", third, code=3)
+    assert len(result.stdout.splitlines()) == 2
+    assert f"Error: {second}: " in result.stderr
+    assert "Error: a b?#: " in result.stderr
+    assert ready(run, queue) == 0
+
+
+def test_id_is_one_part_of_the_address_whatever_is_in_it(run: Run, queue: str) -> None:
+    run("publish", queue, "--data", "x")
+    message_id = json.loads(run("msg", "ls", queue).stdout)["id"]
+    for wrong in ("a b", f"{message_id}?", f"{message_id}#x", f"{message_id}/events"):
+        run("msg", "get", wrong, code=3)
+        run("msg", "rm", wrong, code=3)
+
+
+def test_name_that_is_not_utf_8_is_one_line(run: Run) -> None:
+    result = run("queue", "show", "bad\udcff", code=1)
+    assert result.stderr == "Error: 'bad\\udcff' is not UTF-8\n"
+
+
+def test_password_that_is_not_utf_8_is_one_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes("pässwörter von früher".encode("latin-1"))
+    result = run("user", "add", "eve", "--password-file", str(path), code=1)
+    assert result.stderr == f"Error: the password in {path} is not UTF-8\n"
+
+
+def test_list_in_which_nothing_matches_says_so(run: Run, queue: str) -> None:
+    run("queue", "create", queue)
+    assert run("queue", "ls", "zzz", "-o", "table").stderr == "no queue matches 'zzz'\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\0" * 1_500_000, "größer".encode()])
+def test_body_is_written_whole(run: Run, queue: str, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(content)
+    queue = queue.partition("[")[0] + str(len(content))
+    run("publish", queue, str(path))
+    message_id = json.loads(run("msg", "ls", queue).stdout)["id"]
+    assert run("msg", "get", message_id, "--body").stdout_bytes == content
+    run("msg", "get", message_id[::-1], "--body", code=3)
 
 
 def test_unknown_token_is_not_found(run: Run) -> None:

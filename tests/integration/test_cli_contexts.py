@@ -56,6 +56,53 @@ def test_command_goes_to_the_broker_of_the_context() -> None:
     assert "no broker answers on http://127.0.0.1:9" in result.stderr
 
 
+def test_address_without_a_scheme_is_a_wrong_use() -> None:
+    for arguments in (
+        ["context", "add", "x", "--node", "mq:9601"],
+        ["queues", "--node", "mq:9601"],
+    ):
+        result = CliRunner().invoke(commands, arguments)
+        assert result.exit_code == 2
+        assert "'mq:9601' has no scheme; write http://mq:9601" in result.stderr
+    assert contexts.current() is None
+
+
+@pytest.mark.parametrize("url", ["ftp://mq", "http://", "http://mq:x", "http://[::1"])
+def test_address_of_no_admin_is_a_wrong_use(url: str) -> None:
+    result = run("add", "x", "--node", url)
+    assert result.exit_code == 2
+    assert "write http://HOST:PORT" in result.stderr
+
+
+def test_context_without_a_scheme_that_is_remembered_is_a_wrong_use() -> None:
+    contexts.save("x", {"x": contexts.Context("x", url="mq:9601")})
+    result = CliRunner().invoke(commands, ["queues"])
+    assert (result.exit_code, "write http://mq:9601" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool) -> None:
+    path = tmp_path / "token"
+    path.touch(0o600)
+    if in_use:
+        run("add", "here", "--data", str(tmp_path))
+    where = [] if in_use else ["--data", str(tmp_path)]
+    result = CliRunner().invoke(commands, ["queues", "--token-file", str(path), *where])
+    assert result.exit_code == 2
+    assert "--token-file goes with --node" in result.stderr
+
+
+def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("phpmq_x", encoding="utf-16")
+    path.chmod(0o600)
+    arguments = ["queues", "--node", "http://127.0.0.1:9", "--token-file", str(path)]
+    result = CliRunner().invoke(commands, arguments)
+    assert (result.exit_code, result.stderr) == (
+        1, f"Error: {path} is not UTF-8; a token is plain text\n"
+    )  # fmt: skip
+
+
 def test_token_file_must_be_private(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("phpmq_x")

@@ -210,7 +210,8 @@ def test_envelope_is_shown(run: Run, tmp_path: Path) -> None:
     shown = json.loads(run("envelope", "show", file, "-o", "json").stdout)
     assert shown["verdict"] == "fine"
     assert shown["envelope"]["job"] == URN
-    table = run("envelope", "show", file).stdout
+    assert json.loads(run("envelope", "show", file).stdout) == shown
+    table = run("envelope", "show", file, "-o", "table").stdout
     assert all(words in table for words in ("meta.queue", URN, '"order_id": 1'))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -99,6 +100,13 @@ async def test_tail_ends_with_an_error_when_the_queue_is_removed(
         await site.ok("POST", "/queues/orders/purge")
         await site.ok("DELETE", "/queues/orders")
         assert await ended(process) == (3, "Error: There is no queue 'orders'.\n")
+
+
+async def test_tail_is_ended_with_ctrl_c(site: Site, tmp_path: Path) -> None:
+    async with tail(tmp_path, "orders") as process:
+        await publish_until_shown(site, process)
+        process.send_signal(signal.SIGINT)
+        assert await ended(process) == (0, "")
 
 
 async def test_tail_ends_with_an_error_when_the_broker_stops(tmp_path: Path) -> None:

@@ -46,6 +46,14 @@ class SearchIn(FoundIn):
     q: str = Field("", max_length=QUERY_CHARACTERS)
 
 
+class BodyIn(BaseModel):
+    """Without ``download``: at most the first 64 KiB, as JSON."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    download: str | None = Field(None, description="anything: the whole body, as bytes in a file")
+
+
 class ListOut(BaseModel):
     """A page of messages."""
 
@@ -245,7 +253,10 @@ ROUTES: Final = (
         "GET", "/api/v1/messages/{id}", Role.VIEWER, "api-message", message,
         gives=DetailOut, cli="msg get",
     ),
-    Route("GET", "/api/v1/messages/{id}/body", Role.VIEWER, "api-body", body, gives=BodyOut),
+    Route(
+        "GET", "/api/v1/messages/{id}/body", Role.VIEWER, "api-body", body,
+        query=BodyIn, gives=BodyOut, cli="msg get",
+    ),
     Route(
         "GET", "/api/v1/messages/{id}/events", Role.VIEWER, "api-message-events", events,
         gives=EventsOut,

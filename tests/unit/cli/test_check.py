@@ -23,6 +23,20 @@ def test_check_of_a_broker_that_does_not_answer_is_unknown() -> None:
     assert result.stdout.startswith("UNKNOWN: no broker answers on /no/such/folder/control.sock")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["ready", "--wrong"], ["--wrong"], ["wrong"], ["backlog", "-w", "many"], []]
+)
+def test_wrong_use_is_unknown(arguments: list[str]) -> None:
+    result = CliRunner().invoke(commands, ["check", *arguments])
+    assert result.exit_code == check.UNKNOWN
+    assert "Usage" in result.stderr
+
+
+def test_wrong_setting_is_unknown() -> None:
+    result = CliRunner().invoke(commands, ["check", "ready", "--set", "no.such=1"])
+    assert (result.exit_code, result.stdout[:9]) == (check.UNKNOWN, "UNKNOWN: ")
+
+
 NOW_S = 1_800_000_000.0
 
 

@@ -77,6 +77,20 @@ def test_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch) -> 
     assert end_with(error, monkeypatch) == (1, "Error: a.txt: No such file or directory\n")
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (UnicodeDecodeError("utf-8", b"x" * 50 + b"\xff" + b"y" * 50, 50, 51, "bad"),
+         repr(b"x" * 20 + b"\xff" + b"y" * 20)),
+        (UnicodeEncodeError("utf-8", "bad\udcff", 3, 4, "bad"), r"'bad\udcff'"),
+    ],
+)  # fmt: skip
+def test_text_that_is_not_utf_8_is_shown_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+) -> None:
+    assert end_with(error, monkeypatch) == (1, f"Error: {shown} is not UTF-8\n")
+
+
 def test_unknown_command_is_a_wrong_use() -> None:
     assert CliRunner().invoke(main.commands, ["frobnicate"]).exit_code == 2
 

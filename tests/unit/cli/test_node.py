@@ -1,5 +1,7 @@
 """What the broker's HTTP answers mean for a command."""
 
+import json
+
 import pytest
 
 from phpmq_lite.cli.main import CommandError
@@ -21,6 +23,29 @@ def test_problem_becomes_its_exit_code(status: int, code: int) -> None:
     with pytest.raises(CommandError, match=r"^no queue \\x1b$") as caught:
         read_answer(status, b'{"title": "Not found", "detail": "no queue \\u001b"}')
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ({"detail": "It has 5.", "field": "password", "bound": "12 to 1024 characters"},
+         "It has 5. (password: 12 to 1024 characters)"),
+        ({"detail": "'a b' is none.", "bound": "1 to 64 letters"},
+         "'a b' is none. (1 to 64 letters)"),
+        ({"detail": "It begins with /.", "field": "link"}, "It begins with /. (link)"),
+        ({"detail": "n: Must be less than 20.", "field": "n", "bound": "lt 20"},
+         "n: Must be less than 20."),
+        ({"detail": "at: 'x' is no time.", "field": "at", "bound": "Unix milliseconds"},
+         "at: 'x' is no time. (Unix milliseconds)"),
+        ({"detail": "No."}, "No."),
+    ],
+)  # fmt: skip
+def test_problem_names_its_field_and_what_would_be_right(
+    problem: dict[str, str], said: str
+) -> None:
+    with pytest.raises(CommandError) as caught:
+        read_answer(422, json.dumps(problem).encode())
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[1]", b'{"detail": null}'])

@@ -95,14 +95,16 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
-    """Give what a list with an id looks like in a terminal so wide."""
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Give what a list with an id, or another one, looks like in a terminal so wide."""
 
-    def run(width: int) -> list[str]:
+    def run(
+        width: int, rows: list[dict[str, Any]] | None = None, columns: list[Column] | None = None
+    ) -> list[str]:
         monkeypatch.setattr(sys, "stdout", terminal := Terminal())
         for name, value in (("TERM", "xterm"), ("COLUMNS", str(width))):
             monkeypatch.setenv(name, value)
-        write(FOUND, WIDE, None, "")
+        write(rows or FOUND, columns or WIDE, None, "")
         return [unstyle(line).rstrip() for line in terminal.getvalue().splitlines()]
 
     return run
@@ -119,7 +121,7 @@ FOUND = [{"id": "0" * 32, "queue": "orders", "size": 7, "reason": "ttl", "previe
 
 
 def test_terminal_shows_ids_whole_and_a_line_for_each(
-    on_terminal: Callable[[int], list[str]],
+    on_terminal: Callable[..., list[str]],
 ) -> None:
     head, line = on_terminal(80)
     assert head.split() == ["ID", "QUEUE", "SIZE", "REASON", "BODY"]
@@ -128,14 +130,23 @@ def test_terminal_shows_ids_whole_and_a_line_for_each(
 
 
 @pytest.mark.parametrize(
-    ("width", "spare"), [(72, ["SIZE", "REASON"]), (71, ["SIZE"]), (64, ["SIZE"]), (63, [])]
+    ("width", "spare"), [(72, ["SIZE", "REASON"]), (71, ["REASON"]), (66, ["REASON"]), (65, [])]
 )
 def test_narrow_terminal_leaves_out_what_it_may(
-    on_terminal: Callable[[int], list[str]], width: int, spare: list[str]
+    on_terminal: Callable[..., list[str]], width: int, spare: list[str]
 ) -> None:
     head, line = on_terminal(width)
     assert head.split() == ["ID", "QUEUE", *spare, "BODY"]
     assert "0" * 32 in line
+
+
+def test_terminal_breaks_long_texts_and_no_numbers(on_terminal: Callable[..., list[str]]) -> None:
+    name = "orders.retry." * 8
+    found = [{"id": "0" * 32, "queue": name, "size": 1_234_567, "preview": ""}]
+    columns = [WIDE[0], WIDE[1], Column("size", "SIZE", is_number=True)]
+    lines = on_terminal(60, found, columns)
+    assert "".join(line[34:49].strip() for line in lines[1:]) == name
+    assert "1,234,567" in lines[1]
 
 
 @pytest.mark.parametrize("total", [5_000, None])

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+import click
 import pytest
 
 from phpmq_lite.cli.queue import _value, path_of
@@ -29,6 +30,11 @@ from phpmq_lite.model import QueueSettings
 def test_value_is_read_as_its_setting_has_it(name: str, text: str, value: object) -> None:
     found = _value(name, text)
     assert (found, type(found)) == (value, type(value))
+
+
+def test_number_of_many_digits_is_a_wrong_use() -> None:
+    with pytest.raises(click.UsageError, match=r"^max_messages: a number has at most 20 digits$"):
+        _value("max_messages", "9" * 5_000)
 
 
 def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:

@@ -11,7 +11,7 @@ from phpmq_lite.cli.main import CommandError
 
 
 def read(text: str, queue: str | None = None) -> list[dict[str, object]]:
-    return [message for _, message in transfer._messages(io.StringIO(text), queue)]
+    return [message for _, message in transfer._messages(io.BytesIO(text.encode("latin-1")), queue)]
 
 
 def test_export_is_read_back_without_its_last_line() -> None:
@@ -33,6 +33,10 @@ def test_queue_of_the_command_line_wins() -> None:
         ('{"content": 1, "queue": "a"}', "line 1 has no content"),
         ('{"content": "x", "queue": "a"}\n[1]', "line 2 is no JSON object"),
         ("\n{", "line 2 is not JSON"),
+        (
+            '{"content": "x", "queue": "a"}\n{"ü"',
+            "line 2 is not UTF-8, at its byte 3; was the file",
+        ),
         ('{"queue": "a", "content": null}', "line 1 has no content"),
         ('{"queue": "a", "id": "0"}', "line 1 has no content"),
     ],
