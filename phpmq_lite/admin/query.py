@@ -312,13 +312,14 @@ def of_group(group: DeathGroup) -> Query:
     if group.cause is None:
         terms.append(Term("data", "*", is_negated=True, path=path))
     else:
-        terms.append(Term("data", _cause_pattern(group.cause), path=path))
+        pattern = _cause_pattern(group.cause, is_whole=group.is_whole)
+        terms.append(Term("data", pattern, path=path))
     return Query(tuple(terms))
 
 
-def _cause_pattern(cause: str) -> str:
-    """Make a pattern of a cause: at most so many wildcards, and any end."""
-    pieces = [escape_pattern(piece) for piece in cause.split("*")]
-    if len(pieces) > WILDCARDS:
-        pieces = [*pieces[: WILDCARDS - 1], ""]
-    return "*".join(pieces).rstrip("*") + "*"
+def _cause_pattern(cause: str, *, is_whole: bool) -> str:
+    """Make a pattern of a cause; only one that was cut may go on."""
+    pattern = "*".join(map(escape_pattern, cause.split("*")))
+    if pattern.startswith(("<", ">")):
+        pattern = "\\" + pattern  # it is text, no comparison
+    return pattern if is_whole else pattern.rstrip("*") + "*"

@@ -73,7 +73,8 @@ def find(
         read = reading(lives, record, body, target)()
     origin = _origin(lives, record, read.origin) if target is None else target
     if origin is None:
-        return "queue gone" if record.source_queue_id is not None else "not a record"
+        names_one = record.source_queue_id is not None or read.origin is not None
+        return "queue gone" if names_one else "not a record"
     if origin.queue_id == record.queue_id:
         return "there already"
     if target is None and queues is not None and origin.queue_id not in queues:

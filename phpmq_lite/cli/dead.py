@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import quote
 
 import click
 
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options, finish, followed
+from phpmq_lite.cli.main import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.logs import escape
 
 COLUMNS: Final = (
     Column("queue", "QUEUE"),
@@ -41,7 +44,13 @@ def dead() -> None:
 @output_option
 def ls(node: Node, output: str | None) -> None:
     """List the dead letters by queue, origin and reason."""
-    write(node.list("/dead"), COLUMNS, output, "no dead letters")
+    shown = ("queue", "origin", "reason")
+    added: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for group in _groups(node):  # those have URN and cause apart too
+        key = tuple(group[name] for name in shown)
+        row = added.setdefault(key, dict(zip(shown, key, strict=True)) | {"count": 0})
+        row["count"] += group["count"]
+    write(list(added.values()), COLUMNS, output, "no dead letters")
 
 
 @dead.command()
@@ -49,8 +58,7 @@ def ls(node: Node, output: str | None) -> None:
 @output_option
 def groups(node: Node, output: str | None) -> None:
     """Group the dead letters by cause; numbers and ids in the reasons count as one."""
-    found = node.get("/dead/groups")["items"]
-    write(found, GROUP_COLUMNS, output, "no dead letters")
+    write(_groups(node), GROUP_COLUMNS, output, "no dead letters")
 
 
 @dead.command()
@@ -101,8 +109,65 @@ def redrive(
 @bulk_options
 @node_options
 def rm(node: Node, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Delete dead letters; the history keeps them."""
-    act(node, "delete", ids, **bulk)
+    """Delete dead letters, and nothing else; the history keeps them.
+
+    What a program itself published to a dead-letter queue goes with msg rm.
+    """
+    if bulk["query"] is not None:
+        bulk["query"] = _of_records(bulk["query"])
+    if bulk["token"] is not None:
+        _check_selection(node, bulk["token"])
+    records = tuple(message_id for message_id in ids if _is_record(node, message_id))
+    if records or not ids:
+        act(node, "delete", records, **bulk)
+    if len(records) < len(ids):
+        click.get_current_context().exit(REFUSED)
+
+
+def _groups(node: Node) -> list[dict[str, Any]]:
+    """Give the groups; says on standard error where not all records were looked at."""
+    found = node.get("/dead/groups", deep="true")
+    if found["looked"] < found["total"]:
+        talk(f"counts are of the newest {found['looked']:,} of {found['total']:,} records")
+    items: list[dict[str, Any]] = found["items"]
+    return items
+
+
+def _is_record(node: Node, message_id: str) -> bool:
+    """Tell whether a message may be deleted here, and why not; what is gone is told by the act."""
+    try:
+        origin = node.get(f"/messages/{quote(message_id, safe='')}")["origin"]
+    except CommandError as error:
+        if error.code != NOT_FOUND:
+            raise
+        return True
+    if origin is None:
+        talk(f"Error: {escape(message_id)} is no dead letter; msg rm deletes any message")
+    return origin is not None
+
+
+def _check_selection(node: Node, token: str) -> None:
+    """Refuse a selection that has more than records; one that is gone may still have its job."""
+    try:
+        q = node.get(f"/selections/{quote(token, safe='')}")["q"]
+    except CommandError as error:
+        if error.code != NOT_FOUND:
+            raise
+        return
+    if _of_records(q) != q:
+        raise CommandError("the selection has more than dead letters; msg rm acts on it", REFUSED)
+
+
+def _of_records(q: str) -> str:
+    """Narrow a search to records.  Two origins are either of them, so one that is there stays."""
+    from phpmq_lite.admin.problems import Problem
+    from phpmq_lite.admin.query import parse
+
+    try:
+        terms = parse(q).of("origin")
+    except Problem as problem:
+        raise CommandError(problem.detail, REFUSED) from None
+    return q if any(not term.is_negated for term in terms) else f"{q} origin:*".strip()
 
 
 def _plan_rows(plan: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from phpmq_lite.storage.browse import wire_id
 from phpmq_lite.storage.readers import Readers
@@ -20,6 +20,7 @@ DEEP_LIMIT_S: Final = 1.5  # where somebody asks for more
 SPANS: Final = 28  # bars of arrivals
 SPAN_MS: Final = 6 * 3_600_000  # of one bar: seven days in all
 CAUSE_CHARACTERS: Final = 200
+CAUSE_STARS: Final = 7  # and one for the end: as many as a pattern of a search may have
 _SLICE: Final = 100  # records of one queue in one read
 _SHORTEST: Final = 20
 _PATIENCE: Final = 1.5  # times the limit, until each queue was looked at once
@@ -29,11 +30,22 @@ _CAUSES: Final = 2_000  # groups kept; more are not told apart
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 
-_ERROR: Final = re.compile(rb'"error" ?: ?"([^"\\\x00]+)')
+_ERROR: Final = re.compile(rb'"error" ?: ?"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*)("?)')
+_HALF: Final = re.compile(  # of a character, where the block ends in it
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
+)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _SAID: Final = {  # member of a block -> its text, where that is plain and whole
     name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,255})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
+
+
+class Cause(NamedTuple):
+    """What a worker wrote, with ``*`` where failures differ; ``is_whole``: nothing follows."""
+
+    text: str
+    is_whole: bool
 
 
 @dataclass(slots=True)
@@ -52,6 +64,7 @@ class DeathGroup:
     cause: str | None  # what a worker wrote, numbers and ids as *
     origin: str | None = None
     said: tuple[tuple[str, str], ...] = ()
+    is_whole: bool = True  # the cause; False: it goes on in any way
     records: int = 0
     size: int = 0  # bytes of their bodies
     first_at: int = 0
@@ -78,16 +91,34 @@ class Deaths:
 
 def strip_numbers(text: str) -> str:
     """Put ``*`` where two failures of one cause differ: ids, addresses, numbers."""
-    return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text)).strip()
+    return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
 
 
-def cause_of(block: bytes | None) -> str | None:
-    """Find what a worker wrote about its failure, up to the first quote in it.
+def cause_of(block: bytes | None) -> Cause | None:
+    """Find what a worker wrote about its failure; None: nothing.
 
     It is found by its bytes: reading JSON took five times as long, and bodies may be malformed.
     """
     found = _ERROR.search(block) if block else None
-    return strip_numbers(found[1].decode(errors="replace")[:CAUSE_CHARACTERS]) if found else None
+    if found is None:
+        return None
+    raw, is_whole = found[1], bool(found[2])
+    try:
+        if not is_whole:
+            raw = _HALF.sub(b"", raw).decode(errors="ignore").encode()
+        text = str(json.loads(f'"{raw.decode()}"')) if b"\\" in raw else raw.decode()
+        text.encode()
+    except ValueError:  # no UTF-8, no JSON, or half a character, which cannot be shown
+        text, is_whole = raw.partition(b"\\")[0].decode(errors="replace"), False
+    is_whole = is_whole and len(text) <= CAUSE_CHARACTERS
+    text = text[:CAUSE_CHARACTERS] if is_whole else text[:CAUSE_CHARACTERS].rstrip("\ufffd")
+    bare = strip_numbers(_CONTROL.sub("*", text))
+    if not any(map(str.isalpha, bare)) and not _CONTROL.search(text):
+        bare = text  # a number alone: where it is *, that is any text
+    pieces = bare.split("*")
+    if len(pieces) > CAUSE_STARS + 1:
+        return Cause("*".join(pieces[: CAUSE_STARS + 1]), False)
+    return Cause(bare, is_whole)
 
 
 def said_in(block: bytes | None) -> tuple[tuple[str, str], ...]:
@@ -173,7 +204,9 @@ class DeadLetters:
                     urn = cause = None
                     said = ()
                 key = (queue_id, origin, urn, reason, cause, said)
-                made = DeathGroup(queue_id, name, origin, urn, reason, cause, first_at=at_ms)
+                made = DeathGroup(queue_id, name, origin, urn, reason, None, first_at=at_ms)
+                if cause is not None:
+                    made.cause, made.is_whole = cause
                 made.said = said
                 group = found.setdefault(key, made)
             group.records += 1

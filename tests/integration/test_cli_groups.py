@@ -173,7 +173,7 @@ def test_import_says_where_an_export_seems_cut_off(run: Run, queue: str) -> None
     fill(run, queue)
     lines = run("export", f"queue:{queue}").stdout.splitlines()[:-1]
     result = run("import", "-", "--dry-run", input="\n".join(lines))
-    assert "<stdin> looks like an export without its end" in result.stderr
+    assert "looks like an export without its end" in result.stderr
     assert "3 messages can be imported" in result.stderr
 
 

@@ -1,5 +1,8 @@
 """The language of the search: what each piece means, and that nothing else comes of any text."""
 
+import json
+from fnmatch import fnmatchcase
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,7 +21,7 @@ from phpmq_lite.admin.query import (
     of_verdict,
     parse,
 )
-from phpmq_lite.storage.deaths import DeathGroup, cause_of, said_in, strip_numbers
+from phpmq_lite.storage.deaths import Cause, DeathGroup, cause_of, said_in, strip_numbers
 from phpmq_lite.storage.terms import Query, Term, as_glob, escape_pattern, is_pattern, plain_text
 
 
@@ -223,8 +226,45 @@ def test_what_a_group_does_not_have_is_excluded() -> None:
 @given(st.binary(max_size=300))
 def test_any_cause_makes_a_search_that_reads_back(block: bytes) -> None:
     cause = cause_of(b'"dead_letter":{"error":"' + block)
-    query = of_group(group(cause=cause))
-    assert parse(str(query)) == query
+    assert cause is not None
+    made = group(cause=cause.text)
+    made.is_whole = cause.is_whole
+    assert parse(str(of_group(made))) == of_group(made)
+
+
+# Without a letter between digits nothing varies, so the search takes no other text.
+_WORDS_ONLY = st.text(st.sampled_from('ab <>"\\?[]/é\u2028'), max_size=9)
+
+
+@given(st.lists(_WORDS_ONLY | st.text(st.sampled_from("0123"), max_size=4)), st.booleans())
+def test_search_for_a_group_finds_what_is_in_it_and_nothing_else(
+    texts: list[str], is_ascii: bool
+) -> None:
+    groups: dict[Cause, list[str]] = {}
+    for text in texts:
+        block = json.dumps({"dead_letter": {"error": text}}, ensure_ascii=is_ascii)
+        cause = cause_of(block.encode())
+        assert cause is not None
+        groups.setdefault(cause, []).append(text)
+    for cause, members in groups.items():
+        made = group(cause=cause.text)
+        made.is_whole = cause.is_whole
+        term = parse(str(of_group(made))).terms[-1]
+        assert not term.sign
+        assert [text for text in texts if fnmatchcase(text, as_glob(term.value))] == members
+
+
+@given(st.text(max_size=300))
+def test_search_for_a_group_finds_all_that_is_in_it(text: str) -> None:
+    block = b'"dead_letter":' + json.dumps({"error": text}, ensure_ascii=False).encode(
+        errors="replace"
+    )
+    cause = cause_of(block[:400])
+    assert cause is not None
+    made = group(cause=cause.text)
+    made.is_whole = cause.is_whole
+    found = parse(str(of_group(made))).terms[-1]
+    assert fnmatchcase(text.encode(errors="replace").decode(), as_glob(found.value))
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,14 @@ def test_record_that_a_program_published_goes_where_it_says() -> None:
     assert rig.batch.bodies == [3, b"x"]
 
 
+def test_record_that_a_program_published_waits_for_its_queue() -> None:
+    rig = make()
+    content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
+    [record] = rig.publish(content, queue="orders.dlq").born
+    row = message(record.seq, queue_id=record.queue_id)
+    assert act(rig, row, content, Options(is_dry_run=True)).skipped == {"queue gone": 1}
+
+
 def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
     rig = make()
     [made] = rig.publish(b"{}", queue="orders.dlq").born

@@ -1,0 +1,35 @@
+"""Groups of dead letters, and what the search of each finds."""
+
+import json
+from pathlib import Path
+
+from phpmq_lite.admin.query import of_group, parse
+from phpmq_lite.storage.deaths import DeadLetters
+from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.search import Search
+from tests.unit.admin.cases import NOW_MS, Database
+
+ERRORS = (
+    "1042", "1043", "1042", "Order 7 is paid", "Order 1042 is paid", "timeout",
+    "timeout after 5 s of it", "", "", '"a" is missing', "\\App\\Job failed", "\nhere", "  blank",
+    "blank", ">5", "<3", "true", "a/b", "caf\u00e9", "x" * 300,
+)  # fmt: skip
+
+
+async def test_search_of_a_group_finds_its_records(tmp_path: Path) -> None:
+    database = Database(tmp_path / "phpmq.db")
+    database.queue("orders.dlq", 3)
+    bodies = [json.dumps({"dead_letter": {"reason": "failed", "error": it}}) for it in ERRORS]
+    for body in (*bodies, '{"dead_letter": {"reason": "failed"}}'):
+        database.message(3, body.encode(), source_queue_id=1, source_reason="failed", urn="urn:a")
+    readers = Readers(database.path)
+    try:
+        groups = (await DeadLetters(readers).groups(NOW_MS)).groups
+        for group in groups:
+            q = parse(str(of_group(group)))
+            found = await Search(readers, now_ms=lambda: NOW_MS).freeze(q, queues=None, limit=100)
+            assert (group.cause, len(found.seqs)) == (group.cause, group.records)
+    finally:
+        await readers.close()
+    assert sum(group.records for group in groups) == len(bodies) + 1
+    assert {group.cause: group.records for group in groups}["Order * is paid"] == 2
