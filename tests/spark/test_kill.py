@@ -42,6 +42,8 @@ from tests.spark.driver import (
 ROOT = Path(__file__).parents[2]
 BEFORE = 240  # messages of each queue that the killed driver finds
 AFTER = 30  # messages that come while there is no driver
+# Spark writes down a list that another thread of its own still fills, once in many runs.
+SPARKS_RACE = "of collection, expected"
 
 
 @dataclass
@@ -105,22 +107,31 @@ def envelope(n: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("killed")
-    with broker_process(folder / "data", "--admin", "127.0.0.1:0") as process:
-        site = Site(process, folder)
-        site.settle(range(BEFORE))
-        for queue in ("consume", "append"):
-            site.publish(queue, range(BEFORE))
-        kill_driver(site)
-        assert_all_is_half_done(site)
-        site.settle(range(BEFORE, BEFORE + AFTER))
-        for queue in ("consume", "append"):
-            site.publish(queue, range(BEFORE, BEFORE + AFTER))
-        yield site
+    for _ in range(3):
+        folder = tmp_path_factory.mktemp("killed")
+        with broker_process(folder / "data", "--admin", "127.0.0.1:0") as process:
+            site = Site(process, folder)
+            fill(site, range(BEFORE))
+            if not kill_driver(site):
+                continue
+            assert_all_is_half_done(site)
+            fill(site, range(BEFORE, BEFORE + AFTER))
+            yield site
+        return
+    pytest.fail("Spark met its own race three times")
 
 
-def kill_driver(site: Site) -> None:
-    """Run the driver until all is at its point; then it, its JVM and their workers are gone."""
+def fill(site: Site, numbers: range) -> None:
+    site.settle(numbers)
+    for queue in ("consume", "append"):
+        site.publish(queue, numbers)
+
+
+def kill_driver(site: Site) -> bool:
+    """Run the driver until all is at its point; then it, its JVM and their workers are gone.
+
+    False: it was not to be, begin anew.
+    """
     log = site.folder / "driver.err"
     command = [sys.executable, "-m", "tests.spark.driver", site.url, str(site.folder)]
     with (
@@ -143,7 +154,11 @@ def kill_driver(site: Site) -> None:
                     break
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
-    assert reached == POINTS, log.read_text(encoding="utf-8")[-4_000:]
+    said = log.read_text(encoding="utf-8")
+    if reached != POINTS and SPARKS_RACE in said:
+        return False
+    assert reached == POINTS, said[-4_000:]
+    return True
 
 
 def assert_all_is_half_done(site: Site) -> None:
