@@ -70,7 +70,7 @@ def act(
         token, given = selection["token"], given | _confirmed(action, selection, is_yes=yes)
     elif dry_run:
         raise click.UsageError("--dry-run and --apply do not go together")
-    elif (selection := _kept(node, token)) is not None and selection["to_confirm"]:
+    elif (selection := kept(node, token)) is not None and selection["to_confirm"]:
         given |= _confirmed(action, selection, is_yes=yes)  # else the preview was enough
     run(node, {"token": token, "action": action, "reason": reason} | given)
 
@@ -102,14 +102,9 @@ def _confirmed(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[
     return {"confirm": str(selection["count"])}
 
 
-def _kept(node: Node, token: str) -> dict[str, Any] | None:
+def kept(node: Node, token: str) -> dict[str, Any] | None:
     """Give a selection again; None where it is gone, though its job may still be known."""
-    try:
-        found: dict[str, Any] = node.get(f"/selections/{quote(token, safe='')}")
-    except CommandError as error:
-        if error.code != NOT_FOUND:
-            raise
-        return None
+    found: dict[str, Any] | None = node.find(f"/selections/{quote(token, safe='')}")
     return found
 
 

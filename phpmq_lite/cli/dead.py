@@ -1,5 +1,6 @@
 """``dead``: the records of dead letters, by queue and cause, and the way back."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import quote
@@ -7,8 +8,8 @@ from urllib.parse import quote
 import click
 
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.cli.bulk import act, bulk_options, finish, followed
-from phpmq_lite.cli.main import NOT_FOUND, REFUSED, CommandError
+from phpmq_lite.cli.bulk import act, bulk_options, finish, followed, kept
+from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import duration, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write
@@ -45,12 +46,11 @@ def dead() -> None:
 def ls(node: Node, output: str | None) -> None:
     """List the dead letters by queue, origin and reason."""
     shown = ("queue", "origin", "reason")
-    added: dict[tuple[Any, ...], dict[str, Any]] = {}
+    counts: Counter[tuple[str | None, ...]] = Counter()
     for group in _groups(node):  # those have URN and cause apart too
-        key = tuple(group[name] for name in shown)
-        row = added.setdefault(key, dict(zip(shown, key, strict=True)) | {"count": 0})
-        row["count"] += group["count"]
-    write(list(added.values()), COLUMNS, output, "no dead letters")
+        counts[tuple(group[name] for name in shown)] += group["count"]
+    rows = [{**dict(zip(shown, key, strict=True)), "count": n} for key, n in counts.items()]
+    write(rows, COLUMNS, output, "no dead letters")
 
 
 @dead.command()
@@ -135,26 +135,17 @@ def _groups(node: Node) -> list[dict[str, Any]]:
 
 def _is_record(node: Node, message_id: str) -> bool:
     """Tell whether a message may be deleted here, and why not; what is gone is told by the act."""
-    try:
-        origin = node.get(f"/messages/{quote(message_id, safe='')}")["origin"]
-    except CommandError as error:
-        if error.code != NOT_FOUND:
-            raise
-        return True
-    if origin is None:
+    found = node.find(f"/messages/{quote(message_id, safe='')}")
+    is_record = found is None or found["origin"] is not None
+    if not is_record:
         talk(f"Error: {escape(message_id)} is no dead letter; msg rm deletes any message")
-    return origin is not None
+    return is_record
 
 
 def _check_selection(node: Node, token: str) -> None:
     """Refuse a selection that has more than records; one that is gone may still have its job."""
-    try:
-        q = node.get(f"/selections/{quote(token, safe='')}")["q"]
-    except CommandError as error:
-        if error.code != NOT_FOUND:
-            raise
-        return
-    if _of_records(q) != q:
+    selection = kept(node, token)
+    if selection is not None and _of_records(selection["q"]) != selection["q"]:
         raise CommandError("the selection has more than dead letters; msg rm acts on it", REFUSED)
 
 

@@ -59,6 +59,15 @@ class Node(NamedTuple):
         """Give a document; values of the query that are None are left out."""
         return self.call("GET", path, query=query)
 
+    def find(self, path: str) -> Any:
+        """Give a document; None where there is no such thing, or no more."""
+        try:
+            return self.get(path)
+        except CommandError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
+
     def post(self, path: str, body: Any = None) -> Any:
         """Ask for an action and wait until it is stored."""
         return self.call("POST", path, {} if body is None else body)

@@ -1,16 +1,13 @@
 """Work on many messages from the command line: what is asked first, and that it is followed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from tests.integration.running import Run, runner
 from tests.preloaded import BrokerProcess, broker_process
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +25,7 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(broker: BrokerProcess) -> Run:
-    """Run a command against the broker; it must end with ``code``."""
-
-    def call(*arguments: str, code: int = 0) -> Result:
-        where = ["--data", str(broker.data)]
-        if arguments[0] == "publish":
-            where = ["--connect", broker.phpmq[0]]
-        result = CliRunner().invoke(commands, [*arguments, *where], catch_exceptions=False)
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    return call
+    return runner(broker)
 
 
 def selected(run: Run, queue: str, count: int) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from phpmq_lite.cli.node import Node
-from tests.integration.test_cli_groups import Run, broker, fill, queue, rows, run
+from tests.integration.running import Run
+from tests.integration.test_cli_groups import broker, fill, queue, rows, run
 
 __all__ = ["broker", "queue", "run"]  # fixtures
 

@@ -3,17 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from phpmq_lite.cli.main import commands
+from tests.integration.running import Run, runner
 from tests.preloaded import BrokerProcess, broker_process
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +28,7 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(broker: BrokerProcess) -> Run:
-    """Run a command against the broker; it must succeed unless ``code`` says otherwise."""
-
-    def call(*arguments: str, code: int = 0, input: str | None = None) -> Result:
-        where = ["--data", str(broker.data)]
-        if arguments[0] in ("publish", "consume"):
-            where = ["--connect", broker.phpmq[0]]
-        result = CliRunner().invoke(
-            commands, [*arguments, *where], input=input, catch_exceptions=False
-        )
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    return call
+    return runner(broker)
 
 
 def rows(result: Result) -> list[dict[str, Any]]:

@@ -1,15 +1,12 @@
 """Names and texts with marks in them, as the command line sends them to a real broker."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from tests.integration.running import Run, runner
 from tests.preloaded import BrokerProcess, broker_process
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -20,19 +17,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def run(broker: BrokerProcess) -> Run:
-    """Run a command against the broker; it must end with ``code``."""
-
-    def call(*arguments: str, code: int = 0) -> Result:
-        where = ["--data", str(broker.data)]
-        if arguments[0] == "publish":
-            where = ["--connect", broker.phpmq[0]]
-        at = arguments.index("--") if "--" in arguments else len(arguments)
-        given = [*arguments[:at], *where, *arguments[at:]]
-        result = CliRunner().invoke(commands, given, catch_exceptions=False)
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    return call
+    return runner(broker)
 
 
 @pytest.mark.parametrize(
