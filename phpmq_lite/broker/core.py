@@ -97,7 +97,7 @@ class Broker:
         """When the next deadline or timeout is due (steady ms); None: only commands matter."""
         deadline_ms = None if self.lives.dying.is_full else self.lives.next_deadline_ms
         times = (deadline_ms, self.timeouts.next_ms, self.staging.due_ms)
-        return min((at for at in times if at is not None), default=None)
+        return min([at for at in times if at is not None], default=None)
 
     @property
     def wants_batch(self) -> bool:

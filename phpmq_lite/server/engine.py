@@ -172,7 +172,7 @@ class Engine:
                 self._look_after(is_idle=True)
             if stored is not None:
                 self._follow(stored)
-            while self._has_work or self._delay_s <= 0:
+            while self._has_work or (delay_s := self._delay_s) <= 0:
                 stored = self._take_stored()
                 if stored is not None:
                     if self._gives_way():
@@ -188,7 +188,7 @@ class Engine:
             if self._recording is None:  # its end is a turn
                 if self.is_stopping and self._is_done:
                     ended.set_result(None)
-                self._set_timer(self._delay_s)
+                self._set_timer(delay_s)
         except (Exception, asyncio.CancelledError) as error:
             failure = error
             if isinstance(error, StopIteration | asyncio.CancelledError):
@@ -375,7 +375,6 @@ class Engine:
         recording = self._recording
         first = batch.first_number if recording is None else recording.batch.first_number
         before = {} if recording is None or recording.batch is batch else recording.batch.sends
-        now_ms = self.clock.now().steady_ms
         for connection, (dispatches, _) in batch.sends.items():
             if before and before.get(connection, _NOTHING)[0]:
                 continue  # what it has not got yet comes first
@@ -383,7 +382,7 @@ class Engine:
                 count = next((at for at, m in enumerate(dispatches) if m.seq >= first), None)
                 stored = dispatches[:count]
                 del dispatches[:count]
-                self._send(connection, stored, [], now_ms)
+                self._send(connection, stored, [], self.clock.now().steady_ms)
                 batch.has_left = True
 
     def _record(self) -> Batch | None:
@@ -396,7 +395,8 @@ class Engine:
             return batch
         began_at = time.perf_counter()
         done = self._writer.commit(batch)
-        done.add_done_callback(self._end_commit)
+        if not done.done():  # else the turn that is under way goes on with it
+            done.add_done_callback(self._end_commit)
         self._recording = _Recording(batch, done, began_at)
         return None
 

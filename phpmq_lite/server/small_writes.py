@@ -6,7 +6,6 @@ that is a twentieth of the time until it is received.
 
 import asyncio
 import os
-from contextlib import suppress
 from typing import Final
 
 _SMALL_BYTES: Final = 4_096
@@ -22,9 +21,11 @@ def write(transport: asyncio.Transport, descriptor: int | None, data: bytes) -> 
     """Write to a transport that is not closing; in order with what was written before."""
     is_small = len(data) <= _SMALL_BYTES
     if is_small and descriptor is not None and not transport.get_write_buffer_size():
-        with suppress(OSError):  # the transport meets it too, and knows what to do
+        try:
             sent = os.write(descriptor, data)
-            data = data[sent:]
-        if not data:
+        except OSError:
+            sent = 0  # the transport meets it too, and knows what to do
+        if sent == len(data):
             return
+        data = data[sent:]
     transport.write(data)

@@ -24,11 +24,10 @@ OWN_COLUMNS: Final = (
 
 def lay_out(batch: Batch) -> list[Step]:
     """Give the steps of a batch, in the order of ``model.Batch``."""
-    sql = load("live")
-    steps: list[Step] = [
-        (sql["insert_queue"], (row.queue_id, row.name, row.created_at), ())
-        for row in batch.new_queues
-    ]
+    steps: list[Step] = []
+    if batch.new_queues:
+        text = load("live")["insert_queue"]
+        steps += [(text, (row.queue_id, row.name, row.created_at), ()) for row in batch.new_queues]
     if batch.born:
         steps += _born(batch)
     gone, held = _dispatched(batch)
@@ -45,16 +44,26 @@ def lay_out(batch: Batch) -> list[Step]:
     ):
         if flat:
             steps.append((many("live", name), flat, ()))
-    steps += [(sql["close_client"], closed, ()) for closed in batch.closed_clients]
     if counts := rows.flat_counts(batch.queue_rows.values()):
         steps.append((many("live", "update_queue"), counts, ()))
-    steps += [
-        (sql["configure_queue"], (*_own_values(row), row.queue_id), ()) for row in batch.configured
-    ]
-    steps += [(sql["set_counter"], counter, ()) for counter in batch.counters.items()]
-    steps += [(many(file, name), flat, ()) for (file, name), flat in batch.several.items()]
-    steps += [(load(file)[name], parameters, ()) for file, name, parameters in batch.rare]
+    if batch.closed_clients or batch.configured or batch.counters or batch.several or batch.rare:
+        steps += _seldom(batch)
     return steps
+
+
+def _seldom(batch: Batch) -> list[Step]:
+    """What most batches have nothing of."""
+    sql = load("live")
+    return [
+        *((sql["close_client"], closed, ()) for closed in batch.closed_clients),
+        *(
+            (sql["configure_queue"], (*_own_values(row), row.queue_id), ())
+            for row in batch.configured
+        ),
+        *((sql["set_counter"], counter, ()) for counter in batch.counters.items()),
+        *((many(file, name), flat, ()) for (file, name), flat in batch.several.items()),
+        *((load(file)[name], parameters, ()) for file, name, parameters in batch.rare),
+    ]
 
 
 def _born(batch: Batch) -> list[Step]:

@@ -11,7 +11,7 @@ statements of a file share stands once, under ``-- part: NAME``, and ``{NAME}`` 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -74,13 +74,32 @@ class MultiRow:
         ``before`` has the parameters that stand ahead of the rows in the text.
         """
         given: list[Any] = []
+        for text, values in self._pieces(flat, before):
+            given += execute(text, values).fetchall()
+        return given
+
+    def write(
+        self,
+        execute: Callable[..., Any],
+        flat: Sequence[Any],
+        before: tuple[Any, ...] = (),
+    ) -> None:
+        """Execute as ``run`` does; for a statement that gives no rows."""
+        if len(flat) == self.width:  # as most are where one message is under way
+            execute(self._texts[1], (*before, *flat))
+            return
+        for text, values in self._pieces(flat, before):
+            execute(text, values)
+
+    def _pieces(
+        self, flat: Sequence[Any], before: tuple[Any, ...]
+    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
         at, left = 0, len(flat) // self.width
         for size in SIZES:
             while left >= size:
                 end = at + size * self.width
-                given += execute(self._texts[size], (*before, *flat[at:end])).fetchall()
+                yield self._texts[size], (*before, *flat[at:end])
                 at, left = end, left - size
-        return given
 
 
 @cache

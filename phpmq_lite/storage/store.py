@@ -164,7 +164,7 @@ class Store:
                     if isinstance(statement, str):
                         execute(statement, values)
                     else:
-                        statement.run(execute, values, before)
+                        statement.write(execute, values, before)
         except (StorageFullError, NotWritableError):
             if at_once:
                 return False

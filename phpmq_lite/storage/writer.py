@@ -93,10 +93,10 @@ class Writer:
         if (
             store is not None
             and (self._last is None or self._last.done())
-            and _is_short(batch)
+            and ((is_awaited := _is_awaited(batch)) or _is_short(batch))
             and self._begin_here(store, steps)
         ):
-            if _is_awaited(batch) and store.commit_s < _FAST_S:
+            if is_awaited and store.commit_s < _FAST_S:
                 return self._end_here(store, steps, batch)
             return self._end_at_once(steps, batch)
         return self._hop(lambda store: self._store_whole(store, steps, batch))
@@ -247,7 +247,7 @@ def _is_awaited(batch: Batch) -> bool:
         batch.commands <= FEW_COMMANDS
         and batch.born_bytes <= _FEW_BYTES
         and _rows(batch) <= _FEW_ROWS
-        and not (batch.has_left or batch.loads)
+        and not (batch.has_left or batch.several or batch.rare or batch.loads)
     )
 
 
