@@ -83,6 +83,7 @@ class Engine:
         self._open: Batch | None = None  # what the core decides on
         self._lingers_until = 0.0  # on the loop's clock
         self._recording: _Recording | None = None  # what the writer has
+        self._took_s = 0.0  # the last commit that ended
         self._patient: deque[asyncio.Future[None]] = deque()  # what goes on between two batches
         self._loaded: Loaded | None = None
         self._asides = 0  # pieces of work in their thread, whose results a batch waits for
@@ -204,6 +205,7 @@ class Engine:
         if self._recording is not None:  # it may dispatch what has just been stored
             self._send_stored(self._recording.batch)
         self._act(done)
+        self.commits.note(stored, self._took_s)  # behind the answers: nobody waits for it
 
     @property
     def _is_done(self) -> bool:
@@ -287,9 +289,7 @@ class Engine:
             return True
         if not self._may_decide:
             return False
-        if self._open is None:
-            return bool(self.waiting or self.core.wants_batch)
-        return bool(self._inbox)
+        return bool(self._inbox or (self._open is None and (self.waiting or self.core.wants_batch)))
 
     @property
     def _may_decide(self) -> bool:
@@ -411,7 +411,7 @@ class Engine:
             return None
         self._recording = None
         self._loaded = recording.done.result()
-        self.commits.note(recording.batch, time.perf_counter() - recording.began_at)
+        self._took_s = time.perf_counter() - recording.began_at
         return recording.batch
 
     def _act(self, batch: Batch | None) -> None:
