@@ -463,6 +463,6 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
 TestBroker = BrokerAgainstModel.TestCase
 TestBroker.settings = settings(
-    max_examples=max(360, settings().max_examples),
+    max_examples=min(6 * settings().max_examples, max(360, settings().max_examples)),
     stateful_step_count=settings().stateful_step_count * 2,
 )
