@@ -18,7 +18,7 @@ import pytest
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = "phpmq_lite"
 MAX_FUNCTION_LINES: Final = 60
-MAX_FILE_LINES: Final = 500
+MAX_FILE_LINES: Final = 900  # a reason to look for a second concept, not a reason to cut one
 
 ANY: Final = "*"
 
