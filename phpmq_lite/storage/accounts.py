@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -68,7 +68,17 @@ class Stored:
     users: list[User]
     tokens: list[Token]
     sessions: list[Session]
-    addresses: list[str]  # from where somebody logged in lately
+    addresses: list[str] = field(default_factory=list)  # from where somebody logged in lately
+
+
+@dataclass(slots=True)
+class Withdrawn:
+    """What a restore did not take from the backup."""
+
+    has_proof: bool = False  # the replaced database was read: it knows what was revoked
+    sessions: int = 0  # ended
+    tokens: list[str] = field(default_factory=list)  # names of those that were disabled
+    users: list[str] = field(default_factory=list)  # names of those that were removed or changed
 
 
 async def read_all(readers: Readers, since_ms: int) -> Stored:
@@ -96,6 +106,75 @@ def globs_text(globs: Iterable[str]) -> str:
 def _with_globs(kind: Callable[..., T], row: Row) -> T:
     """Make a user or token of its row; the globs stand in the fifth column."""
     return kind(*row[:4], tuple(json.loads(row[4])), *row[5:])
+
+
+def read_closed(connection: sqlite3.Connection) -> Stored:
+    """Read the accounts of a database that no broker has open.
+
+    Raises:
+        sqlite3.Error: a table or its index cannot be trusted.
+    """
+    execute, sql = connection.execute, load(FILE)
+    if not execute(sql["has_users"]).fetchone()[0]:
+        return Stored([], [], [])
+    for table in ("user", "token", "session"):
+        if execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError(f"the table {table} is damaged")
+    return Stored(
+        users=[_with_globs(User, row) for row in execute(sql["users"])],
+        tokens=[_with_globs(Token, row) for row in execute(sql["tokens"])],
+        sessions=[Session(*row) for row in execute(sql["sessions"])],
+    )
+
+
+def withdraw(connection: sqlite3.Connection, valid: Stored | None, now_ms: int) -> Withdrawn:
+    """Take back in a restored database what its backup would revive; inside a transaction.
+
+    ``valid`` is what the replaced database says, None where it cannot be read.  A session or token
+    that it does not have is ended or disabled.  Users become those of ``valid`` if it has one of
+    the backup's users; otherwise it belongs to another broker, or to none, and users stay.
+    """
+    done, execute, sql = Withdrawn(valid is not None), connection.execute, load(FILE)
+    restored, valid = read_closed(connection), valid or Stored([], [], [])
+    ends = {token.sha256: token.expires_at for token in valid.tokens}
+    for token in restored.tokens:
+        expires_at = ends.get(token.sha256, now_ms)
+        if token.expires_at != expires_at and not _is_over(token, now_ms):
+            execute(sql["end_token"], (expires_at, token.token_id))
+            done.tokens.append(token.name)
+    known = {(session.sha256, session.user_id) for session in valid.sessions}
+    for session in restored.sessions:
+        if (session.sha256, session.user_id) not in known:
+            execute(sql["remove_session"], (session.session_id,))
+            done.sessions += 1
+    before, after = _rights(restored), _rights(valid)
+    if not {key[:3] for key in before} & {key[:3] for key in after}:
+        return done
+    for key in before - after:
+        execute(sql["remove_user"], (key[0],))
+        done.users.append(key[1])
+    for user in valid.users:
+        if _right(user) not in before:
+            values = (user.user_id, user.name, user.password, user.role, globs_text(user.queues))
+            execute(sql["add_user"], (*values, user.created_at))
+            done.users.append(user.name)
+    done.users = sorted(set(done.users))
+    return done
+
+
+def _is_over(token: Token, now_ms: int) -> bool:
+    return token.expires_at is not None and token.expires_at <= now_ms
+
+
+def _right(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
+    """Return who a user is, in three columns, and what decides whether they may come in."""
+    return (
+        user.user_id, user.name, user.created_at, user.password, user.role, user.queues,
+    )  # fmt: skip
+
+
+def _rights(stored: Stored) -> set[tuple[int, str, int, str, str, tuple[str, ...]]]:
+    return {_right(user) for user in stored.users}
 
 
 def has_admin(database: Path) -> bool:

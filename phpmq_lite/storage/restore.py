@@ -3,7 +3,8 @@
 A power cut in the middle leaves a folder whose database is missing, and a start refuses that: do it
 once more.  Numbers go on 1,000,000 above those of the backup, so that a late acknowledgement of a
 message that the backup does not have matches nobody.  The history gets another identity, so that
-whoever followed it further than the backup goes notices.
+whoever followed it further than the backup goes notices.  Sessions end and tokens are disabled
+unless the replaced database says that they are valid: nothing that was revoked comes back.
 """
 
 import os
@@ -21,6 +22,8 @@ from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.model import Now
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage import migrate, recall, scrub
+from phpmq_lite.storage.accounts import Stored, Withdrawn, read_closed, withdraw
+from phpmq_lite.storage.aside import opened_aside
 from phpmq_lite.storage.backup import Backup, check_copy, check_space, read_backup
 from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
@@ -28,7 +31,7 @@ from phpmq_lite.storage.durable import create_private, new_folder, sync_file, sy
 from phpmq_lite.storage.seal import checksum_of, seal
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.verify import Check, check_all, verify
+from phpmq_lite.storage.verify import Check, check_all, check_log, verify
 
 RAISED: Final = 1_000_000  # numbers that nothing in the backup has, and no message after it
 _STAGED: Final = ".restored.new"
@@ -45,6 +48,7 @@ class Restored:
     aside: Path | None = None  # where the files that were there are
     checks: list[Check] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)  # of a drill: migrations that were applied
+    withdrawn: Withdrawn | None = None  # access that the backup has and the result has not
 
     @property
     def problems(self) -> list[str]:
@@ -58,9 +62,12 @@ def restore(
     *,
     allow_network_fs: bool = False,
     accept_loss: bool = False,
+    keep_tokens: bool = False,
     tell: Tell = lambda step: None,
 ) -> Restored:
     """Put a backup, or a bare database file, into the data folder of a stopped broker.
+
+    ``keep_tokens`` leaves users, sessions and tokens as the backup has them.
 
     Raises:
         DataDamagedError: the backup is not what its manifest says, or is damaged.  With
@@ -78,6 +85,9 @@ def restore(
             done = Restored(folder.database, checks=_prepared(staged))
             if done.problems and not accept_loss:
                 raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
+            if not keep_tokens:
+                tell("comparing users, sessions and tokens with those of the replaced database")
+                done.withdrawn = _withdraw(staged, _accounts_of(folder))
             tell("putting it in place")
             done.aside = _move_aside(folder)
             # Where a power cut leaves it here, a start says that the database is missing.
@@ -156,6 +166,34 @@ def _prepared(staged: Path) -> list[Check]:
             raise DataDamagedError(f"it cannot be restored: {error}") from error
     sync_file(staged)
     return checks
+
+
+def _accounts_of(folder: DataFolder) -> Stored | None:
+    """Return the accounts of the database that is about to be replaced.
+
+    None where there is none, or where commits may be missing from it: what was revoked last would
+    look valid.
+    """
+    try:
+        folder.check_database()
+        if check_log(folder.wal, is_running=folder.meta.is_running).problems or folder.has_journal:
+            return None
+        with opened_aside(folder.database) as connection:
+            return read_closed(connection)
+    except (sqlite3.Error, DataDamagedError, OSError):
+        return None
+
+
+def _withdraw(staged: Path, valid: Stored | None) -> Withdrawn:
+    with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            done = withdraw(connection, valid, time_ns() // 1_000_000)
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise DataDamagedError(f"it cannot be restored: {error}") from error
+    sync_file(staged)
+    return done
 
 
 def _move_aside(folder: DataFolder) -> Path | None:

@@ -14,6 +14,7 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError,
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage import backup as backups
 from phpmq_lite.storage import restore as restores
+from phpmq_lite.storage.accounts import Withdrawn
 from phpmq_lite.storage.backup import Backup, Making, listed, read_backup, remove_old
 from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
@@ -425,3 +426,134 @@ def test_manifest_of_another_version_is_no_backup(backup: Backup) -> None:
 def test_meta_without_a_seal_is_read(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text('{"created_at": 5, "seal": "no number"}')
     assert read_meta(tmp_path) == Meta(5, has_messages=True)
+
+
+# -- who may come in after a restore
+
+LATER = 1 << 50  # Unix ms
+
+
+def _let_in(database: Path) -> None:
+    """Store two users, two tokens and two sessions as a broker does."""
+    for sql in (
+        "INSERT INTO user VALUES (1, 'ann', 'hash', 'admin', '[]', 7, NULL)",
+        "INSERT INTO user VALUES (2, 'bob', 'hash', 'operator', '[\"bob.*\"]', 8, NULL)",
+        "INSERT INTO token VALUES (1, 'ci', x'aa', 'operator', '[]', 7, 'ann', NULL, NULL)",
+        f"INSERT INTO token VALUES (2, 'ops', x'bb', 'admin', '[]', 7, 'ann', {LATER}, NULL)",
+        f"INSERT INTO session VALUES (1, x'cc', 1, 'csrf', 7, 7, {LATER}, '', '')",
+        f"INSERT INTO session VALUES (2, x'dd', 2, 'csrf', 7, 7, {LATER}, '', '')",
+    ):
+        change(database, sql)
+
+
+@pytest.fixture
+def with_accounts(data: Path, tmp_path: Path) -> Backup:
+    _let_in(data / "phpmq.db")
+    _seal(data)
+    return Making(data / "phpmq.db", tmp_path / "of-accounts", "", is_open=False).run()
+
+
+def _seal(data: Path) -> None:
+    with closing(DataFolder.open(data)) as folder:
+        folder.seal(None)
+
+
+def _access(data: Path) -> tuple[list[str], int, list[tuple[str, str]]]:
+    """Return the tokens that are valid, how many sessions there are, and users with passwords."""
+    with closing(sqlite3.connect(data / "phpmq.db")) as connection:
+        tokens = connection.execute(
+            "SELECT name FROM token WHERE coalesce(expires_at, ?) >= ? ORDER BY 1", (LATER, LATER)
+        )
+        sessions = connection.execute("SELECT count(*) FROM session").fetchone()[0]
+        users = connection.execute("SELECT name, password FROM user ORDER BY 1").fetchall()
+        return [name for (name,) in tokens], sessions, users
+
+
+BOTH = [("ann", "hash"), ("bob", "hash")]
+
+
+def test_restore_revives_nothing_that_was_revoked_since(with_accounts: Backup, data: Path) -> None:
+    for sql in (
+        "DELETE FROM token WHERE name = 'ops'",
+        "DELETE FROM session WHERE session_id = 2",
+        "UPDATE user SET password = 'newer' WHERE name = 'bob'",
+    ):
+        change(data / "phpmq.db", sql)
+    done = restore(with_accounts.folder, data)
+    assert _access(data) == (["ci"], 1, [("ann", "hash"), ("bob", "newer")])
+    assert done.withdrawn == Withdrawn(has_proof=True, sessions=1, tokens=["ops"], users=["bob"])
+    assert problems(data) == []
+
+
+def test_restore_keeps_what_the_replaced_database_says_is_valid(
+    with_accounts: Backup, data: Path
+) -> None:
+    done = restore(with_accounts.folder, data)
+    assert _access(data) == (["ci", "ops"], 2, BOTH)
+    assert done.withdrawn == Withdrawn(has_proof=True)
+
+
+def test_restore_takes_the_users_of_the_replaced_database(
+    with_accounts: Backup, data: Path
+) -> None:
+    """The only admin of the backup was removed: their successor must still be able to log in."""
+    change(data / "phpmq.db", "DELETE FROM user WHERE name = 'ann'")
+    change(data / "phpmq.db", "INSERT INTO user VALUES (3, 'cyd', 'hash', 'admin', '[]', 9, NULL)")
+    done = restore(with_accounts.folder, data)
+    assert _access(data)[2] == [("bob", "hash"), ("cyd", "hash")]
+    assert done.withdrawn is not None
+    assert done.withdrawn.users == ["ann", "cyd"]
+
+
+@pytest.mark.parametrize("harm", ["gone", "no database", "no users", "wal", "wal is missing"])
+def test_restore_ends_all_access_when_the_replaced_database_cannot_say(
+    with_accounts: Backup, data: Path, harm: str
+) -> None:
+    database = data / "phpmq.db"
+    if harm == "gone":
+        database.unlink()
+    elif harm == "no database":
+        database.write_bytes(b"no database")
+    elif harm == "no users":
+        for table in ("user", "token", "session"):
+            change(database, f"DELETE FROM {table}")
+    elif harm == "wal":
+        _leave_damaged_log(data)
+    else:
+        with closing(DataFolder.open(data)) as folder:
+            folder.record(is_running=True)
+    done = restore(with_accounts.folder, data)
+    assert _access(data) == ([], 0, BOTH)
+    assert done.withdrawn == Withdrawn(
+        has_proof=harm == "no users", sessions=2, tokens=["ci", "ops"]
+    )
+
+
+def _leave_damaged_log(data: Path) -> None:
+    """Leave a write-ahead log of two commits whose first frame is damaged."""
+    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL").fetchall()
+        writer.execute("PRAGMA wal_autocheckpoint=0")
+        writer.execute("DELETE FROM token WHERE name = 'ci'")
+        writer.execute("DELETE FROM session")
+        log = (data / "phpmq.db-wal").read_bytes()
+    (data / "phpmq.db-wal").write_bytes(log)
+    flip(data / "phpmq.db-wal", 100)
+
+
+def test_restore_reads_what_was_revoked_from_the_wal(with_accounts: Backup, data: Path) -> None:
+    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL").fetchall()
+        writer.execute("PRAGMA wal_autocheckpoint=0")
+        writer.execute("DELETE FROM token WHERE name = 'ci'")
+        shutil.copytree(data, data.with_name("killed"))
+    restore(with_accounts.folder, data.with_name("killed"))
+    assert _access(data.with_name("killed"))[:2] == (["ops"], 2)
+
+
+def test_restore_keeps_all_access_when_asked_to(with_accounts: Backup, data: Path) -> None:
+    for table in ("user", "token", "session"):
+        change(data / "phpmq.db", f"DELETE FROM {table}")
+    done = restore(with_accounts.folder, data, keep_tokens=True)
+    assert _access(data) == (["ci", "ops"], 2, BOTH)
+    assert done.withdrawn is None

@@ -58,6 +58,10 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 -- parameters: last_used_at, token_id
 UPDATE token SET last_used_at = ? WHERE token_id = ?;
 
+-- name: end_token
+-- parameters: expires_at, token_id
+UPDATE token SET expires_at = ? WHERE token_id = ?;
+
 -- name: remove_token
 -- parameters: token_id
 DELETE FROM token WHERE token_id = ?;
