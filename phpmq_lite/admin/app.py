@@ -25,7 +25,7 @@ from phpmq_lite.admin.doors import door_of
 from phpmq_lite.admin.health import is_started
 from phpmq_lite.admin.problems import Problem, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
-from phpmq_lite.admin.requests import check_path
+from phpmq_lite.admin.requests import check_encoding, check_path
 from phpmq_lite.admin.route import Handler, Route
 from phpmq_lite.admin.routes import ROUTES, paths, register
 from phpmq_lite.admin.urls import Urls
@@ -232,6 +232,7 @@ def _check_asked(request: web.Request, route: Route) -> None:
     _check_started(request, route)
     gate.check_role(request, route)
     check_path(request)
+    check_encoding(request)
 
 
 def _check_started(request: web.Request, route: Route) -> None:

@@ -21,6 +21,7 @@ from phpmq_lite.admin.doors import Door, Doors
 from phpmq_lite.logs import is_quiet
 
 _RETRY_S: Final = 0.1  # after an accept that failed
+_READ_BYTES: Final = 64 << 10  # of a body, ahead of who reads it; aiohttp pauses at twice this
 
 
 async def open_admin(
@@ -33,7 +34,13 @@ async def open_admin(
 
     ``tls`` None: plain http.  Unix sockets never have TLS.
     """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=2.0,
+        auto_decompress=False,  # aiohttp decompresses in the event loop: 11 MiB of zeros took 2 s
+        read_bufsize=_READ_BYTES,
+    )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     make = head_all(runner)

@@ -1,7 +1,7 @@
 """Reading a request: its query, its JSON, the queue and the message that it names."""
 
 import json
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
@@ -16,6 +16,8 @@ from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow, is_message_id
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_PLAIN: Final = "identity"
 
 
 def query_of(request: web.Request, model: type[Model]) -> Model:
@@ -74,6 +76,23 @@ def check_path(request: web.Request) -> None:
     except UnicodeDecodeError:
         detail = "A name in the path is not UTF-8 once its percent signs are decoded."
         raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
+
+
+def check_encoding(request: web.Request) -> None:
+    """Refuse a compressed body: no route needs one, and its size is not known before.
+
+    The listener hands on every body as it was sent, so nothing was decompressed.
+
+    Raises:
+        Problem: 415, naming the one encoding that is accepted.
+    """
+    encoding = request.headers.get("Content-Encoding", _PLAIN)
+    if encoding.strip().lower() != _PLAIN:
+        raise Problem(
+            415, "content_encoding",
+            f"The body is encoded as {encoding[:50]!r}. Send it uncompressed.",
+            field="Content-Encoding", bound=_PLAIN,
+        )  # fmt: skip
 
 
 def queue_name_of(request: web.Request) -> str:

@@ -1,5 +1,6 @@
 """How the admin answers what is odd: headers on every answer, hosts, methods, bodies, errors."""
 
+import gzip
 import io
 import json
 import re
@@ -138,6 +139,45 @@ async def _send(
     known = {"Origin": filled.me.origin, "X-CSRF-Token": csrf} | headers
     answer = await filled.me.ask(route.method, filled.path(route), known, data=body)
     return answer.status
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])
+async def test_compressed_body_is_refused_on_every_route(filled: Filled, encoding: str) -> None:
+    """What the header names is never begun: these bytes are no stream of any encoding."""
+    csrf, coded = await filled.me.csrf(), {"Content-Encoding": encoding}
+    wrong = []
+    for route in ROUTES:
+        kind = route.media if route.is_api else "application/x-www-form-urlencoded"
+        headers = {"Origin": filled.me.origin, "X-CSRF-Token": csrf, "Content-Type": kind} | coded
+        answer = await filled.me.ask(
+            route.method, filled.path(route), headers, data=b"\x1f\x8b" * 9
+        )
+        if answer.status != 415 or "identity" not in answer.text:
+            wrong.append((route.name, answer.status, answer.text[:200]))
+    assert wrong == []
+
+
+async def test_compressed_body_is_not_decompressed_for_its_refusal(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(
+        "aiohttp.http_parser.ZLibDecompressor", lambda *_, **known: begun.append(known)
+    )
+    headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}
+    headers |= {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    for path in ("/api/v1/queues/orders/messages", "/nowhere", "/api/v1/import"):
+        answer = await filled.me.ask("POST", path, headers, data=gzip.compress(bytes(1 << 20)))
+        assert (path, answer.status) == (path, 404 if path == "/nowhere" else 415)
+    assert begun == []
+
+
+async def test_body_encoded_as_identity_is_taken(filled: Filled) -> None:
+    headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}
+    headers |= {"Content-Encoding": "Identity", "Content-Type": "application/json"}
+    path = "/api/v1/queues/orders/messages"
+    answer = await filled.me.ask("POST", path, headers, data=b'{"content": "x"}')
+    assert answer.status == 201
 
 
 async def test_wrong_message_is_refused_and_its_field_named(filled: Filled) -> None:
