@@ -13,6 +13,7 @@ PhpmqError
 │   └── DataDamagedError      start refused, exit 65
 ├── SettingsError             start refused, exit 78
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
+├── EnvelopeError             an envelope cannot be made, written or read; nothing was sent
 └── ClientError
     ├── ConnectionLostError   the broker is gone: what was unanswered is unknown
     └── PublishRefusedError   the broker answered a confirmed publish with a reason
@@ -82,6 +83,10 @@ class OutcomeUnknownError(StorageError):
 
 class DataDamagedError(StorageError):
     """The files are damaged or are not what they should be; the originals are untouched."""
+
+
+class EnvelopeError(PhpmqError):
+    """An envelope cannot be made, written or read; the message has the JSON pointer."""
 
 
 class SettingsError(PhpmqError):

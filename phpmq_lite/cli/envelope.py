@@ -19,6 +19,7 @@ COLUMNS: Final = (
     Column("pointer", "WHERE"),
     Column("detail", "WHAT"),
 )
+HINT: Final = "hint"
 LAYERS: Final = {"poison": "A", "too_deep": "A"}  # the other reasons of a verdict are B's
 
 _file = click.argument(
@@ -86,16 +87,17 @@ def lint(
     empty_list_data: Any,
     output: str | None,
 ) -> None:
-    """Tell all that is wrong with an envelope; exit 1 where anything is.
+    """Show everything that is wrong with an envelope; exit 1 if anything is.
 
-    Layer A: it cannot be read. B: no consumer may handle it. C: its producer owes more.
+    Layer A: it cannot be read. B: no consumer may handle it. C: its producer owes more. A hint is
+    about the recommended form of the URN; it is never a reason to refuse, nor for exit 1.
     """
     content = read_content(path)
     rows = list(_problems(content, schemas, empty_list_data))
     if consumer:
-        rows = [row for row in rows if row["layer"] != "C"]
+        rows = [row for row in rows if row["layer"] in "AB"]
     write(rows, COLUMNS, output, "nothing is wrong")
-    if rows:
+    if any(row["layer"] != HINT for row in rows):
         ctx.exit(ERROR)
 
 
@@ -115,9 +117,11 @@ def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[
 
 
 def layer_of(reason: str) -> str:
-    """Give the layer whose reason it is: A, B or C."""
-    from phpmq_lite.envelopes.verdict import REASONS
+    """Return the layer of a reason: A, B, C or ``HINT``."""
+    from phpmq_lite.envelopes.verdict import CONVENTION, REASONS
 
+    if reason == CONVENTION:
+        return HINT
     return LAYERS.get(reason, "B") if reason in REASONS else "C"
 
 

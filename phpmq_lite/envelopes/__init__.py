@@ -12,7 +12,7 @@ from phpmq_lite.lazy import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.envelopes.app import connect
-    from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make
+    from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make, urn
     from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, SqliteClaims
     from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
     from phpmq_lite.envelopes.producer import AsyncProducer, Producer
@@ -43,11 +43,12 @@ __all__ = [
     "judge",
     "lint",
     "make",
+    "urn",
 ]
 
 _PLACES: Final = {  # module -> names
     "app": ("connect",),
-    "codec": ("EnvelopeError", "decode", "encode", "from_message", "make"),
+    "codec": ("EnvelopeError", "decode", "encode", "from_message", "make", "urn"),
     "idempotency": ("Claim", "ClaimStore", "SqliteClaims"),
     "outbox": ("Outbox", "SqliteOutboxStore", "create_tables"),
     "producer": ("AsyncProducer", "Producer"),

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from babelqueue import BabelQueue
 
-from phpmq_lite.envelopes import codec, producer
+from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.delays import DEFAULT_STEPS, Delays
 from phpmq_lite.envelopes.events import Events, Hook, log
 from phpmq_lite.envelopes.handling import Handler, Middleware, check_middleware, equipped
@@ -52,36 +52,57 @@ class App(BabelQueue):
         return middleware
 
     def register(self, urn: str, fn: Handler) -> None:
-        """Have ``fn(data, meta)`` or ``fn(data, meta, envelope)``, plain or async, handle a URN."""
+        """Route a URN to ``fn(data, meta)`` or ``fn(data, meta, envelope)``, plain or async.
+
+        Raises:
+            ValueError: the URN has a handler already: each URN is routed to exactly one.
+        """
+        known = self._handlers.get(urn)
+        if known is not None:
+            name = getattr(known, "__qualname__", repr(known))
+            raise ValueError(
+                f"{urn!r} is handled by {name} already; a URN has one handler: "
+                "call both from it, or remove one"
+            )
         super().register(urn, fn)
 
     def handler(self, urn: str) -> Callable[[Handler], Handler]:
-        """Register the function that follows; a decorator."""
-        return super().handler(urn)
+        """Register the function that follows, as :meth:`register` does; a decorator."""
+
+        def decorate(fn: Handler) -> Handler:
+            self.register(urn, fn)
+            return fn
+
+        return decorate
 
     def publish(
         self,
-        urn: str,
-        data: Mapping[str, Any],
-        *,
+        job: str | producer.Job,
+        data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
+        *,
         trace_id: str | None = None,
     ) -> str:
         """Publish an envelope; return its ``meta.id`` when the broker has stored it.
 
-        Inside a handler it continues the trace of what is being handled, unless ``trace_id``
-        names another.
+        ``job`` is a URN, with its ``data``; or an object with ``get_babel_urn`` and
+        ``to_payload``, whose queue may be the second argument::
+
+            app.publish("urn:babel:users:registered", {"user_id": 42}, "emails")
+            app.publish(UserRegistered(42), "emails")
+
+        Inside a handler it continues the trace of what is being handled, unless the job or
+        ``trace_id`` names another.
 
         Raises:
             EnvelopeError: it cannot be written, and nothing was sent; the message says where.
             PublishRefusedError: the broker did not take it.
             ConnectionLostError, TimeoutError: no receipt in 30 s; it may be stored.
         """
-        target = queue or self.queue
-        envelope = producer.make(urn, data, queue=target, trace_id=trace_id)
-        meta_id: str = envelope["meta"]["id"]
-        self.transport.publish_content(target, codec.encode(envelope), meta_id.encode())
-        return meta_id
+        envelope = producer.make_for(job, data, queue or None, self.queue, trace_id=trace_id)
+        made = producer.prepare(envelope)
+        self.transport.publish_content(made.queue, made.content, made.key)
+        return made.meta_id
 
     def consume(
         self,

@@ -4,22 +4,18 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes import strict, verdict
 from phpmq_lite.envelopes.verdict import EmptyListData
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.errors import EnvelopeError as EnvelopeError
 
 POINTER_CHARACTERS: Final = 200  # of a pointer in a message
-
-
-class EnvelopeError(PhpmqError):
-    """An envelope cannot be made, written or read; the message has the JSON pointer."""
 
 
 def make(
     urn: str,
     data: Mapping[str, Any],
-    *,
     queue: str = "default",
+    *,
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -42,7 +38,7 @@ def make(
         raise EnvelopeError(str(error)) from error
 
 
-def from_message(message: Any, *, queue: str = "default") -> dict[str, Any]:
+def from_message(message: Any, queue: str = "default") -> dict[str, Any]:
     """Make the envelope of an object with ``get_babel_urn`` and ``to_payload``.
 
     Its trace goes on where ``get_babel_trace_id`` gives one.
@@ -128,7 +124,7 @@ def _pointer(path: _Path) -> str:
     return pointer[:POINTER_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def decode(content: bytes, empty_list_data: EmptyListData = "php") -> dict[str, Any]:
+def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict[str, Any]:
     """Read an envelope that layers A and B accept: ``urn`` folded into ``job``, all else kept.
 
     Outdated members are dropped, a tolerated ``data: []`` is read as ``{}``.
@@ -138,6 +134,7 @@ def decode(content: bytes, empty_list_data: EmptyListData = "php") -> dict[str, 
     """
     from babelqueue.codec import EnvelopeCodec
 
+    content = strict.to_bytes(content)
     found = verdict.judge(content, empty_list_data)
     if found.problem is not None:
         where = f" at {found.problem.pointer}" if found.problem.pointer else ""
@@ -146,3 +143,20 @@ def decode(content: bytes, empty_list_data: EmptyListData = "php") -> dict[str, 
     if found.is_tolerated:
         envelope["data"] = {}
     return envelope
+
+
+def urn(envelope: Mapping[str, Any]) -> str:
+    """Return the URN of a decoded envelope: ``job``, else its alias ``urn``; empty without both.
+
+    A member that is blank or no text does not count.
+
+    Raises:
+        EnvelopeError: ``envelope`` is not a mapping; decode a body first.
+    """
+    if not isinstance(envelope, Mapping):
+        raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
+    for name in ("job", "urn"):
+        value = envelope.get(name)
+        if isinstance(value, str) and not verdict.is_blank(value):
+            return value
+    return ""

@@ -161,12 +161,11 @@ def equipped(app: BabelQueue, current: Current, middleware: Sequence[Middleware]
     plain = dict(app._handlers)  # the SDK has no list of its handlers to read
     with Loop() as loop:
         for urn, handler in plain.items():
-            app.register(urn, _wrapped(handler, current, middleware, loop))
+            app._handlers[urn] = _wrapped(handler, current, middleware, loop)
         try:
             yield
         finally:
-            for urn, handler in plain.items():
-                app.register(urn, handler)
+            app._handlers.update(plain)
 
 
 def _wrapped(

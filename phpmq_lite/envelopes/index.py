@@ -8,6 +8,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from phpmq_lite.envelopes import strict
 from phpmq_lite.model import Indexed as Indexed
 
 INDEX_BYTES: Final = 1 << 20  # longer content is not indexed
@@ -95,9 +96,13 @@ def indexed(content: bytes) -> Indexed | None:
     )
 
 
-def index_of(content: bytes) -> Index | None:
-    """Read what is indexed as ``indexed`` does, with names."""
-    found = indexed(content)
+def index_of(content: bytes | str) -> Index | None:
+    """Read what is indexed as ``indexed`` does, with names.
+
+    Raises:
+        EnvelopeError: the body is neither bytes nor text.
+    """
+    found = indexed(strict.to_bytes(content))
     return None if found is None else Index(*found)
 
 

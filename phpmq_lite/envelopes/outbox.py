@@ -161,10 +161,10 @@ class Outbox:
 
     def publish(
         self,
-        urn: str,
-        data: Mapping[str, Any],
-        *,
+        job: str | producer.Job,
+        data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
+        *,
         trace_id: str | None = None,
         ttl_s: int = 0,
         meta: Mapping[str, Any] | None = None,
@@ -179,8 +179,7 @@ class Outbox:
             LocalProtocolError: the queue's name or the ttl is not allowed.
             sqlite3.Error: the insert failed.
         """
-        target = self.queue if queue is None else queue
-        envelope = producer.make(urn, data, queue=target, trace_id=trace_id, meta=meta)
+        envelope = producer.make_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
         self.write(envelope, ttl_s=ttl_s)
         return str(envelope["meta"]["id"])
 

@@ -9,15 +9,26 @@ envelope at each call: to try again yourself, ``make`` it once and give it to
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from phpmq_lite.client.aio import Client
 from phpmq_lite.client.aio import connect as connect_aio
 from phpmq_lite.client.blocking import BlockingClient, connect_blocking
 from phpmq_lite.envelopes import codec, trace
 from phpmq_lite.envelopes.codec import EnvelopeError
+from phpmq_lite.envelopes.verdict import is_blank
 
 KEY_BYTES: Final = 64  # of a receipt key, at most
+
+
+class Job(Protocol):
+    """What knows its URN and its payload; it may also have ``get_babel_trace_id()``."""
+
+    def get_babel_urn(self) -> str:
+        """Return the URN."""
+
+    def to_payload(self) -> Mapping[str, Any]:
+        """Return the data."""
 
 
 class Prepared(NamedTuple):
@@ -61,10 +72,41 @@ def make_from(message: Any, *, queue: str) -> dict[str, Any]:
     return envelope
 
 
+def make_for(
+    job: str | Job,
+    data: Mapping[str, Any] | str | None,
+    queue: str | None,
+    default_queue: str,
+    *,
+    trace_id: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make what ``publish`` is given: a URN with its data, or a job; ``make`` says about traces.
+
+    With a job the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
+
+    Raises:
+        EnvelopeError: as ``codec.make``; the data is missing, or given beside a job.
+    """
+    if isinstance(job, str):
+        if data is None:
+            raise EnvelopeError(f"/data is missing: publish({job[:200]!r}, data)")
+        target = default_queue if queue is None else queue
+        return make(job, data, queue=target, trace_id=trace_id, meta=meta)  # type: ignore[arg-type]
+    if isinstance(data, str) and queue is None:
+        data, queue = None, data
+    if data is not None or meta is not None:
+        raise EnvelopeError(f"/data comes from the {type(job).__name__}: give no data and no meta")
+    envelope = make_from(job, queue=default_queue if queue is None else queue)
+    if trace_id is not None and not is_blank(trace_id):
+        envelope["trace_id"] = trace_id
+    return envelope
+
+
 def _has_trace(message: Any) -> bool:
     ask = getattr(message, "get_babel_trace_id", None)
     found = ask() if callable(ask) else None
-    return isinstance(found, str) and bool(found.strip(" \t\n\v\f\r"))
+    return isinstance(found, str) and not is_blank(found)
 
 
 def prepare(
@@ -140,10 +182,10 @@ class Producer:
 
     def publish(
         self,
-        urn: str,
-        data: Mapping[str, Any],
-        *,
+        job: str | Job,
+        data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
+        *,
         trace_id: str | None = None,
         ttl_s: int = 0,
         meta: Mapping[str, Any] | None = None,
@@ -151,12 +193,18 @@ class Producer:
     ) -> str:
         """Publish a new envelope; return its ``meta.id`` when the broker has stored it.
 
+        ::
+
+            orders.publish("urn:babel:users:registered", {"user_id": 42}, "emails")
+            orders.publish(UserRegistered(42), "emails")
+
         Args:
-            urn: what it is: ``urn:babel:<context>:<event>``.
-            data: its payload.
+            job: the URN, ``urn:babel:<context>:<event>``; or a job, an object with
+                ``get_babel_urn`` and ``to_payload``.
+            data: the payload of a URN; with a job, its queue may stand here.
             queue: where it goes, if not to the producer's own queue.
-            trace_id: the trace to continue; without it, that of the envelope being handled, or
-                a new one.
+            trace_id: the trace to continue; without it, that of the job, that of the envelope
+                being handled, or a new one.
             ttl_s: seconds to live; 0: for ever.
             meta: further members of ``meta``.
             key: the receipt key, 1 to 64 bytes, if not the ``meta.id``.
@@ -165,8 +213,7 @@ class Producer:
             EnvelopeError: it cannot be written; nothing was sent, the message has the pointer.
             ClientError, LocalProtocolError, TimeoutError: as ``publish_confirmed`` of the client.
         """
-        target = self.queue if queue is None else queue
-        envelope = make(urn, data, queue=target, trace_id=trace_id, meta=meta)
+        envelope = make_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
         return self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
 
     def publish_message(
@@ -237,18 +284,17 @@ class AsyncProducer:
 
     async def publish(
         self,
-        urn: str,
-        data: Mapping[str, Any],
-        *,
+        job: str | Job,
+        data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
+        *,
         trace_id: str | None = None,
         ttl_s: int = 0,
         meta: Mapping[str, Any] | None = None,
         key: bytes | str | None = None,
     ) -> str:
         """Publish a new envelope; as :meth:`Producer.publish`."""
-        target = self.queue if queue is None else queue
-        envelope = make(urn, data, queue=target, trace_id=trace_id, meta=meta)
+        envelope = make_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
         return await self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
 
     async def publish_message(

@@ -9,6 +9,8 @@ import re
 from itertools import accumulate
 from typing import Any, Final
 
+from phpmq_lite.errors import EnvelopeError
+
 DEPTH_LIMIT: Final = 256  # levels; the root is the first
 DIGITS_LIMIT: Final = 4300  # of one integer; CPython turns no longer text into an int
 
@@ -43,6 +45,24 @@ _PLAIN: Final = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=_refuse
 _WARY: Final = json.JSONDecoder(
     object_pairs_hook=tuple, parse_constant=_refuse_constant, parse_int=_read_integer
 )
+
+
+def to_bytes(content: object) -> bytes:
+    """Return a body as bytes; text as UTF-8, where half of a surrogate pair stays invalid.
+
+    Raises:
+        EnvelopeError: it is neither bytes nor text.
+    """
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        return content.encode("utf-8", "surrogatepass")
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise EnvelopeError(
+        f"the body is a {type(content).__name__}, not bytes or text: "
+        "encode(envelope) returns the bytes of an envelope"
+    )
 
 
 def is_too_deep(content: bytes) -> bool:

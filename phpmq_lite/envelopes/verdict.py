@@ -3,6 +3,7 @@
 Three layers: A, may it be read at all; B, may a consumer handle it; C, all that a producer owes.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -25,6 +26,7 @@ from phpmq_lite.envelopes.index import (
 
 __all__ = [
     "BLANK",
+    "CONVENTION",
     "DEPTH_LIMIT",
     "INDEX_BYTES",
     "INDEX_CHARACTERS",
@@ -53,6 +55,7 @@ REASONS: Final = (  # of layers A and B, the first that applies
     "invalid_attempts",
     "schema_mismatch",
 )
+CONVENTION: Final = "convention"  # of lint: a hint about the URN, never a reason to refuse it
 DEPTH_LIMIT: Final = strict.DEPTH_LIMIT  # levels
 LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # those a producer may name
 OUTDATED: Final = (  # (container, name): consumers drop them, producers are refused
@@ -89,6 +92,9 @@ _NESTED: Final = {
     },
 }
 _WANTED: Final = {"text": "a text", "integer": "an integer", "object": "an object"}
+_URN: Final = re.compile(r"urn:babel:[a-z0-9]+(?:[._-][a-z0-9]+)*:[a-z0-9]+(?:[._-][a-z0-9]+)*")
+_CLASS: Final = re.compile(r"\\|^[A-Z]\w*(?:::\w+)*$")
+_SHOWN_CHARACTERS: Final = 80  # of a URN in a hint
 _Pairs = tuple[tuple[str, Any], ...]  # an object, repeated members included
 
 
@@ -268,8 +274,13 @@ def _outdated(body: _Body) -> Iterator[str]:
             yield f"/{container}/{name}" if container else f"/{name}"
 
 
-def judge(content: bytes, empty_list_data: EmptyListData = "php") -> Verdict:
-    """Give the verdict of layers A and B."""
+def judge(content: bytes | str, empty_list_data: EmptyListData = "php") -> Verdict:
+    """Return the verdict of layers A and B.
+
+    Raises:
+        EnvelopeError: the body is neither bytes nor text.
+    """
+    content = strict.to_bytes(content)
     body = _read(content, empty_list_data)
     if isinstance(body, Problem):
         return Verdict(body, index_of(content))
@@ -277,9 +288,15 @@ def judge(content: bytes, empty_list_data: EmptyListData = "php") -> Verdict:
     return Verdict(problem, body.index(), body.is_tolerated, _warnings(body))
 
 
-def lint(content: bytes, empty_list_data: EmptyListData = "php") -> tuple[Problem, ...]:
-    """Give all problems, those of a producer (layer C) too; empty: nothing to say."""
-    body = _read(content, empty_list_data)
+def lint(content: bytes | str, empty_list_data: EmptyListData = "php") -> tuple[Problem, ...]:
+    """Return all problems, those of a producer (layer C) too; empty: nothing to say.
+
+    The last may be ``CONVENTION``, a hint that no rule enforces.
+
+    Raises:
+        EnvelopeError: the body is neither bytes nor text.
+    """
+    body = _read(strict.to_bytes(content), empty_list_data)
     if isinstance(body, Problem):
         return (body,)
     return tuple(chain(_layer_a(body), _layer_b(body), _layer_c(body)))
@@ -310,6 +327,7 @@ def _layer_c(body: _Body) -> Iterator[Problem]:
     for pointer in _outdated(body):
         yield Problem("outdated", f"{pointer[1:].replace('/', '.')} is outdated", pointer)
     yield from _repeated(body)
+    yield from _convention(body)
 
 
 def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[Problem]:
@@ -345,6 +363,34 @@ def _repeated(body: _Body) -> Iterator[Problem]:
             if name in seen:
                 yield Problem("repeated", f"{name} is written more than once", f"{prefix}/{name}")
             seen.add(name)
+
+
+def _convention(body: _Body) -> Iterator[Problem]:
+    """Yield a hint where the URN does not follow the recommended form."""
+    for name in ("job", "urn"):
+        urn = body.last.get(name)
+        if type(urn) is str and not is_blank(urn):
+            break
+    else:
+        return
+    urn = urn.strip(BLANK)
+    if _URN.fullmatch(urn):
+        return
+    if _CLASS.search(urn):
+        why = "looks like a class name, which changes when the class is renamed"
+    elif _URN.fullmatch(urn.lower()):
+        why = "has capital letters"
+    elif not urn.startswith("urn:babel:"):
+        why = "does not begin with urn:babel:"
+    else:
+        why = "has another form"
+    shown = urn if len(urn) <= _SHOWN_CHARACTERS else f"{urn[:_SHOWN_CHARACTERS]}…"
+    yield Problem(
+        CONVENTION,
+        f"{shown} {why}; the convention is urn:babel:<context>:<event> in lowercase,"
+        " dots inside the event, as urn:babel:orders:invoice.requested",
+        f"/{name}",
+    )
 
 
 def _is_uuid(text: str) -> bool:

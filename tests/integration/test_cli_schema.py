@@ -186,8 +186,18 @@ def test_lint_leaves_producers_alone_for_consumers(run: Run) -> None:
         b'{"job": "u", "trace_id": "t", "data": {}, "meta": {"schema_version": 1}, "attempts": 0}'
     )
     found = rows(run("envelope", "lint", "-", code=1, input=content))
-    assert {row["layer"] for row in found} == {"C"}
+    assert {row["layer"] for row in found} == {"C", "hint"}
     assert rows(run("envelope", "lint", "-", "--consumer", input=content)) == []
+
+
+@pytest.mark.parametrize(
+    "urn", ["App\\Jobs\\UserRegistered", "users.registered", "urn:babel:Orders:Created"]
+)
+def test_lint_hints_at_the_convention_with_exit_code_0(run: Run, urn: str) -> None:
+    made = run("envelope", "make", urn, "{}").stdout_bytes
+    [hint] = rows(run("envelope", "lint", "-", input=made))
+    assert (hint["layer"], hint["reason"], hint["pointer"]) == ("hint", "convention", "/job")
+    assert rows(run("envelope", "lint", "-", "--consumer", input=made)) == []
 
 
 def test_lint_looks_at_the_payload_too(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make
-from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, judge, lint
+from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make, urn
+from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, index_of, judge, lint
 from phpmq_lite.errors import PhpmqError
 from tests.envelope_cases import CASES, META, Case, body, written
 
@@ -26,7 +26,7 @@ def test_made_envelope_owes_nothing() -> None:
 
 
 def test_make_trims_blank_and_keeps_the_trace() -> None:
-    made = make("\turn:a ", {}, trace_id=" t ", queue="q", meta={"ext": {"acme": 1}})
+    made = make("\turn:a ", {}, "q", trace_id=" t ", meta={"ext": {"acme": 1}})
     assert (made["job"], made["trace_id"], made["attempts"]) == ("urn:a", "t", 0)
     assert made["meta"]["queue"] == "q"
     assert made["meta"]["ext"] == {"acme": 1}
@@ -87,7 +87,7 @@ class TracedOrder(Order):
 
 
 def test_message_becomes_an_envelope() -> None:
-    made = from_message(Order(), queue="orders")
+    made = from_message(Order(), "orders")
     assert (made["job"], made["data"]) == ("urn:babel:orders:created", {"order_id": 1042})
     assert made["meta"]["queue"] == "orders"
 
@@ -211,3 +211,39 @@ def test_decode_reads_tolerated_list_as_object() -> None:
 def test_what_was_decoded_can_be_encoded() -> None:
     envelope = decode(body(urn='"urn:b"', timestamp="1", x="[1]"))
     assert decode(encode(envelope)) == envelope
+
+
+@pytest.mark.parametrize("read", [decode, judge, lint, index_of])
+def test_text_is_read_as_its_utf_8(read: Any) -> None:
+    content = body(data='{"name":"Zoë ☕"}')
+    assert read(content.decode()) == read(content) == read(bytearray(content))
+    assert judge(content.decode() + "\ud800").problem == judge(content + b"\xed\xa0\x80").problem
+
+
+@pytest.mark.parametrize("read", [decode, judge, lint, index_of])
+@pytest.mark.parametrize("wrong", [None, 5, {"job": "urn:a"}, [body()]], ids=repr)
+def test_what_is_neither_bytes_nor_text_is_an_envelope_error(read: Any, wrong: Any) -> None:
+    with pytest.raises(EnvelopeError, match=f"the body is a {type(wrong).__name__}, not bytes"):
+        read(wrong)
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({"job": "urn:a", "urn": "urn:b"}, "urn:a"),
+        ({"job": " \t", "urn": "urn:b"}, "urn:b"),
+        ({"job": 5, "urn": "urn:b"}, "urn:b"),
+        ({"urn": "\n"}, ""),
+        ({}, ""),
+    ],
+)
+def test_urn_is_job_or_its_alias(members: dict[str, Any], expected: str) -> None:
+    assert urn(members) == expected
+
+
+def test_urn_of_what_was_decoded() -> None:
+    assert urn(decode(body(job=None, urn='"urn:babel:users:registered"'))) == (
+        "urn:babel:users:registered"
+    )
+    with pytest.raises(EnvelopeError, match="the envelope is a bytes, not an object"):
+        urn(body())  # type: ignore[arg-type]

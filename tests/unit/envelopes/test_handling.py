@@ -218,6 +218,16 @@ def test_handler_gets_an_empty_object_where_php_sent_a_list() -> None:
     assert got == [({}, {})]
 
 
+@pytest.mark.parametrize("how", ["register", "handler"])
+def test_second_handler_of_a_urn_is_refused(how: str) -> None:
+    """One URN is routed to exactly one handler."""
+    app = app_on(FakeLink())
+    app.handler(URN)(fail)
+    with pytest.raises(ValueError, match=f"'{URN}' is handled by fail already"):
+        app.register(URN, print) if how == "register" else app.handler(URN)(print)
+    assert app._handlers == {URN: fail}
+
+
 def test_handlers_are_the_plain_ones_again_after_a_run() -> None:
     app = app_on(FakeLink(body()))
     app.register(URN, fail)

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import json
+import sqlite3
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,8 +12,11 @@ import pytest
 from phpmq_lite.client.aio import Client
 from phpmq_lite.client.blocking import BlockingClient
 from phpmq_lite.envelopes import producer, trace
-from phpmq_lite.envelopes.codec import EnvelopeError
+from phpmq_lite.envelopes.app import App
+from phpmq_lite.envelopes.codec import EnvelopeError, decode
+from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare, receipt_key
+from tests.unit.envelopes.fake_link import FakeLink, transport_on
 
 URN = "urn:babel:orders:created"
 
@@ -132,6 +136,62 @@ def test_trace_is_inherited_by_a_coroutine_on_another_loop() -> None:
         context = contextvars.copy_context()
     context.run(asyncio.run, handler())
     assert seen == ["t-0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "queue"),
+    [
+        ((OrderCreated("t-2"),), "orders"),
+        ((OrderCreated("t-2"), "emails"), "emails"),
+        ((URN, {"order_id": 1042}), "orders"),
+        ((URN, {"order_id": 1042}, "emails"), "emails"),
+    ],
+)
+async def test_publish_takes_a_job_or_a_urn_and_the_queue_by_its_place(
+    orders: Producer, sent: Sent, arguments: tuple[Any, ...], queue: str
+) -> None:
+    """As PHP's ``$producer->dispatch(new UserRegistered(42), 'emails')``."""
+    link, later = FakeLink(), AsyncSent()
+    app = App(transport_on(link), queue="orders")
+    connection = sqlite3.connect(":memory:")
+    create_tables(connection)
+    orders.publish(*arguments)
+    app.publish(*arguments)
+    Outbox(connection, queue="orders").publish(*arguments)
+    await AsyncProducer(cast("Client", later), queue="orders").publish(*arguments)
+    written = connection.execute(f"SELECT queue, body FROM {TABLE}").fetchall()
+    connection.close()
+    bodies = [body for there, body, *_ in (*sent.calls, *later.calls, *written) if there == queue]
+    for content in (*bodies, *link.published(queue)):
+        envelope = decode(content)
+        assert (envelope["job"], envelope["data"]) == (URN, {"order_id": 1042})
+        assert envelope["meta"]["queue"] == queue
+        assert isinstance(arguments[0], str) or envelope["trace_id"] == "t-2"
+    assert len(bodies) + len(link.published(queue)) == 4
+
+
+def test_trace_that_is_given_comes_before_that_of_the_job(orders: Producer, sent: Sent) -> None:
+    orders.publish(OrderCreated("t-2"), trace_id="t-1")
+    orders.publish(OrderCreated("t-2"), trace_id=" ")
+    assert [json.loads(body)["trace_id"] for _, body, _, _ in sent.calls] == ["t-1", "t-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((URN,), "/data is missing"),
+        ((URN, "emails"), "/data is a str, not an object"),
+        ((OrderCreated(), {"n": 1}), "/data comes from the OrderCreated"),
+        ((OrderCreated(), "emails", "orders"), "/data comes from the OrderCreated"),
+        ((object(), "emails"), "object has no method get_babel_urn"),
+    ],
+)
+def test_publish_says_what_is_missing(
+    orders: Producer, sent: Sent, arguments: tuple[Any, ...], text: str
+) -> None:
+    with pytest.raises(EnvelopeError, match=text):
+        orders.publish(*arguments)
+    assert sent.calls == []
 
 
 async def test_async_producer_sends_the_same() -> None:

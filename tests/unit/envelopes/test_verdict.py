@@ -5,6 +5,7 @@ import json
 import pytest
 
 from phpmq_lite.envelopes.verdict import (
+    CONVENTION,
     INDEX_BYTES,
     INDEX_CHARACTERS,
     REASONS,
@@ -192,9 +193,9 @@ def test_lint_has_nothing_to_say_about_a_good_envelope() -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (body(job=None, urn='"urn:a"'), ["missing_job", "alias"]),
+        (body(job=None, urn='"urn:babel:a:b"'), ["missing_job", "alias"]),
         (body(urn='"urn:b"'), ["alias"]),
-        (body(job='" urn:a"'), ["untrimmed"]),
+        (body(job='" urn:babel:a:b"'), ["untrimmed"]),
         (body(trace_id='"t"'), ["not_uuid"]),
         (body(trace_id='"{7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b}"'), ["not_uuid"]),
         (body(trace_id='"7B3F9C2A-E41D-4F88-9B2A-1C0D5E6F7A8B"'), []),
@@ -217,6 +218,37 @@ def test_lint_has_nothing_to_say_about_a_good_envelope() -> None:
 )
 def test_lint_finds_what_a_producer_owes(content: bytes, expected: list[str]) -> None:
     assert reasons(content) == expected
+
+
+@pytest.mark.parametrize(
+    ("urn", "why"),
+    [
+        ("App\\\\Jobs\\\\UserRegistered", "looks like a class name"),
+        ("UserRegistered", "looks like a class name"),
+        ("Users::Registered", "looks like a class name"),
+        ("users.registered", "does not begin with urn:babel:"),
+        ("urn:babel:Orders:Created", "has capital letters"),
+        ("urn:babel:orders", "has another form"),
+        ("urn:babel:orders:created:twice", "has another form"),
+        ("x" * 1_000, "x" * 80 + "… does not begin"),
+    ],
+)
+def test_lint_hints_at_the_convention_and_nothing_refuses(urn: str, why: str) -> None:
+    for content in (body(job=f'"{urn}"'), body(job=None, urn=f'"{urn}"')):
+        hint = lint(content)[-1]
+        assert hint.reason == CONVENTION
+        assert why in hint.detail
+        assert "urn:babel:<context>:<event>" in hint.detail
+        assert len(hint.detail) < 300
+        assert judge(content).problem is None
+
+
+@pytest.mark.parametrize(
+    "urn",
+    ["orders:created", "orders:invoice.requested", "users:registered", "catalog:item.indexed"],
+)
+def test_lint_has_no_hint_for_the_urns_of_the_documents(urn: str) -> None:
+    assert lint(body(job=f'"urn:babel:{urn}"')) == ()
 
 
 def test_lint_gives_one_problem_of_what_cannot_be_read() -> None:
