@@ -77,6 +77,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.browse",
         "storage.clients",
         "storage.deaths",
+        "storage.fair_slots",
         "storage.durable",
         "storage.measures",
         "storage.pipeline",

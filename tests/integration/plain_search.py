@@ -37,6 +37,8 @@ BODIES = (
     b"",
     b'{"dead_letter":{"error":"Key 17 of 3"}}',
     b"'; DROP TABLE message; --",
+    b'{"data":{"s":"us-1","n":1042},"x":"' + b"a" * 20_000 + b'"}',  # functions of ours read it
+    '{"data":{"n":104,"s":"eu","a":[{"k":"v"}]},"text":"café a/b"}'.encode() + b" " * 70_000,
 )
 
 

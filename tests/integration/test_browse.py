@@ -17,13 +17,13 @@ from phpmq_lite.storage.browse import Browser, MessageRow
 from phpmq_lite.storage.deaths import DeadLetters, Deaths
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.statements import load
-from tests.unit.admin.cases import NOW_MS, Database
+from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
     made = Database(tmp_path / "phpmq.db")
-    made.connection.create_function("body_part", 3, lambda *_: b"")  # for EXPLAIN
+    add_reader_functions(made.connection)
     made.queue("orders", 1)
     made.queue("mail", 2)
     return made

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.errors import ReadTooLongError, StorageError
+from phpmq_lite.storage.fair_slots import asker
 from phpmq_lite.storage.readers import Readers
+
+ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+HOSTILE = "a" * 1_900 + "b"
 
 
 @pytest.fixture
@@ -54,4 +59,51 @@ async def test_close_waits_for_a_read_that_begins(path: Path) -> None:
     assert_all_end(before)
     await asyncio.gather(*reading)
     await ask(readers)  # opens another one
+    await readers.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_close_interrupts_reads_that_run_or_wait(path: Path, count: int) -> None:
+    """Without that it would end in an hour: a stop would wait for the search of a stranger."""
+    readers = Readers(path, count=1, limit_s=3_600)
+    await ask(readers)
+    reading = [asyncio.create_task(readers.run("all", ENDLESS, {})) for _ in range(count)]
+    await asyncio.sleep(0)
+    await readers.close()
+    for read in reading:
+        with pytest.raises(StorageError, match="the broker stops reading"):
+            await read
+    await ask(readers)
+    await readers.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT matches_glob(CAST(:body AS BLOB), :glob)",
+        "SELECT has_text(CAST(:body AS BLOB), CAST(:text AS BLOB))",
+        "SELECT in_time() FROM (SELECT matches_glob(CAST(:body AS BLOB), :glob))",
+        ENDLESS + " WHERE :body <> :glob OR :text = ''",
+    ],
+)
+async def test_read_stops_within_a_function(path: Path, text: str) -> None:
+    """SQLite looks at the clock between two rows only: one row is enough here."""
+    readers = Readers(path, count=1, limit_s=0.001)
+    given = {"body": "a" * (8 << 20), "glob": f"*{HOSTILE}*", "text": HOSTILE}
+    with pytest.raises(ReadTooLongError):
+        await readers.run("hostile", text, given)
+    await readers.close()
+
+
+async def test_reads_of_one_do_not_hold_up_those_of_another(path: Path) -> None:
+    readers = Readers(path, count=1)
+    done: list[str] = []
+
+    async def read(who: str) -> None:
+        asker.set(who)
+        await ask(readers)
+        done.append(who)
+
+    await asyncio.gather(*(read(who) for who in [*["busy"] * 20, "other"]))
+    assert done.index("other") <= 2
     await readers.close()

@@ -25,7 +25,7 @@ from tests.integration.plain_search import (
     is_match,
     pages,
 )
-from tests.unit.admin.cases import NOW_MS, Database
+from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
 
 @pytest.fixture(scope="module")
@@ -307,6 +307,7 @@ def test_source_reads_along_its_index(
     plan = plans.make(parse(text), [int(queues)] if queues else None, [], NOW_MS)
     assert plan is not None
     connection = sqlite3.connect(path)
+    add_reader_functions(connection)
     steps = [
         row[3]
         for row in connection.execute(

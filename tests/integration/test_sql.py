@@ -13,6 +13,7 @@ from phpmq_lite.model import ALIVE, Message, State
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.statements import MultiRow, load
 from tests.driving import empty_database
+from tests.unit.admin.cases import add_reader_functions
 
 PACKAGE = Path(statements.__file__).parent.parent
 FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
@@ -49,7 +50,7 @@ INDEXES = [
 def connection() -> Iterator[sqlite3.Connection]:
     made = sqlite3.connect(":memory:", isolation_level=None)
     made.deserialize(empty_database())
-    made.create_function("body_part", 3, lambda *_: b"")  # readers.py has it
+    add_reader_functions(made)
     made.create_function("checksum", 2, lambda *_: 0)  # store.py
     yield made
     made.close()

@@ -15,6 +15,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.fair_slots import asker
 
 Kind = Literal["user", "token", "local", "control", "nobody"]
 
@@ -48,8 +49,12 @@ _IS_LEFT: Final = web.RequestKey("is_left", bool)
 
 
 def set_identity(request: web.Request, identity: Identity) -> None:
-    """Set who asks; from here on ``status_of`` shows only the queues that they may see."""
+    """Set who asks; from here on ``status_of`` shows only the queues that they may see.
+
+    Reads of the request wait in the line of this identity.
+    """
     request[_IDENTITY] = identity
+    asker.set(identity.actor)
     request[QUEUES] = identity.queues
 
 

@@ -1,0 +1,83 @@
+"""Text and patterns in large bodies: as SQLite finds them, in pieces, each looked at once."""
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.storage import matching
+from phpmq_lite.storage.matching import PIECE, has_text, matches_glob
+from phpmq_lite.storage.terms import as_glob
+
+TEXTS = st.text("ab\u00e9[?*", max_size=12)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pieces() -> Iterator[None]:
+    """Pieces of three characters: what is looked for lies across their borders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "PIECE", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def sqlite() -> Iterator[sqlite3.Connection]:
+    made = sqlite3.connect(":memory:")
+    yield made
+    made.close()
+
+
+def unchecked() -> None:
+    """Let everything go on."""
+
+
+@given(content=TEXTS, text=TEXTS)
+def test_text_is_found_wherever_it_is(content: str, text: str) -> None:
+    assert has_text(content.encode(), text.encode(), unchecked) == (text in content)
+
+
+@given(content=TEXTS, pattern=TEXTS)
+def test_pattern_matches_what_it_matches_in_sqlite(
+    sqlite: sqlite3.Connection, content: str, pattern: str
+) -> None:
+    glob = as_glob(pattern)
+    [(expected,)] = sqlite.execute("SELECT ? GLOB ?", (content, glob))
+    assert matches_glob(content.encode(), glob, unchecked) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    "glob",
+    ["*" + "a" * 1_900 + "b", "*" + "a" * 1_900 + "b*", "*" + "a?" * 900 + "b*", "*a" * 7 + "*b*",
+     "*" + "a" * 500 + "*" + "a" * 500 + "b*"],
+)  # fmt: skip
+def test_work_grows_with_the_body_and_not_with_the_pattern(
+    glob: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece is looked at once for each part, and the time is checked ahead of it."""
+    monkeypatch.setattr(matching, "PIECE", PIECE)
+    pieces, parts = 4, glob.count("*")
+    checks: list[None] = []
+    content = b"a" * (pieces * PIECE)
+    assert not matches_glob(content, glob, lambda: checks.append(None))
+    assert len(checks) <= 1 + pieces * parts
+    assert not has_text(content, glob.encode(), lambda: checks.append(None))
+
+
+@pytest.mark.parametrize("glob", ["*aab*", "*a?b*"])
+def test_search_in_a_body_ends_with_its_time(glob: str) -> None:
+    class TimeIsOverError(Exception):
+        pass
+
+    def check() -> None:
+        calls.append(None)
+        if len(calls) == 3:
+            raise TimeIsOverError
+
+    calls: list[None] = []
+    with pytest.raises(TimeIsOverError):
+        matches_glob(b"a" * 100, glob, check)
+    calls.clear()
+    with pytest.raises(TimeIsOverError):
+        has_text(b"a" * 100, b"b", check)
