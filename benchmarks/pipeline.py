@@ -165,7 +165,7 @@ class Bench:
 
     def http(self) -> DataFrame:
         """Read all columns over HTTP, without what settles meanwhile."""
-        given = {**self.connection.as_options(), "endingOffsets": str(self.rows)}
+        given = {**self.connection.as_options(), "endingOffsets": str(self.rows + 1)}
         return self.spark.read.format("phpmq").options(**given).load()
 
     def file(self, source: str) -> DataFrame:

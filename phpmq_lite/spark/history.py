@@ -32,6 +32,7 @@ class Request:
     columns: tuple[str, ...]
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
+    outcomes: tuple[str, ...] = ()
     takes_gaps: bool = False
 
     @property
@@ -78,10 +79,13 @@ def bounds(
 
 
 def resolve(history: History, ends: Bounds, position: Position) -> int:
-    """Turn a position into an offset: rows above it are at or after the position.
+    """Return the offset ahead of a position: rows above it are at or after the position.
+
+    So it is the ``lo`` of a read that starts there (inclusive) and the ``hi`` of one that ends
+    there (exclusive), as with Kafka's source.
 
     Raises:
-        OptionError: the offset lies beyond the end of the history.
+        OptionError: the position lies beyond the offset that the next row will have.
     """
     if position.kind == "earliest":
         return ends.lo
@@ -90,9 +94,11 @@ def resolve(history: History, ends: Bounds, position: Position) -> int:
     if position.kind == "time":
         found = history.bounds(at_ms=position.number).offset
         return ends.lo if found is None else found
-    if position.number > ends.hi:
-        raise OptionError(f"offset {position.number} is beyond the last one, {ends.hi}")
-    return position.number
+    if position.number > ends.hi + 1:
+        raise OptionError(
+            f"offset {position.number} is beyond the next one, {ends.hi + 1}; the last is {ends.hi}"
+        )
+    return max(position.number - 1, 0)
 
 
 class _BrokerHistory:
@@ -142,6 +148,8 @@ class _BrokerHistory:
         query.append(("columns", ",".join(request.plain_columns)))
         if request.queue_pattern is not None:
             query.append(("pattern", request.queue_pattern))
+        if request.outcomes:
+            query.append(("outcomes", ",".join(request.outcomes)))
         if request.has_body:
             query.append(("body", 1))
         if request.takes_gaps:
@@ -183,6 +191,7 @@ class _FileHistory:
             request.hi,
             request.queues,
             request.queue_pattern,
+            request.outcomes,
             request.plain_columns,
             request.has_body,
             history_id=request.history_id,

@@ -40,6 +40,7 @@ OPTIONS: Final[Mapping[str, frozenset[Use]]] = {
     "queue": _READS | _WRITES,
     "queues": _HISTORY,
     "queuePattern": _HISTORY,
+    "outcomes": _HISTORY,
     "startingOffsets": _HISTORY,
     "startingTimestamp": _HISTORY,
     "endingOffsets": _BATCH,
@@ -74,6 +75,8 @@ KAFKAS: Final[Mapping[str, str]] = {  # what Kafka's source calls it -> what it 
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKAS}
 
+DELETED: Final = "deleted"
+OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
 MESSAGES_MAX: Final = 100_000  # what the broker claims in one call, and bytes of it
@@ -158,13 +161,15 @@ class Position:
 class HistoryOptions:
     """A read of the history, batch or stream.
 
-    Offsets are ranges ``(lo, hi]``.  ``columns`` keeps the caller's order; empty means all,
-    and then ``has_body`` adds the body at the end.  ``partitions`` None: as many as fit.
+    Offsets are ranges ``(lo, hi]``.  ``outcomes`` empty means all.  ``columns`` keeps the caller's
+    order; empty means all, and then ``has_body`` adds the body at the end.  ``partitions`` None: as
+    many as fit.
     """
 
     connection: Connection
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
+    outcomes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     has_body: bool = False
     starting: Position = Position("earliest")
@@ -214,6 +219,7 @@ def history_options(options: Mapping[str, str], use: Use) -> HistoryOptions:
         connection=given.connection(),
         queues=queues or ((queue,) if queue else ()),
         queue_pattern=given.text("queuePattern"),
+        outcomes=given.outcomes(),
         columns=given.names("columns"),
         has_body=given.flag("includeBody", default=False),
         starting=given.position("starting", "latest" if is_stream else "earliest", is_stream),
@@ -372,6 +378,17 @@ class _Given:
                 f"option 'queues' is {text!r}, a list of names in JSON, with a name that is empty"
             )
         return tuple(dict.fromkeys(found))
+
+    def outcomes(self) -> tuple[str, ...]:
+        """Return the outcomes in a list with commas, in small letters."""
+        names = tuple(name.lower() for name in self.names("outcomes"))
+        for name in names:
+            if name not in OUTCOMES:
+                raise OptionError(
+                    f"option 'outcomes' has {name!r}, it must be of {', '.join(OUTCOMES)}"
+                    f"{_nearest(name, OUTCOMES)}"
+                )
+        return names
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Give a truth value."""

@@ -5,7 +5,7 @@ Driver: ``partitions``, offsets, ``commit``; executors: ``read``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from platform import node
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from phpmq_lite.spark.errors import DataLossError, OptionError
 from phpmq_lite.spark.history import Request, open_history, resolve
-from phpmq_lite.spark.options import HistoryOptions, QueueOptions
+from phpmq_lite.spark.options import DELETED, OUTCOMES, HistoryOptions, QueueOptions
 from phpmq_lite.spark.schema import arrow_schema, conform
 from phpmq_lite.spark.transport import Bounds, Broker
 
@@ -51,8 +51,8 @@ Offset = dict[str, Any]
 class Range(InputPartition):
     """Offsets or claims ``(lo, hi]``; ``history_id`` and ``machine`` are the planner's.
 
-    ``queues``: which of them; empty means all.  It travels here and not in the reader, which Spark
-    has pickled for the executors before it asks for partitions.
+    ``queues``, ``outcomes``: which of them; empty means all.  They travel here and not in the
+    reader, which Spark has pickled for the executors before it asks for partitions.
     """
 
     lo: int
@@ -60,6 +60,7 @@ class Range(InputPartition):
     history_id: str
     machine: str
     queues: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
 
 
 def cut(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]:
@@ -79,9 +80,16 @@ def cut(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]:
 
 
 def _ranges(
-    lo: int, hi: int, partitions: int | None, history_id: str, queues: tuple[str, ...] = ()
+    lo: int,
+    hi: int,
+    partitions: int | None,
+    history_id: str,
+    queues: tuple[str, ...] = (),
+    outcomes: tuple[str, ...] = (),
 ) -> list[InputPartition]:
-    return [Range(*piece, history_id, node(), queues) for piece in cut(lo, hi, partitions)]
+    return [
+        Range(*piece, history_id, node(), queues, outcomes) for piece in cut(lo, hi, partitions)
+    ]
 
 
 def _read_history(
@@ -99,6 +107,7 @@ def _read_history(
         columns=tuple(schema.names),
         queues=part.queues,
         queue_pattern=options.queue_pattern,
+        outcomes=part.outcomes,
         takes_gaps=not options.fails_on_data_loss,
     )
     wanted = arrow_schema(schema)
@@ -113,17 +122,25 @@ def _read_history(
 def _check_gap(lo: int, ends: Bounds, options: HistoryOptions) -> int:
     """Return where reading starts; past the gap, if that is allowed.
 
+    Retention takes rows of deleted messages on their own, ahead of the others: where only those
+    are gone nothing is passed over, for the other rows are still there.
+
     Raises:
-        DataLossError: retention took rows above ``lo``.
+        DataLossError: retention took rows above ``lo`` that the reader asked for.
     """
-    if lo >= ends.lo:
-        return lo
-    if options.fails_on_data_loss:
+    if options.fails_on_data_loss and lo < ends.lo:
         raise DataLossError(
-            f"rows above offset {lo} were asked for, retention took all up to {ends.lo};"
+            f"rows from offset {lo + 1} on were asked for, retention took all up to {ends.lo};"
             " set failOnDataLoss to false to go on with what is left"
         )
-    return ends.lo
+    needs_deleted = not options.outcomes or DELETED in options.outcomes
+    if options.fails_on_data_loss and needs_deleted and lo < ends.lo_deleted:
+        raise DataLossError(
+            f"rows from offset {lo + 1} on were asked for, retention took those of deleted messages"
+            f" up to {ends.lo_deleted}; set failOnDataLoss to false to go on with what is left, or"
+            f" outcomes to {','.join(name for name in OUTCOMES if name != DELETED)}"
+        )
+    return max(lo, ends.lo)
 
 
 class HistoryReader(DataSourceReader):
@@ -135,6 +152,7 @@ class HistoryReader(DataSourceReader):
         self._least = 0  # of pushed filters: lo is at least this
         self._most = 1 << 62
         self._only: frozenset[str] | None = None
+        self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ask for the ends of the history and cut the range."""
@@ -148,8 +166,11 @@ class HistoryReader(DataSourceReader):
             queues = self._narrowed(history.queues())
             if not queues:
                 return []
-        lo = _check_gap(lo, ends, options)
-        return _ranges(lo, hi, options.partitions, ends.history_id, queues)
+        if not self._outcomes:
+            return []
+        outcomes = tuple(sorted(self._outcomes)) if len(self._outcomes) < len(OUTCOMES) else ()
+        lo = _check_gap(lo, ends, replace(options, outcomes=outcomes))
+        return _ranges(lo, hi, options.partitions, ends.history_id, queues, outcomes)
 
     def _narrowed(self, known: list[str]) -> tuple[str, ...]:
         """Keep the queues that option and filter allow; a filter may name one that is nowhere."""
@@ -165,7 +186,7 @@ class HistoryReader(DataSourceReader):
 
 
 class FilteringHistoryReader(HistoryReader):
-    """Takes filters on ``offset`` and ``queue``; Spark keeps the others.
+    """Takes filters on ``offset``, ``queue`` and ``outcome``; Spark keeps the others.
 
     A class of its own: where the session does not push filters, having the method is an error.
     """
@@ -191,7 +212,11 @@ class FilteringHistoryReader(HistoryReader):
                 self._keep(frozenset([name]))
             case In(("queue",), names) if all(isinstance(name, str) for name in names):
                 self._keep(frozenset(names))
-            case IsNotNull(("offset",)) | IsNotNull(("queue",)):
+            case EqualTo(("outcome",), str(name)):
+                self._outcomes &= {name}
+            case In(("outcome",), names) if all(isinstance(name, str) for name in names):
+                self._outcomes &= set(names)
+            case IsNotNull(("offset",)) | IsNotNull(("queue",)) | IsNotNull(("outcome",)):
                 pass  # they never are
             case _:
                 return False
@@ -247,7 +272,14 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["history"] != end["history"]:  # allowed by latestOffset, so from the first on
             lo = 0
         options = self._options
-        return _ranges(lo, end["offset"], options.partitions, end["history"], options.queues)
+        return _ranges(
+            lo,
+            end["offset"],
+            options.partitions,
+            end["history"],
+            options.queues,
+            options.outcomes,
+        )
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range."""

@@ -3,7 +3,8 @@
 ::
 
     {"version": 1, "finished_at": ms, "history_id": str | null,
-     "archive": {"offset": n | null, "rows": n, "dates": n, "bytes": n},
+     "archive": {"offset": n | null, "rows": n, "dates": n, "bytes": n,
+                 "outcomes": ["acked", …]},         those that it has; empty: all
      "lag": {"offset": n | null, "rows": n | null},   the broker's last offset; how many behind
      "jobs": [{"name", "state": "done|running|failed|stopped", "started_at", "finished_at",
                "offset", "error"}],
@@ -172,7 +173,14 @@ def _archive(spark: "SparkSession", files: Files, offset: int | None) -> Item:
     sizes = files.files(places.ARCHIVE)
     dates = [name for name in files.names(places.ARCHIVE) if name.startswith("date=")]
     rows = spark.read.schema(SCHEMA).parquet(files.url(places.ARCHIVE)).count() if sizes else 0
-    return {"offset": offset, "rows": rows, "dates": len(dates), "bytes": sum(sizes)}
+    selection = json.loads(files.read(places.ARCHIVE_SELECTION) or "{}")
+    return {
+        "offset": offset,
+        "rows": rows,
+        "dates": len(dates),
+        "bytes": sum(sizes),
+        "outcomes": selection.get("outcomes", []),
+    }
 
 
 def _moment(at_ms: int) -> datetime:

@@ -50,6 +50,8 @@ COLUMNS: Final = (  # of the history, in this order; docs/pipeline.md says what 
     Column("meta_id", "string", is_nullable=True),
     Column("attempts", "int64", is_nullable=True),
 )
+OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # as the tables number them
+DELETED: Final = "deleted"
 BODY: Final = Column("body", "binary", is_nullable=True)  # null once retention took it, or damaged
 _CHECKS: Final = (Column("_seq", "int64"), Column("_crc", "int64"))  # read with bodies, not given
 CLAIM_COLUMNS: Final = (
@@ -86,10 +88,16 @@ class Selection:
     hi: int
     queues: Sequence[str] = ()  # names; empty: all
     pattern: str | None = None  # that names fit
+    outcomes: Sequence[str] = ()  # of OUTCOMES; empty: all
     columns: Sequence[str] = ()  # names; empty: all
     body: bool = False
     allowed: Sequence[str] = ()  # globs of whom asks; empty: all
     history_id: str | None = None  # refuse any other
+
+    @property
+    def needs_deleted(self) -> bool:
+        """Tell whether rows of deleted messages are asked for, which leave on their own."""
+        return not self.outcomes or DELETED in self.outcomes
 
 
 class RangeError(StorageError):
@@ -187,7 +195,8 @@ class Ranges:
     def history(self, asked: Selection, *, is_gap_ok: bool = False) -> Rows:
         """Give settled messages; ``hi`` is clipped to the last offset.
 
-        Where ``is_gap_ok``, ``lo`` is clipped to what there is.
+        Where ``is_gap_ok``, ``lo`` is clipped to what there is, and rows of deleted messages that
+        retention took are missing.
 
         Raises:
             RefusedError: ``gap``: there is less than asked for; ``other_history``; ``bad_value``;
@@ -198,16 +207,16 @@ class Ranges:
         if asked.history_id not in (None, bounds.history_id):
             detail = f"this is the history {bounds.history_id}, not {asked.history_id}"
             raise RefusedError("other_history", detail)
-        text, given = _HISTORY.range, {}
-        queue_ids = self._queue_ids(asked)
-        if queue_ids is not None:
-            text, given = f"{text} {_part('only_queues')}", {"queue_ids": json.dumps(queue_ids)}
+        text, given = self._conditions(asked)
         while True:
             lo, hi = _clipped(asked, bounds, is_gap_ok=is_gap_ok)
             reading = _Reading(self, _HISTORY, text, given, chosen)
             count = reading.count(lo, hi)
-            bounds = self.bounds()
-            if bounds.lo <= lo:  # so nothing but deleted rows left while they were counted
+            before, bounds = bounds, self.bounds()
+            has_lost_deleted = asked.needs_deleted and bounds.lo_deleted > max(
+                lo, before.lo_deleted
+            )
+            if bounds.lo <= lo and not has_lost_deleted:  # no row left while they were counted
                 return Rows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> Rows:
@@ -246,6 +255,22 @@ class Ranges:
         rows: list[dict[str, Any]] = self.table(text, given or {}).to_pylist()
         return rows
 
+    def _conditions(self, asked: Selection) -> tuple[str, dict[str, Any]]:
+        """Return the statement's FROM and WHERE for a selection, and their parameters."""
+        text, given = _HISTORY.range, {}
+        queue_ids = self._queue_ids(asked)
+        if queue_ids is not None:
+            text += f" {_part('only_queues')}"
+            given["queue_ids"] = json.dumps(queue_ids)
+        if asked.outcomes:
+            for name in asked.outcomes:
+                if name not in OUTCOMES:
+                    known = ", ".join(OUTCOMES)
+                    raise RefusedError("bad_value", f"there is no outcome {name!r}: {known}")
+            text += f" {_part('only_outcomes')}"
+            given["outcomes"] = json.dumps([OUTCOMES[name] for name in asked.outcomes])
+        return text, given
+
     def _queue_ids(self, asked: Selection) -> list[int] | None:
         """Give the numbers of the queues that are asked for and allowed; None: all."""
         if not asked.queues and asked.pattern is None and not asked.allowed:
@@ -273,6 +298,12 @@ def _clipped(asked: Selection, bounds: Bounds, *, is_gap_ok: bool) -> tuple[int,
         raise RefusedError("bad_value", detail)
     if asked.lo < bounds.lo and not is_gap_ok:
         detail = f"rows up to {bounds.lo} left the history, asked is above {asked.lo}"
+        raise RefusedError("gap", detail)
+    if asked.needs_deleted and asked.lo < bounds.lo_deleted and not is_gap_ok:
+        detail = (
+            f"rows of deleted messages up to {bounds.lo_deleted} left the history, asked is above"
+            f" {asked.lo}; ask for the other outcomes only, or accept the gap"
+        )
         raise RefusedError("gap", detail)
     if asked.lo > bounds.hi and not is_gap_ok:
         raise RefusedError("gap", f"asked is above {asked.lo}, the last offset is {bounds.hi}")

@@ -153,6 +153,7 @@ def test_no_piece_has_more_bodies_than_a_part_and_one(
         (Selection(0, ROWS, pattern="ORDERS*"), lambda i: False),
         (Selection(0, ROWS, allowed=("m*", "x")), lambda i: i % 3 == 1),
         (Selection(0, ROWS, queues=("mail",), pattern="o*"), lambda i: False),
+        (Selection(0, ROWS, outcomes=("acked", "dead")), lambda i: i % 4 in (0, 2)),
         (Selection(5, 100, pattern="o*", allowed=("*.eu",)), lambda i: 5 < i <= 100 and i % 3 == 2),
     ],
 )
@@ -181,6 +182,7 @@ def test_columns_come_in_their_order(ranges: Ranges) -> None:
         (Selection(0, 2, queues=("nowhere",)), "unknown_queue"),
         (Selection(ROWS + 1, ROWS + 2), "gap"),
         (Selection(0, 2, history_id="another"), "other_history"),
+        (Selection(0, 2, outcomes=("lost",)), "bad_value"),
     ],
 )
 def test_what_cannot_be_given_is_refused(ranges: Ranges, asked: Selection, code: str) -> None:
@@ -211,16 +213,49 @@ def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: Ranges) -> None:
     assert list(ranges.history(Selection(900, 950), is_gap_ok=True)) == []
 
 
-def test_deleted_rows_may_be_missing_without_a_gap(ranges: Ranges) -> None:
+def retire_deleted(ranges: Ranges, upto: int) -> None:
     elsewhere(
         ranges.path,
-        'DELETE FROM history WHERE outcome = 5 AND "offset" <= 100',
-        "INSERT OR REPLACE INTO counter VALUES ('deleted_lo', 101)",
+        f'DELETE FROM history WHERE outcome = 5 AND "offset" <= {upto}',
+        f"INSERT OR REPLACE INTO counter VALUES ('deleted_lo', {upto + 1})",
     )
+
+
+def test_deleted_rows_that_left_are_a_gap_for_who_asks_for_them(ranges: Ranges) -> None:
+    retire_deleted(ranges, 100)
     bounds = ranges.bounds()
     assert (bounds.lo, bounds.lo_deleted) == (0, 100)
-    rows = ranges.history(ALL)
-    assert rows.count == ROWS - 25
+    with pytest.raises(RefusedError, match="rows of deleted messages up to 100 left") as refused:
+        ranges.history(ALL)
+    assert refused.value.code == "gap"
+    with pytest.raises(RefusedError, match="asked is above 99"):
+        ranges.history(Selection(99, ROWS, outcomes=("acked", "deleted")))
+    assert ranges.history(Selection(100, ROWS)).count == ROWS - 100
+    rows = ranges.history(ALL, is_gap_ok=True)
+    assert (rows.lo, rows.count) == (0, ROWS - 25)
+    assert len(offsets(rows)) == ROWS - 25
+    others = ranges.history(Selection(0, ROWS, outcomes=("acked", "expired", "dead")))
+    assert others.count == len(offsets(others)) == ROWS - 75
+
+
+@pytest.mark.parametrize("is_gap_ok", [False, True])
+def test_deleted_rows_that_leave_while_they_are_counted_are_a_gap(
+    ranges: Ranges, is_gap_ok: bool
+) -> None:
+    statements = []
+
+    def note() -> None:
+        statements.append(1)
+        if len(statements) == 2:  # behind the bounds, ahead of the count
+            retire_deleted(ranges, 100)
+
+    ranges.on_statement = note
+    if not is_gap_ok:
+        with pytest.raises(RefusedError, match="of deleted messages"):
+            ranges.history(ALL)
+        return
+    rows = ranges.history(ALL, is_gap_ok=True)
+    assert (rows.lo, rows.count) == (0, ROWS - 25)
     assert len(offsets(rows)) == ROWS - 25
 
 

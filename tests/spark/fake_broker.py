@@ -81,6 +81,7 @@ class FakeBroker:
     token: str | None = None
     history_id: str = "a" * 32
     lo: int = 0
+    lo_deleted: int = 0  # rows of deleted messages up to here are gone too
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the history, by offset
     ready: list[bytes] = field(default_factory=list)  # bodies on the one queue
     missing: set[str] = field(default_factory=set)  # queues that are not there
@@ -95,14 +96,16 @@ class FakeBroker:
     faults: Faults = field(default_factory=Faults)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def settle(self, count: int, queue: str = "orders", body: bytes = b"body") -> None:
+    def settle(
+        self, count: int, queue: str = "orders", body: bytes = b"body", outcome: str = "acked"
+    ) -> None:
         """Add rows to the history; row n settled n ms after the start."""
         for offset in range(len(self.rows) + 1, len(self.rows) + count + 1):
             at = datetime.fromtimestamp((START_MS + offset) / 1_000, UTC)
             row: dict[str, Any] = dict.fromkeys(HISTORY.names)
             row |= {
                 "offset": offset, "seq": offset * 2, "message_id": f"{offset:032x}",
-                "queue": queue, "position": offset, "outcome": "acked", "published_at": at,
+                "queue": queue, "position": offset, "outcome": outcome, "published_at": at,
                 "settled_at": at, "deliveries": 1, "size": len(body), "body": body,
             }  # fmt: skip
             self.rows.append(row)
@@ -119,7 +122,7 @@ class FakeBroker:
             self.notes.append((asked["reader"], int(asked["position"])))
         answer: dict[str, Any] = {
             "history_id": self.history_id, "lo": self.lo, "hi": self.hi,
-            "lo_deleted": self.lo, "offset": None, "queues": None,
+            "lo_deleted": max(self.lo, self.lo_deleted), "offset": None, "queues": None,
         }  # fmt: skip
         if "at_ms" in asked:
             before = int(asked["at_ms"]) - START_MS - 1
@@ -233,10 +236,17 @@ class Handler(BaseHTTPRequestHandler):
             self._problem(409, "gap", f"rows up to {broker.lo} left the history")
         else:
             queues = self.many.get("queue", [])
+            outcomes = [*filter(None, asked.get("outcomes", "").split(","))]
+            needs_deleted = not outcomes or "deleted" in outcomes
+            if needs_deleted and lo < broker.lo_deleted and asked.get("gap") != "ok":
+                self._problem(409, "gap", f"deleted ones up to {broker.lo_deleted} left")
+                return
             rows = [
                 row
                 for row in broker.rows[max(lo, broker.lo) : hi]
-                if not queues or row["queue"] in queues
+                if (not queues or row["queue"] in queues)
+                and (not outcomes or row["outcome"] in outcomes)
+                and (row["outcome"] != "deleted" or row["offset"] > broker.lo_deleted)
             ]
             names = asked["columns"].split(",") + (["body"] if asked.get("body") == "1" else [])
             schema = pa.schema([field for field in HISTORY if field.name in names])

@@ -92,7 +92,7 @@ def test_history_comes_whole_with_bodies(spark: SparkSession, place: Place) -> N
     lo = place.hi
     place.settle(700)
     frame = read(
-        spark, url=place.url, queue=place.queue, includeBody=True, startingOffsets=lo,
+        spark, url=place.url, queue=place.queue, includeBody=True, startingOffsets=lo + 1,
         numPartitions=3,
     )  # fmt: skip
     rows = frame.orderBy("offset").collect()
@@ -153,7 +153,7 @@ def test_stream_follows_over_restarts_of_broker_and_query(
     lo = place.hi
     sink = Batches()
     options: dict[str, object] = {
-        "startingOffsets": lo, "maxOffsetsPerTrigger": 100, "reader": "test",
+        "startingOffsets": lo + 1, "maxOffsetsPerTrigger": 100, "reader": "test",
     }  # fmt: skip
     place.settle(250)
     run(spark, tmp_path, sink, url=place.url, **options)
@@ -196,7 +196,7 @@ def test_rows_are_published_once_over_failures(
     def publish() -> None:
         history = (
             spark.readStream.format("phpmq")
-            .options(url=place.url, queue=source, includeBody="true", startingOffsets=str(lo))
+            .options(url=place.url, queue=source, includeBody="true", startingOffsets=str(lo + 1))
             .option("maxOffsetsPerTrigger", "100")
             .load()
         )

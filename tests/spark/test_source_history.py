@@ -37,7 +37,7 @@ def test_batch_reads_a_range_of_offsets_and_of_times(
     spark: SparkSession, broker: FakeBroker
 ) -> None:
     broker.settle(100)
-    assert offsets(spark, broker, startingOffsets=10, endingOffsets=12) == [11, 12]
+    assert offsets(spark, broker, startingOffsets=10, endingOffsets=12) == [10, 11]  # as Kafka's
     at_97 = START_MS + 97  # of settled_at; row n settled n ms after the start
     assert offsets(spark, broker, startingTimestamp=at_97) == [97, 98, 99, 100]
     assert offsets(spark, broker, endingTimestamp=START_MS + 3) == [1, 2]
@@ -91,7 +91,7 @@ def test_filters_are_left_to_spark_when_not_asked_for(
         ({"columns": "ofset"}, "no column 'ofset': did you mean 'offset'"),
         ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read does not consume"),
         ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, this is a batch read"),
-        ({"startingOffsets": 101}, "offset 101 is beyond the last one, 100"),
+        ({"startingOffsets": 102}, "offset 102 is beyond the next one, 101; the last is 100"),
     ],
 )
 def test_wrong_option_is_an_error_that_helps(
@@ -112,6 +112,30 @@ def test_gap_is_an_error_unless_told_otherwise(spark: SparkSession, broker: Fake
     left = offsets(spark, broker, startingOffsets=10, failOnDataLoss=False)
     assert left == list(range(41, 101))
     assert offsets(spark, broker) == left  # earliest is what there is
+
+
+def test_rows_of_deleted_messages_that_left_are_a_gap(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(10)
+    options = {"url": broker.url, "startingOffsets": "earliest"}
+    sink = Batches()
+    run(spark, tmp_path, sink, **options)
+    broker.settle(80, outcome="deleted")
+    broker.settle(10)
+    broker.lo_deleted = 70  # a purge of more than deleted rows may take: 60 of them are gone
+    with pytest.raises(PySparkException, match="retention took those of deleted messages up to 70"):
+        run(spark, tmp_path, sink, **options)
+    with pytest.raises(PySparkException, match="from offset 1 on were asked for"):
+        offsets(spark, broker)
+    kept = [*range(71, 91), *range(91, 101)]
+    run(spark, tmp_path, sink, **options, failOnDataLoss=False)
+    assert sink.all == [*range(1, 11), *kept]
+    assert offsets(spark, broker, failOnDataLoss=False) == [*range(1, 11), *kept]
+    # A reader that asks for no deleted rows misses none.
+    assert offsets(spark, broker, outcomes="acked, dead") == [*range(1, 11), *range(91, 101)]
+    pushed = read(spark, url=broker.url, pushFilters=True).where("outcome = 'acked'")
+    assert pushed.count() == 20
 
 
 def test_busy_broker_is_asked_again(spark: SparkSession, broker: FakeBroker) -> None:

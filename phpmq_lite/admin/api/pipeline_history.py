@@ -67,6 +67,7 @@ class RangeIn(BaseModel):
     queue: list[str] = Field(default=[], max_length=NAMES)  # repeatable
     queues: str = Field("", max_length=100_000)  # the same, with commas
     pattern: str = Field("", max_length=255)  # a glob that names of queues fit
+    outcomes: str = Field("", max_length=100)  # acked, expired, dead, deleted; empty: all
     columns: str = Field("", max_length=1_000)  # with commas; empty: all
     body: Literal["0", "1"] = "0"
     gap: Literal["fail", "ok"] = "fail"  # ok: lo is clipped to what there is
@@ -122,6 +123,7 @@ async def history_arrow(request: web.Request) -> web.StreamResponse:
         "hi": asked.hi,
         "queues": names,
         "pattern": asked.pattern or None,
+        "outcomes": [*filter(None, asked.outcomes.split(","))],
         "columns": [*filter(None, asked.columns.split(","))],
         "body": asked.body == "1",
         "allowed": identity_of(request).queues,

@@ -18,6 +18,7 @@ class Kept:
     age_ms: int  # of the bounds: settled longer ago goes
     rows_max: int
     bytes_max: int
+    lo_deleted: int = 0  # the first offset from which those of deleted messages are there too
 
     def per_ms(self, now_ms: int) -> float:
         """Give how many rows came in a millisecond, over all that is there, an hour at least."""
@@ -45,7 +46,7 @@ def lagging(kept: Kept, position: int, next_settled_at: int | None, now_ms: int)
     behind = max(kept.hi - position, 0)
     if not behind or next_settled_at is None:
         return Lagging(behind, is_reached=bool(behind), reached_at=None, bound=None)
-    if position + 1 < kept.lo:
+    if position + 1 < max(kept.lo, kept.lo_deleted):
         return Lagging(behind, is_reached=True, reached_at=None, bound=None)
     found = [(next_settled_at + kept.age_ms, "days")]
     per_ms = kept.per_ms(now_ms)

@@ -40,17 +40,21 @@ class ReaderOut(BaseModel):
 
 
 class Bounds(BaseModel):
-    """What of the history is there: every offset above ``lo`` up to ``hi``."""
+    """What of the history is there: every offset above ``lo`` up to ``hi``, but deleted ones.
+
+    Above ``lo_deleted`` those of deleted messages are there too.
+    """
 
     history_id: str
     lo: int
     hi: int
+    lo_deleted: int
 
 
 async def bounds_of(context: Context) -> Bounds:
     """Give how far the history goes now."""
-    history_id, lo, hi, _ = (await context.readers.read("ranges", "bounds"))[0]
-    return Bounds(history_id=history_id, lo=lo, hi=hi)
+    history_id, lo, hi, lo_deleted = (await context.readers.read("ranges", "bounds"))[0]
+    return Bounds(history_id=history_id, lo=lo, hi=hi, lo_deleted=lo_deleted)
 
 
 async def claims_of(request: web.Request) -> list[ClaimsOut]:
@@ -92,7 +96,7 @@ async def _kept(context: Context) -> Kept:
         await bounds_of(context), await measure(context.readers), context.settings.history,
     )  # fmt: skip
     return Kept(
-        lo=bounds.lo + 1, hi=bounds.hi,
+        lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
         rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,
         age_ms=round(keep.days * _DAY_MS), rows_max=keep.rows, bytes_max=int(keep.bytes),
     )  # fmt: skip

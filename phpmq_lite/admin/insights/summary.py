@@ -41,6 +41,7 @@ class Archive(_Part):
     rows: Count = 0
     dates: Count = 0
     bytes: Count = 0
+    outcomes: list[str] = []  # that it has; empty: all
 
 
 class Lag(_Part):

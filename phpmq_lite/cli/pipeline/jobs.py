@@ -10,6 +10,7 @@ from phpmq_lite.cli.output import output_option
 from phpmq_lite.cli.pipeline.running import Job, execute
 from phpmq_lite.cli.pipeline.sessions import connection
 from phpmq_lite.cli.pipeline.target import Target, target_options
+from phpmq_lite.spark.options import OUTCOMES
 
 _continuous = click.option(
     "--continuous", is_flag=True, help="Go on until Ctrl-C or SIGTERM, not only once."
@@ -44,10 +45,15 @@ def _archive_options(command: Any) -> Any:
                      show_default=True, metavar="N", help="Offsets of one batch."),
         click.option("--starting", type=starting, default="earliest", show_default=True,
                      metavar="OFFSET",
-                     help="Where the very first run begins: earliest, latest or a number."),
+                     help="Where the very first run begins: earliest, latest or the first offset"
+                     " to archive."),
         click.option("--queue-pattern", metavar="GLOB", help="Only queues that match."),
         click.option("--queue", "queues", multiple=True, metavar="NAME",
                      help="Only this queue. Repeatable; an archive keeps to what it began with."),
+        click.option("--outcome", "outcomes", multiple=True,
+                     type=click.Choice(OUTCOMES),
+                     help="Only messages that ended so. Repeatable; without deleted, retention of"
+                     " deleted messages is no gap."),
         click.option("--bodies", is_flag=True, help="Keep the bodies too: replay needs them."),
     ):  # fmt: skip
         command = option(command)
@@ -63,6 +69,7 @@ def _archive(target: Target, **given: Any) -> Job:
         bodies=given["bodies"],
         queues=given["queues"],
         queue_pattern=given["queue_pattern"],
+        outcomes=given["outcomes"],
         starting_offsets=given["starting"],
         max_offsets_per_trigger=given["max_offsets"],
         num_partitions=given["partitions"],

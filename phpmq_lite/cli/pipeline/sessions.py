@@ -110,7 +110,8 @@ def probe(target: Target) -> str:
         options = connection(target).as_options()
         spark = stack.enter_context(session(target, progress))
         progress("reading")
-        rows = spark.read.format("phpmq").options(**options).load().limit(_PROBE_ROWS)
+        source = spark.read.format("phpmq").options(**options, failOnDataLoss="false")
+        rows = source.load().limit(_PROBE_ROWS)
         return f"{spark.version} read {rows.count():,} rows of the history"
 
 

@@ -13,6 +13,7 @@ from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, output_option, write
 from phpmq_lite.cli.pipeline.target import Target, target_options
+from phpmq_lite.spark.options import DELETED
 
 COLUMNS: Final = (
     Column("name", "JOB"),
@@ -114,9 +115,12 @@ def sentences(summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: fl
         found.append(
             "the broker's history is another one than the archive's: it was restored or replaced"
         )
-    elif bounds and archive and bounds["lo"] > (archive.get("offset") or 0):
-        missing = bounds["lo"] - (archive.get("offset") or 0)
-        found.append(f"retention took up to {missing:,} rows before they were archived")
+    elif bounds and archive:
+        has_deleted = not archive.get("outcomes") or DELETED in archive["outcomes"]
+        lo = max(bounds["lo"], bounds["lo_deleted"] if has_deleted else 0)
+        missing = lo - (archive.get("offset") or 0)
+        if missing > 0:
+            found.append(f"retention took up to {missing:,} rows before they were archived")
     return found
 
 

@@ -6,7 +6,7 @@ break it.
 """
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.history import bounds
@@ -90,7 +90,7 @@ def begin_of(options: ArchiveOptions, ends: Bounds, done: Done | None) -> int:
     if done is not None and done.offset is not None:
         return done.offset
     word = options.starting_offsets
-    return int(word) if word.isdigit() else {"latest": ends.hi}.get(word, ends.lo)
+    return max(int(word) - 1, 0) if word.isdigit() else {"latest": ends.hi}.get(word, ends.lo)
 
 
 def source_options(options: ArchiveOptions) -> dict[str, str]:
@@ -108,24 +108,31 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
         given["queues"] = queues_text(options.queues)
     if options.queue_pattern is not None:
         given["queuePattern"] = options.queue_pattern
+    if options.outcomes:
+        given["outcomes"] = ",".join(options.outcomes)
     if options.num_partitions is not None:
         given["numPartitions"] = str(options.num_partitions)
     return given
 
 
 def keep_selection(files: Files, options: ArchiveOptions) -> None:
-    """Write down which queues an archive has, or compare: one offset cannot stand for two.
+    """Store which queues and outcomes an archive has, or compare: one offset cannot stand for two.
 
     Raises:
-        RefusedError: ``other_selection``: the archive there has other queues.
+        RefusedError: ``other_selection``: the archive there has other queues or outcomes.
     """
-    selection = {"queues": sorted(options.queues), "queue_pattern": options.queue_pattern}
+    selection: dict[str, Any] = {
+        "queues": sorted(options.queues),
+        "queue_pattern": options.queue_pattern,
+    }
+    if options.outcomes:
+        selection["outcomes"] = sorted(options.outcomes)
     kept = files.read(places.ARCHIVE_SELECTION)
     if kept is None:
         files.write(places.ARCHIVE_SELECTION, json.dumps(selection))
     elif json.loads(kept) != selection:
         raise RefusedError(
             "other_selection",
-            f"the archive in {options.out} has the queues {kept}, now {json.dumps(selection)} "
-            "are asked: take the same ones, or another folder",
+            f"the archive in {options.out} has the selection {kept}, now "
+            f"{json.dumps(selection)} is asked: take the same one, or another folder",
         )

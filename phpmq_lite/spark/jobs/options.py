@@ -47,11 +47,12 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions(Common):
-    """History to Parquet.  The queues belong to the archive: other ones want another ``out``."""
+    """History to Parquet, of some queues and outcomes; others than before need another ``out``."""
 
     bodies: bool = False
     queues: tuple[str, ...] = ()  # none and no pattern: all
     queue_pattern: str | None = None
+    outcomes: tuple[str, ...] = ()  # none: all
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None

@@ -100,7 +100,12 @@ def _history(spark: "SparkSession", files: Files, options: ReplayOptions) -> "Da
     if options.source == "archive":
         return read_archive(spark, files)
     connection = options.connection.as_options() if options.connection else {}
-    given = {**connection, "includeBody": "true", "pushFilters": "true"}  # a piece reads its own
+    given = {
+        **connection,
+        "includeBody": "true",
+        "pushFilters": "true",  # a piece reads its own
+        "failOnDataLoss": "false",  # what the broker still keeps; pieces are counted
+    }
     return spark.read.format("phpmq").options(**given).load()
 
 

@@ -26,6 +26,9 @@ c.claim
 -- part: only_queues
 AND m.queue_id IN (SELECT value FROM json_each(:queue_ids))
 
+-- part: only_outcomes
+AND m.outcome IN (SELECT value FROM json_each(:outcomes))
+
 -- part: history_range
 -- Settled messages of a range of offsets.
 FROM history AS m

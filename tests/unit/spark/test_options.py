@@ -35,6 +35,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
         "token": "t",
         "QUEUES": "a, b,,a",
         "columns": "queue,offset",
+        "outcomes": "acked, Dead",
         "startingoffsets": "7",
         "endingtimestamp": "1700000000000",
         "numPartitions": "3",
@@ -45,6 +46,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
     assert options.connection == Connection("http://127.0.0.1:9101", "t")
     assert options.queues == ("a", "b")
     assert options.columns == ("queue", "offset")
+    assert options.outcomes == ("acked", "dead")
     assert options.starting == Position("offset", 7)
     assert options.ending == Position("time", 1_700_000_000_000)
     assert (options.partitions, options.fails_on_data_loss, options.pushes_filters) == (
@@ -96,6 +98,7 @@ def test_defaults_are_kafkas() -> None:
         ({"includeBody": "yes"}, Use.BATCH_READ, "'includeBody' is 'yes', it must be true or"),
         ({"startingOffsets": "latest"}, Use.BATCH_READ, "must be earliest or a number"),
         ({"endingOffsets": "earliest"}, Use.BATCH_READ, "must be latest or a number"),
+        ({"outcomes": "acked,deletd"}, Use.BATCH_READ, "did you mean 'deleted'"),
         ({"startingOffsets": "-1"}, Use.BATCH_READ, "must be earliest or a number"),
         (
             {"startingOffsets": "1", "startingTimestamp": "1"},

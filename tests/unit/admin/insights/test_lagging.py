@@ -29,6 +29,12 @@ def test_reader_is_reached_where_its_next_row_has_gone(position: int, is_reached
     assert (found.reached_at is None) == is_reached
 
 
+def test_reader_is_reached_where_a_deleted_message_that_it_has_not_read_has_gone() -> None:
+    purged = replace(KEPT, lo_deleted=601)
+    assert lagging(purged, 599, NOW - DAY, NOW).is_reached
+    assert not lagging(purged, 600, NOW - DAY, NOW).is_reached
+
+
 def test_reader_is_reached_where_no_row_is_left() -> None:
     assert lagging(KEPT, 100, None, NOW).is_reached
 

@@ -275,11 +275,19 @@ def test_status_of_another_history_has_no_lag() -> None:
 
 
 def test_status_tells_what_retention_took() -> None:
-    bounds = {"history_id": "ab", "lo": 950, "hi": 1_000}
+    bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
     told = status.sentences(SUMMARY, bounds, 1_769_842_860_000)
     assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 60 s ago"
     assert told[1] == "archive: 890 rows of 2 dates, 12,345 bytes, to offset 900"
     assert told[2] == "retention took up to 50 rows before they were archived"
+
+
+def test_status_counts_deleted_messages_that_retention_took() -> None:
+    bounds = {"history_id": "ab", "lo": 0, "lo_deleted": 960, "hi": 1_000}
+    told = status.sentences(SUMMARY, bounds, 1_769_842_860_000)
+    assert told[2] == "retention took up to 60 rows before they were archived"
+    archive = SUMMARY["archive"] | {"outcomes": ["acked", "dead"]}
+    assert len(status.sentences(SUMMARY | {"archive": archive}, bounds, 1_769_842_860_000)) == 2
 
 
 def test_status_before_the_first_run_names_the_command(tmp_path: Path) -> None:

@@ -21,6 +21,19 @@ def test_archive_of_a_queue_asks_for_that_queue_only(tmp_path: Path, name: str) 
     assert history_options(given, Use.HISTORY_STREAM).queues == (name, "plain")
 
 
+@pytest.mark.parametrize(
+    ("word", "begin"), [("earliest", 3), ("latest", 9), ("1", 0), ("0", 0), ("5", 4), ("10", 9)]
+)
+def test_first_offset_of_an_archive_is_the_one_that_is_named(
+    tmp_path: Path, word: str, begin: int
+) -> None:
+    asked = ArchiveOptions(
+        connection=Connection("http://a"), out=str(tmp_path), starting_offsets=word
+    )
+    assert archive.begin_of(asked, Bounds("a", 3, 9, 0), None) == begin
+    assert history_options(archive.source_options(asked), Use.HISTORY_STREAM).outcomes == ()
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_archive_of_one_history_takes_no_rows_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
