@@ -26,5 +26,6 @@ class PipelineRows:
     held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes
     staged: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     parts: list[tuple[int, int, int, int, int, int, int | None, str]] = field(default_factory=list)
-    published: list[tuple[str, int]] = field(default_factory=list)  # app_id, version; oldest first
+    # app_id, version, owner, used_ms, single_use; those that were used longest ago first
+    published: list[tuple[str, int, str | None, int, int]] = field(default_factory=list)
     next_stage_id: int = 1

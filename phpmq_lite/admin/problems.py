@@ -20,6 +20,8 @@ _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "stale": 412,
     "unknown_client": 404,
     "foreign_queue": 403,
+    "foreign_app_id": 403,
+    "unknown_app_id": 404,
     "too_many_queues": 422,
     "unknown_subscription": 404,
     "unknown_claims": 422,

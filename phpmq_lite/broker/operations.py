@@ -17,6 +17,7 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.publishing import Published, publish
 from phpmq_lite.broker.queue import values_of
 from phpmq_lite.broker.queue_settings import check_circle, check_settings, name_problem
+from phpmq_lite.broker.staged import Writer
 from phpmq_lite.broker.staging import SLICE as STAGE_SLICE
 from phpmq_lite.broker.staging import (
     PublishedStage,
@@ -24,6 +25,7 @@ from phpmq_lite.broker.staging import (
     StagedRow,
     publish_staged,
     stage,
+    transfer_app_id,
     unstage,
 )
 from phpmq_lite.broker.sweeps import Answer
@@ -40,6 +42,7 @@ __all__ = [
     "PublishedStage",
     "Staged",
     "StagedRow",
+    "Writer",
     "ack_claims",
     "act",
     "check_rows",
@@ -57,6 +60,7 @@ __all__ = [
     "release_claims",
     "remove_queue",
     "stage",
+    "transfer_app_id",
     "unstage",
     "write",
 ]

@@ -3,14 +3,19 @@
 The rows themselves are on disk only (``staging.sql``); here are sums, by token and queue.
 """
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from phpmq_lite.broker.lives import Lives
+from phpmq_lite.errors import RefusedError
 from phpmq_lite.pipeline_rows import ROW_BITS, PipelineRows
 
 KEPT_MS: Final = 86_400_000  # without a publish
-KEPT_VERSIONS: Final = 10_000  # writers; those that published last
+SILENT_MS: Final = 30 * 86_400_000  # an app_id that was used since is never forgotten
+APP_IDS: Final = 10_000  # of one owner
+SINGLE_USES: Final = 1_000  # app_ids of one publish each, of one owner; the oldest are forgotten
 
 
 @dataclass(slots=True)
@@ -44,8 +49,126 @@ class Stage:
         return self.stage_id << ROW_BITS
 
 
+@dataclass(slots=True, frozen=True)
+class Writer:
+    """Who publishes: the owner of app_ids, and the queues that they may publish to.
+
+    An empty ``owner`` is the machine itself, without accounts: it may use every app_id.
+    """
+
+    owner: str = ""
+    may_use: Callable[[str], bool] = lambda _queue: True
+
+
+@dataclass(slots=True)
+class AppId:
+    """What is known of an app_id."""
+
+    version: int  # the highest that was published
+    owner: str | None  # None: the first who writes
+    used_ms: int  # steady
+    is_single: bool = False  # of one publish: forgetting it stores nothing twice
+
+
+class AppIds:
+    """The highest version of each app_id, and to whom it belongs.
+
+    ``published`` is the truth, this is its copy.  Exactly-once ends when an app_id is forgotten, so
+    each owner has a bound of their own, and only what was silent for 30 days makes room.
+    """
+
+    def __init__(self, stored: PipelineRows) -> None:
+        self.known: dict[str, AppId] = {}
+        # By owner, for several publishes and for one; those that were used longest ago first.
+        self._groups: dict[tuple[str | None, bool], dict[str, AppId]] = defaultdict(dict)
+        for app_id, version, owner, used_ms, is_single in stored.published:
+            self._put(app_id, AppId(version, owner, used_ms, bool(is_single)))
+
+    def check(self, writer: Writer, app_id: str, now_ms: int, *, is_single: bool) -> AppId | None:
+        """Return what is known of an app_id, None for a new one.
+
+        Raises:
+            RefusedError: ``foreign_app_id``; ``too_many_app_ids``.
+        """
+        known = self.known.get(app_id)
+        if known is None:
+            if not is_single:
+                self._check_room(writer.owner or None, now_ms)
+        elif writer.owner and known.owner not in (None, writer.owner):
+            raise RefusedError(
+                "foreign_app_id",
+                f"the app_id {app_id!r} belongs to another user: choose another txnAppId or "
+                "checkpoint, or have an admin transfer it with `phpmq-lite pipeline transfer`",
+            )
+        return known
+
+    def note(
+        self, lives: Lives, writer: Writer, app_id: str, version: int, rows: int, *, is_single: bool
+    ) -> None:
+        """Store a version that was published."""
+        known, now_ms = self.known.get(app_id), lives.now.steady_ms
+        owner = (known.owner if known else None) or writer.owner or None
+        made = AppId(version, owner, now_ms, known.is_single if known else is_single)
+        self._make_room(lives, owner, now_ms, is_single=made.is_single)
+        self._put(app_id, made)
+        lives.batch.rare.append(("staging", "note_version", (
+            app_id, version, lives.now.wall_ms, rows, owner, now_ms, int(made.is_single),
+        )))  # fmt: skip
+
+    def note_use(self, lives: Lives, writer: Writer, app_id: str) -> None:
+        """Store that a version was published again, which did nothing."""
+        known = self.known[app_id]
+        self._move(lives, app_id, known.owner or writer.owner or None)
+
+    def transfer(self, lives: Lives, app_id: str, owner: str | None) -> None:
+        """Give an app_id to another owner; None: to the next who writes.
+
+        Raises:
+            RefusedError: ``unknown_app_id``; ``too_many_app_ids``.
+        """
+        known = self.known.get(app_id)
+        if known is None:
+            raise RefusedError("unknown_app_id", f"nothing was published under {app_id!r}")
+        if known.owner != owner and not known.is_single:
+            self._check_room(owner, lives.now.steady_ms)
+        self._move(lives, app_id, owner)
+
+    def _put(self, app_id: str, made: AppId) -> None:
+        self._take(app_id)
+        self.known[app_id] = self._groups[made.owner, made.is_single][app_id] = made
+
+    def _take(self, app_id: str) -> None:
+        known = self.known.pop(app_id, None)
+        if known is not None:
+            del self._groups[known.owner, known.is_single][app_id]
+
+    def _move(self, lives: Lives, app_id: str, owner: str | None) -> None:
+        known, now_ms = self.known[app_id], lives.now.steady_ms
+        self._put(app_id, AppId(known.version, owner, now_ms, known.is_single))
+        lives.batch.rare.append(("staging", "note_use", (owner, now_ms, app_id)))
+
+    def _check_room(self, owner: str | None, now_ms: int) -> None:
+        own = self._groups[owner, False]
+        if len(own) >= APP_IDS and next(iter(own.values())).used_ms > now_ms - SILENT_MS:
+            raise RefusedError(
+                "too_many_app_ids",
+                f"{len(own)} app_ids were used in the last 30 days, the limit is {APP_IDS} for "
+                "each user: publish with an increasing version under one app_id (txnAppId and "
+                "txnVersion, or the same checkpoint), not under a new one each time",
+            )
+
+    def _make_room(self, lives: Lives, owner: str | None, now_ms: int, *, is_single: bool) -> None:
+        """Forget what may be forgotten, until one more has room."""
+        own = self._groups[owner, is_single]
+        bound, silent_ms = (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - SILENT_MS)
+        while len(own) >= bound and next(iter(own.values())).used_ms <= silent_ms:
+            oldest = next(iter(own))
+            self._take(oldest)
+            lives.batch.rare.append(("staging", "forget_version", (oldest,)))
+
+
 class Staging:
-    """All tokens, oldest first, and the highest version of each writer."""
+    """All tokens, oldest first, and the app_ids under which they are published."""
 
     def __init__(self, stored: PipelineRows) -> None:
         self.stages: dict[str, Stage] = {}
@@ -59,7 +182,7 @@ class Staging:
         self.bytes = sum(stage.bytes for stage in self.stages.values())
         self.rows = sum(stage.rows for stage in self.stages.values())
         self.parts = sum(len(stage.parts) for stage in self.stages.values())
-        self.versions: dict[str, int] = dict(stored.published)  # oldest first
+        self.app_ids = AppIds(stored)
 
     @property
     def due_ms(self) -> int | None:
@@ -85,14 +208,3 @@ class Staging:
         rare.append(("staging", "drop_stage", (stage.stage_id,)))
         rare.append(("staging", "drop_parts", (stage.stage_id,)))
         return True
-
-    def note_version(self, lives: Lives, app_id: str, version: int, rows: int) -> None:
-        """Keep the version of a writer; the one that published longest ago may be forgotten."""
-        self.versions.pop(app_id, None)
-        self.versions[app_id] = version
-        rare = lives.batch.rare
-        rare.append(("staging", "note_version", (app_id, version, lives.now.wall_ms, rows)))
-        if len(self.versions) > KEPT_VERSIONS:
-            oldest = next(iter(self.versions))
-            del self.versions[oldest]
-            rare.append(("staging", "forget_version", (oldest,)))

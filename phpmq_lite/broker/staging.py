@@ -16,7 +16,7 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.lives import LOOKED_BYTES
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.runs import LONGEST_TTL_S
-from phpmq_lite.broker.staged import KEPT_MS, Part, Stage
+from phpmq_lite.broker.staged import KEPT_MS, Part, Stage, Writer
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Envelopes, Looked
@@ -36,6 +36,7 @@ PUBLISH_BAD_BYTES: Final = 16 << 20  # and their bodies; they go by way of the c
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _SEVERAL: Final = "several"  # policies, which no queue has
+ANYBODY: Final = Writer()
 _NOTHING: Final = Looked((None, None, None, None))
 
 StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 0: never expires
@@ -255,11 +256,34 @@ def _policy(queue: Queue) -> str:
 
 
 def unstage(
-    core: Broker, _entry: AuditEntry, tokens: Sequence[str], answer: Answer
-) -> None:  # fmt: skip
-    """Drop tokens that were not published; answers how many there were.  No row of the audit."""
-    count = sum(core.staging.drop(core.lives, token) for token in dict.fromkeys(tokens))
-    core.lives.batch.answers.append((answer, count))
+    core: Broker,
+    _entry: AuditEntry,
+    tokens: Sequence[str],
+    answer: Answer,
+    *,
+    writer: Writer = ANYBODY,
+) -> None:
+    """Drop tokens that were not published; answers how many there were.  No row of the audit.
+
+    Tokens with rows for queues that the writer may not use are passed over.
+    """
+    answers, count = core.lives.batch.answers, 0
+    for token in dict.fromkeys(tokens):
+        stage = core.staging.stages.get(token)
+        if stage is not None and _foreign_queue(core, writer, stage) is None:
+            count += core.staging.drop(core.lives, token)
+    answers.append((answer, count))
+
+
+def _foreign_queue(core: Broker, writer: Writer, stage: Stage) -> str | None:
+    """Return a queue of a token that the writer may not use, None where there is none."""
+    for queue_id in stage.parts:
+        queue = core.lives.by_id.get(queue_id)
+        removed = (row.name for row in core.lives.removed.values() if row.queue_id == queue_id)
+        name = next(removed, f"number {queue_id}") if queue is None else queue.name
+        if not writer.may_use(name):
+            return name
+    return None
 
 
 # -- publishing
@@ -271,8 +295,10 @@ class _Publish:
 
     core: Broker
     entry: AuditEntry
+    writer: Writer
     app_id: str
     version: int
+    is_single: bool
     tokens: Sequence[str]
     answer: Answer
     spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
@@ -283,9 +309,11 @@ class _Publish:
         core, lives = self.core, self.core.lives
         if core.is_draining:
             raise RefusedError("draining", "the broker stops: it takes no messages")
-        if self.version <= core.staging.versions.get(self.app_id, -1):
-            for token in self.tokens:
-                core.staging.drop(lives, token)
+        app_ids, now_ms = core.staging.app_ids, lives.now.steady_ms
+        known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
+        if known is not None and self.version <= known.version:
+            app_ids.note_use(lives, self.writer, self.app_id)
+            unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
             audit.count(core, self.entry, 0)
             lives.batch.answers.append((self.answer, PublishedStage(0, True, 0)))
             return
@@ -315,6 +343,9 @@ class _Publish:
                 raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
             if not stage.is_whole:
                 raise RefusedError("token_open", f"the last rows of {token!r} did not come")
+            foreign = _foreign_queue(self.core, self.writer, stage)
+            if foreign is not None:
+                raise RefusedError("foreign_queue", f"{token!r} has rows for the queue {foreign!r}")
             stages.append(stage)
         rows, size = sum(s.rows for s in stages), sum(s.bytes for s in stages)
         if rows > PUBLISH_ROWS:
@@ -377,7 +408,9 @@ class _Publish:
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
-        core.staging.note_version(lives, self.app_id, self.version, total)
+        core.staging.app_ids.note(
+            lives, self.writer, self.app_id, self.version, total, is_single=self.is_single
+        )
         audit.count(core, self.entry, total)
         done = PublishedStage(total, False, len(self.bad))
         lives.batch.answers.append((self.answer, done))
@@ -440,17 +473,25 @@ def publish_staged(
     version: int,
     tokens: Sequence[str],
     answer: Answer,
+    *,
+    writer: Writer = ANYBODY,
+    is_single: bool = False,
 ) -> None:
     """Publish all rows of tokens in one transaction, once; answers with ``PublishedStage``.
 
     The highest version of each ``app_id`` is kept; where this one is not higher nothing is
-    published, and the tokens are dropped.  All rows stand behind what is in their queues, in the
-    order of the tokens.  Where it is refused nothing is published and the tokens stay.
+    published, and the tokens are dropped.  An ``app_id`` belongs to whoever wrote it first; it is
+    forgotten after 30 days without use at the earliest.  With ``is_single`` it is used for this
+    publish only, and may be forgotten before: a repetition finds its tokens gone.
+
+    All rows stand behind what is in their queues, in the order of the tokens.  Where it is refused
+    nothing is published and the tokens stay.
 
     Raises:
-        RefusedError: ``bad_app_id``, ``bad_version``, ``draining``, ``unknown_token``,
-            ``token_open``, ``too_many``, ``too_large``, ``too_many_quarantined``,
-            ``too_many_queues``, ``queue_changed``, ``paused`` or ``queue_full``.
+        RefusedError: ``bad_app_id``, ``bad_version``, ``foreign_app_id``, ``too_many_app_ids``,
+            ``draining``, ``unknown_token``, ``token_open``, ``foreign_queue``, ``too_many``,
+            ``too_large``, ``too_many_quarantined``, ``too_many_queues``, ``queue_changed``,
+            ``paused`` or ``queue_full``.
     """
     if not 0 < len(app_id) <= 256 or not app_id.isprintable():
         raise RefusedError(
@@ -460,4 +501,17 @@ def publish_staged(
         raise RefusedError("bad_version", f"version is {version}, not 0 to 2^63 - 1")
     if len(tokens) > TOKENS:
         raise RefusedError("too_many", f"{len(tokens)} tokens at once, the limit is {TOKENS}")
-    _Publish(core, entry, app_id, version, tokens, answer).begin()
+    _Publish(core, entry, writer, app_id, version, is_single, tokens, answer).begin()
+
+
+def transfer_app_id(
+    core: Broker, entry: AuditEntry, app_id: str, owner: str | None, answer: Answer
+) -> None:
+    """Give an app_id to another owner, None: to the next who writes; answers None.
+
+    Raises:
+        RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
+    """
+    core.staging.app_ids.transfer(core.lives, app_id, owner)
+    audit.count(core, entry, 1)
+    core.lives.batch.answers.append((answer, None))

@@ -173,9 +173,15 @@ class Broker:
         answer = self._json("POST", f"{BASE}/stage", query, stream, head, is_repeatable=False)
         return int(answer["rows"])
 
-    def publish(self, app_id: str, version: int, tokens: Sequence[str]) -> tuple[int, bool]:
-        """Publish staged rows in one transaction, once per key; return count and "was repeated"."""
+    def publish(
+        self, app_id: str, version: int, tokens: Sequence[str], *, is_single: bool = False
+    ) -> tuple[int, bool]:
+        """Publish staged rows in one transaction, once per key; return count and "was repeated".
+
+        With ``is_single`` nothing else is ever published under this ``app_id``.
+        """
         body = {"app_id": app_id, "version": version, "tokens": list(tokens)}
+        body |= {"single_use": True} if is_single else {}
         answer = self._json("POST", f"{BASE}/publish", body=body)
         return int(answer["published"]), bool(answer["repeated"])
 

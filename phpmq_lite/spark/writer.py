@@ -98,6 +98,8 @@ def publish(
     options: WriteOptions,
     app_id: str,
     version: int,
+    *,
+    is_single: bool = False,
 ) -> None:
     """Publish what all tasks staged, in one transaction; a repeated key publishes nothing.
 
@@ -110,7 +112,9 @@ def publish(
     tokens = [token for message in staged for token in message.tokens]
     if not tokens:
         return  # an empty batch needs no key: repeated, it is empty again
-    published, is_repeated = Broker(options.connection).publish(app_id, version, tokens)
+    published, is_repeated = Broker(options.connection).publish(
+        app_id, version, tokens, is_single=is_single
+    )
     if not is_repeated:
         _check_count(rows, published, "the broker published")
 
@@ -142,7 +146,9 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish them all."""
         app_id, version = self._options.app_id, self._options.version
         if app_id is None or version is None:
-            app_id, version = f"batch-{uuid.uuid4().hex}", 0  # nobody else's: never a repeat
+            app_id = f"batch-{uuid.uuid4().hex}"  # nobody else's: never a repeat
+            publish(messages, self._options, app_id, 0, is_single=True)
+            return
         publish(messages, self._options, app_id, version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -29,6 +29,17 @@ class ReaderRow:
     at_ms: int  # Unix ms: when it said so
 
 
+@dataclass(slots=True, frozen=True)
+class AppIdRow:
+    """Under which name somebody publishes each version once."""
+
+    app_id: str
+    owner: str | None  # None: the next who writes
+    version: int  # the highest that was published
+    at_ms: int  # Unix ms: when that was
+    rows: int  # of that version
+
+
 class Pipeline:
     """Reads the pipeline's tables; all methods raise as ``Readers`` does."""
 
@@ -44,6 +55,11 @@ class Pipeline:
         """Give one subscription, None where there is none."""
         rows = await self._readers.read("claims", "overview", name=name)
         return SubscriptionRow(*rows[0]) if rows else None
+
+    async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
+        """Return app_ids in the order of their names, after one of them."""
+        rows = await self._readers.read("staging", "app_ids", after=after, limit=limit)
+        return [AppIdRow(*row) for row in rows]
 
     async def readers(self) -> list[ReaderRow]:
         """Give the readers of the history by name."""

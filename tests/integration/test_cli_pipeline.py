@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.node import Node
 from tests.preloaded import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
@@ -120,3 +121,17 @@ def test_package_names_the_zip_that_it_built(tmp_path: Path) -> None:
     path = Path(done.stdout.strip())
     assert path.parent == tmp_path
     assert "phpmq_lite/spark/source.py" in zipfile.ZipFile(path).namelist()
+
+
+def test_app_ids_are_listed_and_transferred(broker: BrokerProcess) -> None:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(commands, ["pipeline", *arguments, "--data", str(broker.data)])
+
+    made = run("transfer", "nightly", "--to", "anna")
+    assert (made.exit_code, "othing was published under 'nightly'" in made.stderr) == (3, True)
+    asked = {"app_id": "nightly", "version": 7, "tokens": []}
+    Node(broker.data / "control.sock").post("/pipeline/publish", asked)
+    [row] = [json.loads(line) for line in run("app-ids", "-o", "jsonl").stdout.splitlines()]
+    assert (row["app_id"], row["owner"], row["version"]) == ("nightly", "control", 7)
+    assert "belongs to anna" in run("transfer", "nightly", "--to", "anna").stderr
+    assert "belongs to the next who" in run("transfer", "nightly").stderr

@@ -217,6 +217,64 @@ async def test_staged_rows_are_published_once(home: House, spark: Visitor) -> No
     ) == [("mail", 1), ("orders", 2_501)]
 
 
+async def test_app_id_belongs_to_the_user_who_wrote_first(home: House, spark: Visitor) -> None:
+    """A limited operator could hide all further rows of another application."""
+    asked: dict[str, Any] = {"app_id": "etl", "version": 1, "tokens": []}
+    assert (await call(spark, "publish", asked))[0] == 200
+    poison = asked | {"version": (1 << 63) - 1}
+    async with program(home, OPERATOR, "evil.*") as evil:
+        status, problem = await call(evil, "publish", poison)
+        assert (status, problem["code"]) == (403, "foreign_app_id")
+        assert "transfer" in problem["detail"]
+        status, problem = await call(evil, "app-ids/transfer", {"app_id": "etl", "owner": None})
+        assert (status, problem["code"]) == (403, "role")
+    rotated = await home.token("etl-2", OPERATOR)
+    async with Visitor(home.url, rotated) as newer:
+        done = {"published": 0, "repeated": False, "quarantined": 0}
+        assert await call(newer, "publish", asked | {"version": 2}) == (200, done)
+
+
+async def test_admin_transfers_an_app_id(home: House, spark: Visitor) -> None:
+    for app_id in ("b", "a", "c"):
+        await call(spark, "publish", {"app_id": app_id, "version": 4, "tokens": []})
+    async with program(home, OPERATOR, "new.*") as heir, program(home, "admin") as admin:
+        listed = json.loads((await admin.get("/api/v1/pipeline/app-ids?limit=2")).text)
+        assert [item["app_id"] for item in listed["items"]] == ["a", "b"]
+        assert (listed["items"][0]["version"], listed["items"][0]["rows"]) == (4, 0)
+        query = f"limit=2&cursor={listed['next']}"
+        listed = json.loads((await admin.get(f"/api/v1/pipeline/app-ids?{query}")).text)
+        assert ([item["app_id"] for item in listed["items"]], listed["next"]) == (["c"], None)
+        asked = {"app_id": "a", "owner": "token operator-1"}
+        status, done = await call(admin, "app-ids/transfer", asked)
+        assert (status, done["owner"].endswith(" for new.*")) == (200, True)
+        again = {"app_id": "a", "version": 4, "tokens": []}
+        assert (await call(heir, "publish", again))[1]["repeated"]
+        assert (await call(spark, "publish", again))[0] == 403
+        for wrong, code in (
+            ({"app_id": "none", "owner": None}, "unknown_app_id"),
+            ({"app_id": "a", "owner": "nobody"}, "unknown_user"),
+            ({"app_id": "a", "owner": "token none"}, "unknown_token"),
+        ):
+            status, problem = await call(admin, "app-ids/transfer", wrong)
+            assert (status, problem["code"]) == (404, code)
+        assert (await admin.get("/api/v1/pipeline/app-ids?cursor=x")).status == 422
+    async with program(home, "admin", "new.*", "more.*") as limited:
+        assert (await limited.get("/api/v1/pipeline/app-ids")).status == 403
+        assert (await call(limited, "app-ids/transfer", {"app_id": "a", "owner": None}))[0] == 403
+
+
+async def test_limited_operator_touches_tokens_of_their_queues_only(
+    home: House, spark: Visitor
+) -> None:
+    await stage(spark, "t", stream(("orders", "a", None)))
+    async with program(home, OPERATOR, "mail") as limited:
+        assert await call(limited, "unstage", {"tokens": ["t"]}) == (200, {"unstaged": 0})
+        asked = {"app_id": "mine", "version": 1, "tokens": ["t"]}
+        status, problem = await call(limited, "publish", asked)
+        assert (status, problem["code"]) == (403, "foreign_queue")
+    assert (await call(spark, "publish", asked | {"app_id": "own"}))[1]["published"] == 1
+
+
 async def test_token_is_staged_once_and_dropped(home: House, spark: Visitor) -> None:
     await stage(spark, "t", stream(("orders", "a", None)))
     status, problem = await stage(spark, "t", stream(("orders", "b", None)))

@@ -6,7 +6,8 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker import staged, staging
-from phpmq_lite.broker.operations import PublishedStage, Staged
+from phpmq_lite.broker.operations import PublishedStage, Staged, Writer
+from phpmq_lite.broker.staging import ANYBODY
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.model import Limits, QueueSettings, checksum
 from phpmq_lite.storage import recall
@@ -40,8 +41,17 @@ def stage(
     return ask(driver, "stage", token, rows, after=after, is_whole=is_whole)
 
 
-def publish(driver: Driver, version: int, *tokens: str, app_id: str = "app") -> Any:
-    return ask(driver, "publish_staged", app_id, version, tokens)
+def publish(
+    driver: Driver,
+    version: int,
+    *tokens: str,
+    app_id: str = "app",
+    writer: Writer = ANYBODY,
+    is_single: bool = False,
+) -> Any:
+    return ask(
+        driver, "publish_staged", app_id, version, tokens, writer=writer, is_single=is_single
+    )
 
 
 def tokens(driver: Driver) -> list[str]:
@@ -226,16 +236,96 @@ def test_publish_is_bounded(make: MakeDriver, name: str, code: str) -> None:
         assert publish(driver, 1, "u") == PublishedStage(1, False, 0)
 
 
-def test_versions_of_writers_that_are_long_gone_are_forgotten(make: MakeDriver) -> None:
-    driver = make()
-    with patch.object(staged, "KEPT_VERSIONS", 2):
-        for app_id in ("a", "b", "a", "c"):
-            publish(driver, len(driver.core.staging.versions) + 1, app_id=app_id)
-            driver.clock.advance(1)
-    assert driver.core.staging.versions.keys() == {"a", "c"}
-    before = dict(driver.core.staging.versions)
+ANN, BOB = Writer("ann"), Writer("bob")
+DAY_S = 86_400
+
+
+def known(driver: Driver) -> dict[str, str | None]:
+    """Return the owners of the app_ids, the same in memory and after a restart."""
+    before = dict(driver.core.staging.app_ids.known)
     driver.kill_and_restart()
-    assert driver.core.staging.versions == before
+    assert driver.core.staging.app_ids.known == before
+    return {app_id: one.owner for app_id, one in before.items()}
+
+
+def test_app_id_belongs_to_who_wrote_first(make: MakeDriver) -> None:
+    """Its rightful writer would publish nothing any more: each version of theirs is lower."""
+    driver = make()
+    assert publish(driver, 1, app_id="ann's", writer=ANN) == PublishedStage(0, False, 0)
+    assert publish(driver, (1 << 63) - 1, app_id="ann's", writer=BOB) == "foreign_app_id"
+    assert known(driver) == {"ann's": "ann"}
+    assert publish(driver, 1, app_id="ann's", writer=BOB) == "foreign_app_id"
+    stage(driver, "t", b"a")
+    assert publish(driver, 2, "t", app_id="ann's", writer=ANN) == PublishedStage(1, False, 0)
+
+
+def test_machine_without_accounts_owns_all_app_ids(make: MakeDriver) -> None:
+    driver = make()
+    publish(driver, 1, app_id="ours")
+    publish(driver, 1, app_id="ann's", writer=ANN)
+    assert publish(driver, 2, app_id="ann's") == PublishedStage(0, False, 0)
+    assert known(driver) == {"ours": None, "ann's": "ann"}
+    assert publish(driver, 1, app_id="ours", writer=BOB) == PublishedStage(0, True, 0)
+    assert known(driver) == {"ours": "bob", "ann's": "ann"}  # the first who writes with a login
+
+
+def test_app_id_is_transferred(make: MakeDriver) -> None:
+    driver = make()
+    publish(driver, 1, app_id="a", writer=ANN)
+    assert ask(driver, "transfer_app_id", "none", "bob") == "unknown_app_id"
+    assert ask(driver, "transfer_app_id", "a", "bob") is None
+    assert publish(driver, 2, app_id="a", writer=ANN) == "foreign_app_id"
+    assert publish(driver, 1, app_id="a", writer=BOB) == PublishedStage(0, True, 0)
+    assert ask(driver, "transfer_app_id", "a", None) is None
+    assert known(driver) == {"a": None}
+    assert publish(driver, 2, app_id="a", writer=ANN) == PublishedStage(0, False, 0)
+
+
+def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeDriver) -> None:
+    driver = make()
+    with patch.object(staged, "APP_IDS", 2):
+        for app_id in ("a", "b"):
+            publish(driver, 1, app_id=app_id, writer=ANN)
+        driver.clock.advance(20 * DAY_S)
+        publish(driver, 1, app_id="b", writer=ANN)  # a repetition is a use, too
+        driver.clock.advance(10 * DAY_S - 1)
+        for app_id in ("c", "d", "e"):
+            assert publish(driver, 1, app_id=app_id, writer=ANN) == "too_many_app_ids"
+        assert ask(driver, "transfer_app_id", "a", "ann") is None  # nothing new
+        assert publish(driver, 1, app_id="bob's", writer=BOB) == PublishedStage(0, False, 0)
+        assert known(driver).keys() == {"a", "b", "bob's"}
+        assert publish(driver, 1, app_id="a", writer=ANN) == PublishedStage(0, True, 0)
+        driver.clock.advance(20 * DAY_S + 2)
+        assert publish(driver, 1, app_id="c", writer=ANN) == PublishedStage(0, False, 0)
+        assert known(driver).keys() == {"a", "c", "bob's"}
+        assert publish(driver, 1, app_id="x", writer=BOB) == PublishedStage(0, False, 0)
+        assert ask(driver, "transfer_app_id", "a", "bob") == "too_many_app_ids"
+
+
+def test_app_ids_of_one_publish_make_room_for_each_other(make: MakeDriver) -> None:
+    """A batch write without txnAppId has a new one each time: a few are enough for repetitions."""
+    driver = make()
+    with patch.object(staged, "SINGLE_USES", 2), patch.object(staged, "APP_IDS", 1):
+        publish(driver, 1, app_id="stream", writer=ANN)
+        for app_id in ("x", "y", "z"):
+            publish(driver, 0, app_id=app_id, writer=ANN, is_single=True)
+            driver.clock.advance(1)
+        assert publish(driver, 0, app_id="z", writer=ANN) == PublishedStage(0, True, 0)
+        assert known(driver).keys() == {"stream", "y", "z"}
+        assert publish(driver, 0, "gone", app_id="x", writer=ANN, is_single=True) == (
+            "unknown_token"
+        )
+
+
+def test_writer_publishes_and_drops_tokens_of_their_queues_only(make: MakeDriver) -> None:
+    driver = make()
+    stage(driver, "t", b"a", queue="orders")
+    limited = Writer("bob", lambda queue: queue == "mail")
+    assert ask(driver, "unstage", ["t"], writer=limited) == 0
+    assert publish(driver, 1, "t", writer=limited) == "foreign_queue"
+    publish(driver, 1, writer=limited)
+    assert publish(driver, 1, "t", writer=limited) == PublishedStage(0, True, 0)
+    assert tokens(driver) == ["t"]
 
 
 @pytest.mark.parametrize(("settings", "code"), [

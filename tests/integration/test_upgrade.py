@@ -8,12 +8,13 @@ from unittest.mock import patch
 
 import pytest
 
+from phpmq_lite.broker.staged import AppId, Writer
 from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate, read_migrations
 from phpmq_lite.storage.verify import verify
 from tests import driving
-from tests.driving import Driver
-from tests.integration.driven import MakeDriver, drivers_in, order
+from tests.driving import CLOCK_STEP_MS, START_MS, Driver
+from tests.integration.driven import MakeDriver, ask, drivers_in, order
 
 OLDER = range(1, len(read_migrations(migrations_folder())))
 TODAY = "SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"
@@ -94,6 +95,31 @@ def goes_on(upgraded: Driver, settled: list[tuple[Any, ...]], expected: list[byt
     assert got == [*expected, b"new"]  # the key is known still: nothing was stored twice
     numbers = upgraded.rows("SELECT seq FROM body")
     assert len(numbers) == len(set(numbers))
+
+
+def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
+    make: MakeDriver, tmp_path: Path
+) -> None:
+    driver = make()
+    single = f"batch-{'0' * 32}"
+    for app_id in ("stream", single):
+        ask(driver, "publish_staged", app_id, 0, (), writer=Writer("ann"))
+    driver.store.execute("INSERT INTO clock_step VALUES (1, 1, 0, ?)", (CLOCK_STEP_MS,))
+    driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    older = as_of(4, driver.path, tmp_path)
+    with closing(sqlite3.connect(older, isolation_level=None)) as connection:
+        migrate(connection, migrations_folder())
+    with (
+        drivers_in(tmp_path / "migrations") as start,
+        patch.object(driving, "empty_database", older.read_bytes),
+    ):
+        upgraded = start()
+        found = upgraded.core.staging.app_ids.known
+        assert found == {
+            "stream": AppId(0, None, START_MS), single: AppId(0, None, START_MS, is_single=True),
+        }  # fmt: skip
+        assert ask(upgraded, "publish_staged", "stream", 0, (), writer=Writer("bob")).is_repeated
+        assert found["stream"].owner == "bob"
 
 
 def test_there_are_older_versions() -> None:

@@ -65,7 +65,7 @@ def _of_token(context: Context, secret: str) -> Identity:
         return NOBODY
     if context.is_ready():
         accounts.see_token(token, now_ms)
-    return Identity(token.name, Role(token.role), "token", token.queues)
+    return who.identity_of_token(token)
 
 
 def _of_session(request: web.Request, context: Context) -> Identity | None:

@@ -15,6 +15,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.accounts import Token
 from phpmq_lite.storage.fair_slots import asker
 
 Kind = Literal["user", "token", "local", "control", "nobody"]
@@ -31,11 +32,23 @@ class Identity:
     role: Role
     kind: Kind  # local: loopback, no login needed; control: control.sock
     queues: tuple[str, ...] = ()  # globs; empty: all
+    made_by: str = ""  # of a token: the actor who made it
 
     @property
     def actor(self) -> str:
         """The name in the audit."""
         return f"token {self.name}" if self.kind == "token" else self.name
+
+    @property
+    def owner(self) -> str:
+        """To whom an app_id belongs; empty: to nobody, on this machine without accounts.
+
+        A token acts for the user who made it, so that one that replaces it goes on.  Tokens that
+        are limited to some queues own theirs apart: one user makes tokens for several programs.
+        """
+        if self.kind == "token":
+            return " for ".join(filter(None, (self.made_by, ", ".join(sorted(self.queues)))))
+        return "" if self.kind == "local" else self.name
 
 
 NOBODY: Final = Identity("nobody", Role.PUBLIC, "nobody")
@@ -62,6 +75,11 @@ def identity_of(request: web.Request) -> Identity:
     """Give who asks; nobody where the middleware did not come to it."""
     identity: Identity = request.get(_IDENTITY, NOBODY)
     return identity
+
+
+def identity_of_token(token: Token) -> Identity:
+    """Return the identity of a request with this token."""
+    return Identity(token.name, Role(token.role), "token", token.queues, token.created_by)
 
 
 def address_of(request: web.BaseRequest) -> str:

@@ -11,7 +11,14 @@ from phpmq_lite.admin.access import gate
 from phpmq_lite.admin.access.accounts import KEPT_MS, Visitor
 from phpmq_lite.admin.access.backoff import key_of
 from phpmq_lite.admin.access.first_user import HOW
-from phpmq_lite.admin.access.identity import address_of, entry_of, identity_of, leave_entry
+from phpmq_lite.admin.access.identity import (
+    CONTROL,
+    address_of,
+    entry_of,
+    identity_of,
+    identity_of_token,
+    leave_entry,
+)
 from phpmq_lite.admin.access.sessions import LOGIN
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
@@ -70,6 +77,21 @@ def check_name(name: str) -> str:
             f"not {', '.join(sorted(_RESERVED))}",
         )  # fmt: skip
     return name
+
+
+def owner_named(request: web.Request, name: str) -> str:
+    """Return the owner of app_ids that a user, or ``token NAME``, stands for.
+
+    Raises:
+        Problem: 404 if there is no such user or token.
+    """
+    accounts = context_of(request).entrance.accounts
+    if name == CONTROL.name:
+        return CONTROL.owner
+    kind, _, token_name = name.partition(" ")
+    if kind == "token" and token_name:
+        return identity_of_token(accounts.token_named(token_name)).owner
+    return accounts.user_named(name).name
 
 
 def check_role_name(role: str) -> str:

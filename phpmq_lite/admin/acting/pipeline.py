@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from phpmq_lite.admin.acting.commands import call
 from phpmq_lite.admin.context import Context
 from phpmq_lite.broker import operations
-from phpmq_lite.broker.operations import PublishedStage, Staged, StagedRow
+from phpmq_lite.broker.operations import PublishedStage, Staged, StagedRow, Writer
 from phpmq_lite.model import AuditEntry
 
 
@@ -84,16 +84,38 @@ async def stage(
 
 
 async def publish_staged(
-    context: Context, entry: AuditEntry, app_id: str, version: int, tokens: Sequence[str]
+    context: Context,
+    entry: AuditEntry,
+    app_id: str,
+    version: int,
+    tokens: Sequence[str],
+    *,
+    writer: Writer,
+    is_single: bool = False,
 ) -> PublishedStage:
     """Publish tokens in one transaction; gives how many messages, and if it was done before."""
     done: PublishedStage = await call(
         context,
-        lambda core, ok: operations.publish_staged(core, entry, app_id, version, tokens, ok),
+        lambda core, ok: operations.publish_staged(
+            core, entry, app_id, version, tokens, ok, writer=writer, is_single=is_single
+        ),
     )
     return done
 
 
-async def unstage(context: Context, entry: AuditEntry, tokens: Sequence[str]) -> int:
+async def unstage(
+    context: Context, entry: AuditEntry, tokens: Sequence[str], writer: Writer
+) -> int:
     """Drop tokens that are not published; gives how many there were."""
-    return int(await call(context, lambda core, ok: operations.unstage(core, entry, tokens, ok)))
+    return int(
+        await call(
+            context, lambda core, ok: operations.unstage(core, entry, tokens, ok, writer=writer)
+        )
+    )
+
+
+async def transfer_app_id(
+    context: Context, entry: AuditEntry, app_id: str, owner: str | None
+) -> None:
+    """Give an app_id to another owner; None: to the next who writes."""
+    await call(context, lambda core, ok: operations.transfer_app_id(core, entry, app_id, owner, ok))

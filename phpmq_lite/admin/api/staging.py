@@ -3,23 +3,34 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.access.identity import check_queue_right, entry_of, leave_entry
+from phpmq_lite.admin import cursors
+from phpmq_lite.admin.access import people
+from phpmq_lite.admin.access.identity import (
+    check_all_queues,
+    check_queue_right,
+    entry_of,
+    identity_of,
+    leave_entry,
+    may_use,
+)
 from phpmq_lite.admin.acting import pipeline
 from phpmq_lite.admin.arrow import MEDIA, Upload, need_arrow, read_rows
 from phpmq_lite.admin.context import UPLOADS, Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.requests import json_of, query_of
+from phpmq_lite.admin.requests import check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.uploads import read_up_to
-from phpmq_lite.broker.operations import StagedRow
+from phpmq_lite.broker.operations import StagedRow, Writer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.pipeline import Pipeline
 
 STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
 TOKENS_MAX: Final = 10_000  # in one call
@@ -50,6 +61,7 @@ class PublishStagedIn(BaseModel):
     app_id: str = Field(min_length=1, max_length=256)
     version: int = Field(ge=0, le=(1 << 63) - 1)
     tokens: list[str] = Field(max_length=TOKENS_MAX)
+    single_use: bool = False  # nothing else is ever published under this app_id
 
 
 class PublishStagedOut(BaseModel):
@@ -58,6 +70,48 @@ class PublishStagedOut(BaseModel):
     published: int
     repeated: bool
     quarantined: int = 0  # of them: dead at once, by the rules of their queue
+
+
+class AppIdsQuery(BaseModel):
+    """A page of app_ids."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    limit: int = Field(100, ge=1, le=1_000)
+    cursor: str = Field("", max_length=2_000)
+
+
+class AppIdOut(BaseModel):
+    """An app_id; ``owner`` null: it belongs to the next who publishes under it."""
+
+    app_id: str
+    owner: str | None
+    version: int  # the highest that was published
+    at_ms: int  # when that was
+    rows: int  # of that version
+
+
+class AppIdsOut(BaseModel):
+    """App_ids by name, without those of a single publish."""
+
+    items: list[AppIdOut]
+    next: str | None = None
+
+
+class TransferIn(BaseModel):
+    """Who is to own an app_id: a user, ``token NAME``, or null for the next who publishes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    app_id: str = Field(min_length=1, max_length=256)
+    owner: str | None
+
+
+class TransferOut(BaseModel):
+    """To whom the app_id belongs now."""
+
+    app_id: str
+    owner: str | None
 
 
 class UnstageIn(BaseModel):
@@ -137,7 +191,7 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
     except BaseException as error:
         # A first slice that is refused may be so because the token is somebody else's.
         if after or not isinstance(error, RefusedError):
-            await asyncio.shield(pipeline.unstage(context, entry, [token]))
+            await asyncio.shield(pipeline.unstage(context, entry, [token], Writer()))
         raise
 
 
@@ -149,7 +203,10 @@ async def publish(request: web.Request) -> web.StreamResponse:
     """Publish all rows of some tokens in one transaction, once per app_id and version."""
     context, asked = context_of(request), await json_of(request, PublishStagedIn)
     entry = entry_of(request, target=asked.app_id, detail=f"version {asked.version}")
-    done = await pipeline.publish_staged(context, entry, asked.app_id, asked.version, asked.tokens)
+    done = await pipeline.publish_staged(
+        context, entry, asked.app_id, asked.version, asked.tokens,
+        writer=_writer(request), is_single=asked.single_use,
+    )  # fmt: skip
     return as_json(
         PublishStagedOut(
             published=done.published, repeated=done.is_repeated, quarantined=done.quarantined
@@ -161,9 +218,40 @@ async def unstage(request: web.Request) -> web.StreamResponse:
     """Drop tokens that are not published."""
     context, asked = context_of(request), await json_of(request, UnstageIn)
     entry = entry_of(request, target=", ".join(asked.tokens[:3]))
-    count = await pipeline.unstage(context, entry, asked.tokens)
+    count = await pipeline.unstage(context, entry, asked.tokens, _writer(request))
     leave_entry(request)
     return as_json(UnstageOut(unstaged=count))
+
+
+def _writer(request: web.Request) -> Writer:
+    return Writer(identity_of(request).owner, lambda queue: may_use(request, queue))
+
+
+async def app_ids(request: web.Request) -> web.StreamResponse:
+    """List the names under which each version is published once, and to whom they belong."""
+    check_all_queues(request, "see every app_id")
+    asked = query_of(request, AppIdsQuery)
+    cursor = cursors.decode("app_ids", asked.cursor)
+    after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
+    check_text(after, "cursor")
+    rows = await Pipeline(context_of(request).readers).app_ids(after, asked.limit)
+    is_full = len(rows) == asked.limit
+    return as_json(
+        AppIdsOut(
+            items=[AppIdOut(**asdict(row)) for row in rows],
+            next=cursors.encode("app_ids", "after", [rows[-1].app_id, 0]) if is_full else None,
+        )
+    )
+
+
+async def transfer(request: web.Request) -> web.StreamResponse:
+    """Transfer an app_id to another user."""
+    check_all_queues(request, "transfer an app_id")
+    context, asked = context_of(request), await json_of(request, TransferIn)
+    owner = None if asked.owner is None else people.owner_named(request, asked.owner)
+    entry = entry_of(request, target=asked.app_id, detail=f"to {owner or 'the next writer'}")
+    await pipeline.transfer_app_id(context, entry, asked.app_id, owner)
+    return as_json(TransferOut(app_id=asked.app_id, owner=owner))
 
 
 _PIPELINE: Final = "/api/v1/pipeline"
@@ -180,5 +268,13 @@ ROUTES: Final = (
     Route(
         "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", unstage,
         "pipeline.unstage", takes=UnstageIn, gives=UnstageOut,
+    ),
+    Route(
+        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", app_ids,
+        query=AppIdsQuery, gives=AppIdsOut, cli="pipeline app-ids",
+    ),
+    Route(
+        "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer,
+        "pipeline.transfer", takes=TransferIn, gives=TransferOut, cli="pipeline transfer",
     ),
 )  # fmt: skip

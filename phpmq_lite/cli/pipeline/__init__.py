@@ -19,6 +19,14 @@ COMMANDS: Final = {
     "replay": Entry("phpmq_lite.cli.pipeline.replay", "Put archived messages into queues again."),
     "consume": Entry("phpmq_lite.cli.pipeline.jobs", "Take a queue's messages into Parquet."),
     "status": Entry("phpmq_lite.cli.pipeline.status", "Show the jobs and how far they are behind."),
+    "app-ids": Entry(
+        "phpmq_lite.cli.pipeline.app_ids",
+        "List the keys of exactly-once writes and their owners.",
+        "app_ids",
+    ),
+    "transfer": Entry(
+        "phpmq_lite.cli.pipeline.app_ids", "Transfer a key of exactly-once writes to another user."
+    ),
     "package": Entry("phpmq_lite.cli.pipeline.package", "Build the zip for --py-files."),
 }
 

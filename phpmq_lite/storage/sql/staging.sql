@@ -72,10 +72,18 @@ UPDATE stage SET token = NULL WHERE stage_id = ?;
 DELETE FROM stage_part WHERE stage_id = ?;
 
 -- name: note_version
--- parameters: app_id, version, at_ms, rows
-INSERT INTO published (app_id, version, at_ms, "rows") VALUES (?, ?, ?, ?)
+-- parameters: app_id, version, at_ms, rows, owner, used_ms, single_use
+INSERT INTO published (app_id, version, at_ms, "rows", owner, used_ms, single_use)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.at_ms,
-  "rows" = excluded."rows";
+  "rows" = excluded."rows", owner = excluded.owner, used_ms = excluded.used_ms,
+  single_use = excluded.single_use;
+
+-- name: note_use
+-- A repeated publish, or another owner.
+-- parameters: owner, used_ms, app_id
+-- index: PRIMARY KEY
+UPDATE published SET owner = ?, used_ms = ? WHERE app_id = ?;
 
 -- name: forget_version
 -- parameters: app_id
@@ -107,9 +115,17 @@ FROM stage_part;
 SELECT coalesce(max(stage_id), 0) + 1 FROM stage;
 
 -- name: versions
--- At start, the oldest first.
--- columns: app_id, version
-SELECT app_id, version FROM published ORDER BY at_ms, app_id;
+-- At start, those that were used longest ago first.
+-- columns: app_id, version, owner, used_ms, single_use
+SELECT app_id, version, owner, used_ms, single_use FROM published ORDER BY used_ms, app_id;
+
+-- name: app_ids
+-- In the order of the names, without those of a single publish.
+-- parameters: after (app_id, exclusive); limit
+-- columns: app_id, owner, version, at_ms, rows
+-- index: PRIMARY KEY
+SELECT app_id, owner, version, at_ms, "rows" FROM published
+WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
 
 -- name: next_dropped
 -- A token whose rows are to be removed.

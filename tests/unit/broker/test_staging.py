@@ -43,7 +43,7 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
     assert given == (2 - first_row, WALL_MS, STEADY_MS, client, first_row, first_row + 2)
     assert batch.counters["next_number"] == 4
     assert batch.born == []
-    assert rare(batch, "note_version") == [("app", 3, WALL_MS, 2)]
+    assert rare(batch, "note_version") == [("app", 3, WALL_MS, 2, None, STEADY_MS, 0)]
     assert rig.answers[-1] == PublishedStage(2, False, 0)
     queue = rig.queue()
     assert (queue.row.live_count, queue.row.live_bytes, queue.totals.published) == (3, 7, 3)
