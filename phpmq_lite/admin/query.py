@@ -58,7 +58,7 @@ QUALIFIERS: Final = (
     Qualifier("size", "size:>100k", "bytes of the body"),
     Qualifier("ttl", "ttl:<60s", "time left; never"),
     Qualifier("age", "age:>1h", "time since it was published"),
-    Qualifier("reason", "reason:crc", "why it settled or died"),
+    Qualifier("reason", "reason:crc", "why it settled or died: the reason, or a verdict's detail"),
     Qualifier("origin", "origin:orders", "queue in which a dead-letter record died"),
     Qualifier("client", "client:10.0.0.7", "address or number of publisher or consumer"),
 )

@@ -4,7 +4,7 @@ import json
 import random
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
@@ -39,6 +39,8 @@ BODIES = (
     b"'; DROP TABLE message; --",
     b'{"data":{"s":"us-1","n":1042},"x":"' + b"a" * 20_000 + b'"}',  # functions of ours read it
     '{"data":{"n":104,"s":"eu","a":[{"k":"v"}]},"text":"café a/b"}'.encode() + b" " * 70_000,
+    b'{"dead_letter":{"reason":"poison","error":"missing_urn"}}',
+    b'{"dead_letter":{"reason":"poison","error":"missing_urn"}}',
 )
 
 
@@ -63,7 +65,8 @@ def fill(database: Database, count: int = 240) -> None:
             "charged": 0,
         }
         if made.random() < 0.2:
-            columns |= {"source_seq": 1, "source_queue_id": 1, "source_reason": "client"}
+            columns |= {"source_seq": FIRST + made.randrange(count), "source_queue_id": 1}
+            columns["source_reason"] = made.choice(("client", "poison"))
         queue_id = made.choice(list(QUEUES))
         if made.random() < 0.5:
             columns["position"] = made.choice((at + 1, at + 5_001))  # requeued
@@ -72,7 +75,7 @@ def fill(database: Database, count: int = 240) -> None:
             columns |= {
                 "outcome": made.randrange(2, 6),
                 "settled_at": NOW_MS - made.randrange(60_000),
-                "reason": made.choice((None, "crc", "purge")),
+                "reason": made.choice((None, "crc", "purge", "poison")),
             }
             content = None if made.random() < 0.1 else body
             database.settled(queue_id, content, **columns)
@@ -112,7 +115,20 @@ def everything(path: Path) -> list[Plain]:
         dict(row) | {"state": row["outcome"]} for row in connection.execute("SELECT * FROM history")
     ]
     connection.close()
-    return [Plain({"reason": None, "offset": None} | row, bodies.get(row["seq"])) for row in rows]
+    plain = [Plain({"reason": None, "offset": None} | row, bodies.get(row["seq"])) for row in rows]
+    for row in plain:
+        row.columns["details"] = list(details(row, plain))
+    return plain
+
+
+def details(row: Plain, rows: list[Plain]) -> Iterator[str]:
+    """Yield what the record of a refused message says beside the reason."""
+    about = [other for other in rows if other.is_alive and other.source_seq == row.seq]
+    records = [other for other in about if other.source_reason == row.reason == "poison"]
+    for record in [*records, *([row] if row.source_reason == "poison" else [])]:
+        said = member(record.body, "dead_letter.error")
+        if isinstance(said, str):
+            yield said
 
 
 def is_like(text: str | None, pattern: str) -> bool:
@@ -172,7 +188,8 @@ def holds(term: Term, row: Plain) -> bool:
         case "id":
             return is_like(wire_id(row.seq, row.token), term.value)
         case "reason":
-            return is_like(row.reason, term.value) or is_like(row.source_reason, term.value)
+            said = (row.reason, row.source_reason, *row.details)
+            return any(is_like(text, term.value) for text in said)
         case "origin":
             return is_like(QUEUES.get(row.source_queue_id), term.value)
         case "client":

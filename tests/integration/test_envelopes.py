@@ -47,6 +47,18 @@ async def test_bad_content_is_receipted_and_no_consumer_sees_it(site: Site) -> N
     assert said == ["poison", "invalid_data"]
 
 
+async def test_search_finds_the_detail_of_a_verdict(site: Site) -> None:
+    """The reason is poison; the detail, missing_urn, is in the record."""
+    async with site.client() as client:
+        for content in (b"bad", body(job=None), body()):
+            await client.publish_confirmed("orders", content)
+    found = await site.ok("GET", "/messages?q=reason:missing_urn")
+    assert [(row["queue"], row["state"]) for row in found["items"]] == [
+        ("orders.dlq", "ready"),
+        ("orders", "dead"),
+    ]
+
+
 async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

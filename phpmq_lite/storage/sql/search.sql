@@ -225,7 +225,24 @@ m.trace_id GLOB :{v}
 m.trace_id = :{v}
 
 -- part: reason
+-- Of what a verdict refused, also the detail: the record says it, and for the message that it is
+-- about it is looked up in the record while that is alive.
+-- index: message_source
 coalesce(m.{why} GLOB :{v}, 0) OR coalesce(m.source_reason GLOB :{v}, 0)
+  OR coalesce(m.source_reason, m.{why}) IN {reasons} AND EXISTS (
+    SELECT 1 FROM body AS said
+    WHERE said.seq IN (
+        SELECT m.seq WHERE m.source_reason IS NOT NULL
+        UNION ALL
+        SELECT record.seq FROM message AS record
+        WHERE record.source_seq = m.seq AND record.source_reason = m.{why}
+      )
+      AND CASE WHEN (length(said.content) <= 16384 OR in_time())
+          AND instr(said.content, x'00') = 0 AND json_valid(CAST(said.content AS TEXT))
+        THEN matches_glob(CAST(substr(
+          json_extract(CAST(said.content AS TEXT), '$.dead_letter.error'), 1, 512) AS BLOB), :{v})
+        ELSE 0 END
+  )
 
 -- part: origin
 m.source_queue_id IN (SELECT queue_id FROM queue WHERE name GLOB :{v})
