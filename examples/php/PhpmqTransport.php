@@ -3,7 +3,8 @@
  * BabelQueue envelopes over PHPMQ: one file for BabelQueue's SDK, InitPHP Queue and plain PHP 8.2.
  *
  *     $transport = new Phpmq\PhpmqTransport('127.0.0.1:9100');
- *     $transport->publish(Phpmq\Envelope::make('urn:babel:orders:created', ['id' => 1]), 'orders');
+ *     $body = Phpmq\Envelope::make('urn:babel:orders:created', ['id' => 1], 'orders');
+ *     $transport->publish($body, 'orders');
  *     while (($message = $transport->reserve('orders')) !== null) {
  *         $transport->ack($message);
  *     }
@@ -139,7 +140,8 @@ final class Envelope
     /**
      * Makes a new envelope; without a trace id a new trace begins.
      *
-     * @param array<string, mixed>|object $data a list is refused; write {} inside it as an object
+     * @param array<string, mixed>|\stdClass $data of arrays, stdClass, scalars and null; a list is
+     *     refused; write {} inside it as new \stdClass()
      * @throws BadEnvelope it cannot be written as JSON, or nobody could read it
      */
     public static function make(
@@ -148,6 +150,7 @@ final class Envelope
         string $queue = 'default',
         ?string $traceId = null,
     ): string {
+        self::refuseUnwritable($data, '/data', 2);
         $traceId = trim($traceId ?? '', self::WHITE);
         $envelope = [
             'job' => trim($urn, self::WHITE),
@@ -169,6 +172,17 @@ final class Envelope
         }
         self::require($body);
         return $body;
+    }
+
+    /** Returns the URN of a decoded envelope: job, else its alias urn; empty without both. */
+    public static function urn(array $envelope): string
+    {
+        foreach ([$envelope['job'] ?? null, $envelope['urn'] ?? null] as $urn) {
+            if (is_string($urn) && trim($urn, self::WHITE) !== '') {
+                return $urn;
+            }
+        }
+        return '';
     }
 
     /** @throws BadEnvelope a consumer could not handle it */
@@ -315,17 +329,6 @@ final class Envelope
     }
 
     /** @param array<mixed> $envelope */
-    private static function urn(array $envelope): string
-    {
-        foreach ([$envelope['job'] ?? null, $envelope['urn'] ?? null] as $urn) {
-            if (is_string($urn) && trim($urn, self::WHITE) !== '') {
-                return $urn;
-            }
-        }
-        return '';
-    }
-
-    /** @param array<mixed> $envelope */
     private static function wrongMember(string $body, array $envelope): ?string
     {
         $mayBeList = ($envelope['meta']['lang'] ?? null) === 'php'; // php-sdk writes {} as []
@@ -417,6 +420,30 @@ final class Envelope
             'attempts' => $number($given, 'attempts', $number($view, 'attempts', 0)),
             'lang' => $text('lang') ?? 'php',
         ] + ($detail === null ? [] : ['detail' => $detail]);
+    }
+
+    /** json_encode writes a closure as {} and any object as its public members. */
+    private static function refuseUnwritable(mixed $value, string $pointer, int $level): void
+    {
+        $why = match (true) {
+            is_array($value), $value instanceof \stdClass
+                => $level > self::DEPTH ? 'is deeper than ' . self::DEPTH . ' levels' : null,
+            is_float($value) => is_finite($value) ? null : 'is ' . $value . ', which JSON cannot write',
+            is_string($value) => preg_match('//u', $value) === 1 ? null : 'is not UTF-8',
+            is_null($value), is_bool($value), is_int($value) => null,
+            default => 'is ' . get_debug_type($value) . ': give arrays, stdClass and scalars',
+        };
+        if ($why !== null) {
+            throw new BadEnvelope(substr($pointer, 0, 200) . " $why");
+        }
+        foreach (is_array($value) || is_object($value) ? $value : [] as $name => $inner) {
+            $name = (string) $name;
+            if (preg_match('//u', $name) !== 1) {
+                throw new BadEnvelope(substr($pointer, 0, 200) . ' has a name that is not UTF-8');
+            }
+            $step = str_replace(['~', '/'], ['~0', '~1'], $name);
+            self::refuseUnwritable($inner, "$pointer/$step", $level + 1);
+        }
     }
 
     private static function uuid(): string

@@ -50,8 +50,8 @@ def envelope() -> None:
 def make(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | None) -> None:
     """Write an envelope to standard output; JSON is its data, - reads that from standard input.
 
-    For example: phpmq-lite envelope make urn:babel:orders:created '{"order_id": 1}' |
-    phpmq-lite publish orders -
+    For example: phpmq-lite envelope make urn:babel:orders:created '{"order_id": 1}' --queue
+    orders | phpmq-lite publish orders -
     """
     from phpmq_lite.envelopes.codec import encode
     from phpmq_lite.envelopes.codec import make as make_envelope

@@ -60,3 +60,15 @@ def test_differences_are_those_of_the_comparison() -> None:
         [d.name, ", ".join(f"`{question}`" for question in d.questions), d.package, d.ours]
         for d in TABLE
     ]
+
+
+def test_commands_publish_an_envelope_to_the_queue_that_it_names() -> None:
+    found = [
+        (options, queue)
+        for page in pages.PAGES
+        for options, queue in re.findall(
+            r"envelope make ([^|\n]*)\| *phpmq-lite publish (\S+)", pages.text_of(page)
+        )
+    ]
+    assert len(found) > 1
+    assert [queue for options, queue in found if f"--queue {queue} " not in options] == []

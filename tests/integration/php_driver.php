@@ -17,6 +17,28 @@ set_error_handler(function (int $level, string $message, string $file, int $line
 
 $transport = new PhpmqTransport(...json_decode($argv[2], true));
 $messages = new ArrayObject(); // by handle
+enum Suit: string
+{
+    case Hearts = 'H';
+}
+$odd = function (string $kind): mixed {
+    $loop = [];
+    $loop['again'] = &$loop;
+    return match ($kind) {
+        'Closure' => fn (): int => 5,
+        'DateTime' => new DateTime('2026-01-01'),
+        'ArrayObject' => new ArrayObject(['a' => 1]),
+        'Suit' => Suit::Hearts,
+        'Phpmq\BadEnvelope' => new Phpmq\BadEnvelope('x'),
+        'resource (stream)' => STDIN,
+        'INF' => INF,
+        'NAN' => NAN,
+        'not UTF-8' => "\xff",
+        'name that is not UTF-8' => ["\xff" => 1],
+        'deeper' => $loop,
+        'stdClass' => (object) ['n' => 1.0, 'b' => true, 'z' => null, 's' => 'é', 'o' => new stdClass()],
+    };
+};
 $calls = [
     'publish' => fn (string $body, ?string $queue) => $transport->publish(base64_decode($body), $queue),
     'reserve' => function (string $queue, float $timeout) use ($transport, $messages): ?array {
@@ -41,6 +63,11 @@ $calls = [
     'close' => fn () => $transport->close(),
     'problem' => fn (string $body) => Envelope::problem(base64_decode($body)),
     'make' => fn (mixed ...$arguments) => base64_encode(Envelope::make(...$arguments)),
+    'makeWith' => function (string $kind) use ($odd): string { // what JSON cannot carry to PHP
+        return base64_encode(Envelope::make('urn:babel:a:b', ['list' => [1, ['a/b' => $odd($kind)]]]));
+    },
+    'makeOf' => fn (string $kind) => base64_encode(Envelope::make('urn:babel:a:b', $odd($kind))),
+    'urn' => fn (array $envelope) => Envelope::urn($envelope),
     'carry' => fn (string $body, string $payload) =>
         base64_encode(Envelope::carry(base64_decode($body), base64_decode($payload))),
     'record' => function (string $body, string $payload, string $queue, string $id): ?string {

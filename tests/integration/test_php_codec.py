@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes.codec import urn
 from tests.envelope_cases import CASES, Case, body, edit, record_of, with_meta
 from tests.integration.php_peer import PhpError, PhpPeer, needs_php
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 
+URN = "urn:babel:orders:created"
 TOKENS = [
     b"", b" ", b'"', b"\\", b"{", b"}", b"[", b"]", b"[]", b"{}", b",", b":", b"null", b"true",
     b"1", b"1.0", b"-", b"1e400", b"9" * 400, b'"x"', b"\xff", b"\\ud800", b"\x00", b"php",
@@ -134,11 +136,11 @@ def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpPeer) -> None
 
 
 def test_made_envelope_has_nothing_to_complain_about(php: PhpPeer) -> None:
-    made = php.bytes_of("make", " urn:a ", {"n": 1.0, "t": "Grüße ☕ /"}, "orders", "trace")
-    assert verdict.lint(made) == ()[:0] or [p.reason for p in verdict.lint(made)] == ["not_uuid"]
-    whole = php.bytes_of("make", "urn:a")
+    made = php.bytes_of("make", f" {URN} ", {"n": 1.0, "t": "Grüße ☕ /"}, "orders", "trace")
+    assert [problem.reason for problem in verdict.lint(made)] == ["not_uuid"]
+    whole = php.bytes_of("make", URN)
     assert verdict.lint(whole) == ()
-    assert (json.loads(made)["job"], json.loads(made)["trace_id"]) == ("urn:a", "trace")
+    assert (json.loads(made)["job"], json.loads(made)["trace_id"]) == (URN, "trace")
     assert b'{"n":1.0,"t":"Gr\xc3\xbc\xc3\x9fe \xe2\x98\x95 /"}' in made
     assert b'"data":{}' in whole
 
@@ -147,6 +149,42 @@ def test_made_envelope_has_nothing_to_complain_about(php: PhpPeer) -> None:
 def test_envelope_that_nobody_could_read_is_not_made(php: PhpPeer, arguments: Any) -> None:
     with pytest.raises(PhpError, match="BadEnvelope: not an envelope: poison"):
         php.call("make", *arguments)
+
+
+ODD = ["Closure", "DateTime", "ArrayObject", "Suit", "Phpmq\\BadEnvelope", "resource (stream)"]
+
+
+@pytest.mark.parametrize("kind", [*ODD, "INF", "NAN", "not UTF-8", "name that is not UTF-8"])
+def test_value_that_json_has_not_is_refused_with_its_pointer(php: PhpPeer, kind: str) -> None:
+    """json_encode makes ``{}`` of a closure, and of an object its public members."""
+    with pytest.raises(PhpError) as caught:
+        php.call("makeWith", kind)
+    assert caught.value.name == "BadEnvelope"
+    assert "/data/list/1/a~1b " in str(caught.value)
+    assert kind in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["Closure", "DateTime", "ArrayObject"])
+def test_object_for_data_is_refused(php: PhpPeer, kind: str) -> None:
+    with pytest.raises(PhpError, match=f"/data is {kind}: give arrays, stdClass and scalars"):
+        php.call("makeOf", kind)
+
+
+def test_array_that_holds_itself_is_refused(php: PhpPeer) -> None:
+    with pytest.raises(PhpError, match=r"/again.* is deeper than 256 levels"):
+        php.call("makeOf", "deeper")
+
+
+def test_objects_of_json_are_written(php: PhpPeer) -> None:
+    made = php.bytes_of("makeOf", "stdClass")
+    assert b'"data":{"n":1.0,"b":true,"z":null,"s":"\xc3\xa9","o":{}}' in made
+
+
+@pytest.mark.parametrize(
+    "members", [{"job": "urn:a", "urn": "urn:b"}, {"job": " ", "urn": "urn:b"}, {"job": 5}, {}]
+)
+def test_urn_is_that_of_python(php: PhpPeer, members: dict[str, Any]) -> None:
+    assert php.call("urn", members) == urn(members)
 
 
 def test_envelope_of_php_may_have_an_empty_list_for_data(php: PhpPeer) -> None:
