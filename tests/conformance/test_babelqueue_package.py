@@ -78,8 +78,9 @@ def test_poison_record_has_the_members_of_the_packages(case: Case) -> None:
 def test_package_raises_where_the_layer_answers() -> None:
     with pytest.raises(TypeError):
         EnvelopeCodec.poison_cause(body())  # type: ignore[arg-type]
+    deep = nested(100_000).decode()  # CPython 3.13 reads 9,000 levels, 3.12 fewer than 1,500
     with pytest.raises(RecursionError):
-        EnvelopeCodec.decode(nested(5_000).decode())
+        EnvelopeCodec.decode(deep)
 
 
 def test_package_reads_utf16() -> None:

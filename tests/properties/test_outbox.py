@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -166,22 +167,22 @@ class OutboxAgainstList(RuleBasedStateMachine):
             assert never_failed == sorted(never_failed)
 
     def teardown(self) -> None:
-        """All is well again: everything arrives, but what can never be sent."""
-        self.broker.refusing, self.broker.is_healed = set(), True
-        for _ in range(2):
-            self.now_s += 400
-            for relay in getattr(self, "relays", ()):
-                relay.run()
-        self.each_is_stored_at_most_once_and_in_order()
-        for queue, numbers in self.written.items():
-            sendable = {n for n in numbers if self.kinds[n] != "bad"}
-            assert set(self.broker.stored[queue]) == sendable
-        left = self.connection.execute(
-            "SELECT count(*), count(error) FROM phpmq_outbox WHERE sent_ms IS NULL"
-        ).fetchone()
-        bad = sum(kind == "bad" for kind in self.kinds.values())
-        assert left == (bad, bad)
-        self.connection.close()
+        """Recover from every fault: all messages arrive, except those that can never be sent."""
+        with closing(self.connection):  # also when an assertion below fails, as a mutant makes it
+            self.broker.refusing, self.broker.is_healed = set(), True
+            for _ in range(2):
+                self.now_s += 400
+                for relay in getattr(self, "relays", ()):
+                    relay.run()
+            self.each_is_stored_at_most_once_and_in_order()
+            for queue, numbers in self.written.items():
+                sendable = {n for n in numbers if self.kinds[n] != "bad"}
+                assert set(self.broker.stored[queue]) == sendable
+            left = self.connection.execute(
+                "SELECT count(*), count(error) FROM phpmq_outbox WHERE sent_ms IS NULL"
+            ).fetchone()
+            bad = sum(kind == "bad" for kind in self.kinds.values())
+            assert left == (bad, bad)
 
 
 TestOutbox = OutboxAgainstList.TestCase
