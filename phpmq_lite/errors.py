@@ -22,6 +22,18 @@ A message names the thing and the bound: ``content is 9000000 bytes, the limit i
 Raise or handle; never log and go on.
 """
 
+import os
+
+
+def os_reason(error: OSError) -> str:
+    """Return why the system or TLS failed, without numbers and Python's own words."""
+    tls = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+    if tls:
+        return str(tls)
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
+
 
 class PhpmqError(Exception):
     """Root of all errors that this project raises on purpose."""

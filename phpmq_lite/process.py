@@ -100,7 +100,7 @@ async def _report(manager: Manager, service: Service) -> None:
         if service.is_moving():
             status = service.front.summary()
             reason = status.trouble or (status.shortage and status.shortage.detail)
-            told = reason or f"ready: {', '.join(status.listeners)}"
+            told = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
             manager.tell(READY=1, WATCHDOG=1, STATUS=told)  # READY each time: one may get lost
         await asyncio.sleep(manager.each_s)
 

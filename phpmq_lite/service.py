@@ -356,7 +356,7 @@ class Service:
             self.phpmq = listeners.addresses
             for address in listeners.addresses:
                 self._announce(f"listening phpmq {address}")
-            self.front.set(step="ready", is_ready=True, listeners=tuple(listeners.addresses))
+            self.front.set(step="ready", is_ready=True, listeners=tuple(listeners.opened))
             self._ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners, shared)

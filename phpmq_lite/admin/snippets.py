@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from phpmq_lite.server.endpoints import PhpmqListener
+
 QUEUE = "orders"
 CONTENT = '{"order_id":1042}'
 
@@ -16,12 +18,12 @@ class Snippet(NamedTuple):
     code: str
 
 
-def tcp_address(listeners: Sequence[str], host: str) -> tuple[str, int]:
+def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
     """Choose the first TCP listener; a wildcard becomes the name that the browser used."""
     for listener in listeners:
-        name, _, port = listener.rpartition(":")
-        if listener.startswith("unix:") or not port.isdecimal():
+        if listener.transport == "unix":
             continue
+        name, _, port = listener.address.rpartition(":")
         is_wide = name in ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared, not bound
         return (host if is_wide else name.strip("[]")), int(port)
     return "127.0.0.1", 9100
@@ -58,7 +60,7 @@ def pipeline(base: str, *, needs_token: bool) -> list[Snippet]:
 
 
 def _cli(where: str, port: int) -> str:
-    return f"phpmq-lite publish {QUEUE} --connect {where}:{port} --data '{CONTENT}'"
+    return f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --data '{CONTENT}'"
 
 
 def _curl(base: str) -> str:

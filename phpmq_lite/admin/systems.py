@@ -161,13 +161,14 @@ def listeners(settings: Settings, status: Status) -> list[Fact]:
     """Say where the broker listens, and who may come there."""
     tcp, admin = settings.tcp, settings.admin
     who = ", ".join(map(str, tcp.allow)) if tcp.allow else "whoever reaches it"
-    if tcp.tls_client_ca:
-        how = "TLS with a client's certificate"
-    else:
-        how = "TLS" if tcp.tls_cert else "no TLS"
-    found = [Fact("PHPMQ", address, f"{how}, {who}") for address in status.listeners]
-    how = "TLS" if admin.tls_cert else "no TLS"
-    found += [Fact("Admin", address, how) for address in admin.listen if address != "none"]
+    how = {
+        "tcp": f"no TLS, {who}",
+        "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",
+        "unix": "for the account that runs the broker",
+    }
+    found = [Fact("PHPMQ", one.address, how[one.transport]) for one in status.listeners]
+    security = "TLS" if admin.tls_cert else "no TLS"
+    found += [Fact("Admin", address, security) for address in admin.listen if address != "none"]
     return [*found, Fact("Control", "control.sock", "for the account that runs the broker")]
 
 

@@ -59,7 +59,7 @@ def backup(node: Node, is_list: bool, to: Path | None, output: str | None) -> No
     before it has a name; the oldest above backups.keep are removed. Prints what the new one holds.
     """
     if to is not None and node.settings is None:
-        raise click.UsageError("--to copies on this machine; it cannot be used with --node")
+        raise click.UsageError("--to copies on this machine; it cannot be used with --url")
     is_running = node.settings is None or _is_running(node.settings)
     if is_list:
         rows = _items(node) if is_running else _listed(node.settings)

@@ -28,6 +28,7 @@ from phpmq_lite.bench.streams import CONTENTS, PLAIN
 from phpmq_lite.cli.bench_report import write_markdown, write_tables
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import talk
+from phpmq_lite.client.target import parse_target
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _MAX_SIZE: Final = 1 << 20  # 1,000 of them are under way at once
@@ -46,12 +47,15 @@ def workload_list(value: str) -> tuple[str, ...]:
     return tuple(name for name in WORKLOADS if name in names)
 
 
-def host_and_port(value: str) -> Address:
-    """Give host and port of ``127.0.0.1:9100`` or ``[::1]:9100``; a click type."""
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit():
-        raise click.BadParameter(f"{value!r} is no HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def listener(value: str) -> Address:
+    """Return host and port of ``phpmq://127.0.0.1:9100``; a click type."""
+    try:
+        target = parse_target(value.removeprefix("phpmq://"))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if target.path or not value.startswith("phpmq://"):
+        raise click.BadParameter(f"{value!r} is no PHPMQ listener; write phpmq://HOST:PORT")
+    return target.host, target.port
 
 
 @click.command()
@@ -111,9 +115,10 @@ def host_and_port(value: str) -> Address:
     help="A folder on the disk to measure; nothing is left in it.  [default: .]",
 )
 @click.option(
-    "--connect",
-    type=host_and_port,
-    metavar="HOST:PORT",
+    "--url",
+    "connect",
+    type=listener,
+    metavar="phpmq://HOST:PORT",
     help="Measure a broker that runs. Its queues and its history keep the traces.",
 )
 @click.option(
@@ -158,7 +163,7 @@ def bench(
         raise CommandError(f"{folder} is in memory ({kind}); name a folder on a disk with --data")
     if connect is not None and (own := [name for name in OWN_BROKER if name in workloads]):
         raise CommandError(
-            f"{' and '.join(own)} cannot be measured with --connect: the broker is killed, "
+            f"{' and '.join(own)} cannot be measured with --url: the broker is killed, "
             "or started with other limits"
         )
     plan = Plan(

@@ -66,7 +66,7 @@ def reference_page() -> str:
 _HEAD: Final = """\
 # Settings
 
-A value comes from a flag (`--set SECTION.NAME=VALUE`, or a flag of its own), else from the environment (`PHPMQ_SECTION__NAME`), else from a file that the environment hands over, else from the TOML file (`--config`, `$CONFIGURATION_DIRECTORY/config.toml`, `/etc/phpmq-lite/config.toml`), else it is the default.
+A value comes from a flag (`--set SECTION.NAME=VALUE`, or a flag of its own), else from the environment (`PHPMQ_SECTION__NAME`), else from a file that the environment hands over, else from the TOML file (`--config`, else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), else it is the default.
 Files are handed over by `PHPMQ_SECTION__NAME_FILE`, which names one, and by systemd as a credential `section.name`. What is in it is the value; of a setting that is a path, the file itself.
 `phpmq-lite config show` tells what is in force, and why. `phpmq-lite init` writes a TOML file that explains them all.
 Sizes take units (`8 MiB`); lists are separated by commas, or TOML arrays.

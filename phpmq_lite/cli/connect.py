@@ -1,112 +1,152 @@
-"""Opens a PHPMQ connection for ``publish`` and ``consume``: by flags, or to the context in use."""
+"""Opens a PHPMQ connection for ``publish``, ``consume`` and their like: to the one broker meant."""
 
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import click
 
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, settings_options
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.client.blocking import BlockingClient, connect_blocking
-from phpmq_lite.client.target import parse_target
-from phpmq_lite.settings import Settings
+from phpmq_lite.cli.main import ERROR, CommandError
+from phpmq_lite.cli.node import WILDCARDS, Node, find_node, url_options
+from phpmq_lite.cli.options import is_phpmq, talk
+from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.envelopes.link import client_of
+from phpmq_lite.server.endpoints import is_loopback, parse_endpoint
 
-GiveClient = Callable[[], BlockingClient]
-
-_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
-
-_NAMING: Final = {"tcp.listen", "data"}  # settings that tell one broker from another
+_TIMEOUT_S: Final = 30.0
+_RETRY_S: Final = 2.0  # between two tries to find the listener
 
 
-def client_options(
-    command: Callable[..., None], *, reconnect: bool = True, is_asked_for: bool = False
-) -> Callable[..., None]:
-    """Add ``--connect``, TLS, ``--config`` and ``--set``; the command gets a closed ``client``.
+class GiveClient(Protocol):
+    """Returns a closed client; a patient one waits until the admin says where to connect."""
 
-    ``reconnect`` is for those that leave it to the client to come back; with ``is_asked_for`` the
-    command gets a function that gives the client, if it needs one.
+    def __call__(self, *, is_patient: bool = False) -> BlockingClient:
+        """See the class."""
+
+
+def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
+    """Add ``--url``, TLS, ``--config`` and ``--set``; ``client()`` finds the broker.
+
+    ``reconnect`` is for those that leave it to the client to come back.
     """
 
     @wraps(command)
     def open_first(
-        connect: str | None,
-        tls: bool,
+        url: str | None,
+        token_file: Path | None,
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
         given: Given,
         **others: Any,
     ) -> None:
-        def client() -> BlockingClient:
-            settings = given.load().settings
-            address = connect or _of_context(given) or address_of(settings)
-            context = _tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
-            return _client(address, settings, context, reconnect=reconnect)
+        def client(*, is_patient: bool = False) -> BlockingClient:
+            found, content_bytes = _find_listener(given, url, token_file, is_patient=is_patient)
+            context = None
+            if tls_ca or tls_cert or found.startswith("phpmqs:"):
+                context = _tls_context(tls_ca, tls_cert, tls_key)
+            return _client(found, context, content_bytes, reconnect=reconnect)
 
-        command(client=client if is_asked_for else client(), **others)
+        command(client=client, **others)
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
         click.option("--tls-key", type=file, help="Our private key, PEM."),
         click.option("--tls-cert", type=file, help="Our certificate, PEM."),
         click.option("--tls-ca", type=file, help="The authority to trust instead, PEM."),
-        click.option("--tls", is_flag=True, help="Speak TLS."),
-        click.option(
-            "--connect",
-            metavar="ADDRESS",
-            help="The broker: HOST:PORT or unix:PATH."
-            "  [default: the context's, or the first of tcp.listen]",
-        ),
     ):
         open_first = option(open_first)
-    return settings_options(open_first)
+    return url_options(settings_options(open_first))
 
 
 def _client(
-    address: str, settings: Settings, tls: ssl.SSLContext | None, *, reconnect: bool
+    url: str, tls: ssl.SSLContext | None, content_bytes: int, *, reconnect: bool
 ) -> BlockingClient:
-    try:
-        parse_target(address)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    max_content = settings.limits.max_content
-    return connect_blocking(address, ssl=tls, reconnect=reconnect, max_content=max_content)
-
-
-def _of_context(given: Given) -> str | None:
-    """Give the address of the broker in use; None where none is, or the flags name a broker.
-
-    Raises:
-        CommandError: the context does not say it.  Another broker would take the messages as well.
-    """
-    if given.config is not None or given.values.keys() & _NAMING:
-        return None
-    context = contexts.current()
-    if context is None:
-        return None
-    if context.connect:
-        return context.connect
-    raise CommandError(
-        f"context {context.name} is in use, and does not say where its broker speaks PHPMQ: "
-        f"say --connect here, or add the context again with --connect"
+    return client_of(
+        url, ssl=tls, timeout_s=_TIMEOUT_S, reconnect=reconnect, max_content=content_bytes
     )
 
 
-def address_of(settings: Settings) -> str:
-    """Give the address under which a broker with these settings is reached from here."""
-    address = next((text for text in settings.tcp.listen if text != "none"), None)
-    if address is None:
-        raise CommandError("tcp.listen names no listener; say --connect")
-    host, _, port = address.rpartition(":")
-    if address.startswith("unix:"):
-        return address
-    if port == "0":
-        raise CommandError(f"tcp.listen is {address}, any free port; say --connect")
-    return f"{_WILDCARDS.get(host, host)}:{port}"
+def _find_listener(
+    given: Given, url: str | None, token_file: Path | None, *, is_patient: bool
+) -> tuple[str, int]:
+    """Return the URL of a PHPMQ listener and the longest body that it takes.
+
+    It is named by ``--url`` or the context in use, or learned from the admin of the broker that
+    all other commands talk to.
+    """
+    named = url
+    if url is None and not given.names_broker and (context := contexts.current()) is not None:
+        named = context.connect
+    if named is not None and is_phpmq(named):
+        return named, given.load().settings.limits.max_content
+    node = find_node(given, url, token_file)
+    found = _listeners(node, is_patient=is_patient)
+    return listener_url(found["items"], _host_of(node)), found["content_bytes"]
+
+
+def _listeners(node: Node, *, is_patient: bool) -> dict[str, Any]:
+    is_told = False
+    while True:
+        try:
+            found: dict[str, Any] = node.get("/listeners")
+        except CommandError as error:
+            if not is_patient or error.code != ERROR:
+                raise
+            if not is_told:
+                talk(f"{error}; retrying")
+            is_told = True
+            time.sleep(_RETRY_S)
+        else:
+            return found
+
+
+def _host_of(node: Node) -> str:
+    host = "localhost" if node.socket else urlsplit(node.url).hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
+def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
+    """Choose the first listener with TTL that can be reached from here, as a URL.
+
+    ``host`` is that of the admin's URL: it stands for a wildcard address, and only on the broker's
+    own machine can a Unix socket or a listener on loopback be used.
+
+    Raises:
+        CommandError: there is none.
+    """
+    is_here = _is_loopback(f"{host}:1")
+    seen = []
+    for one in listeners:
+        address = one["address"]
+        seen.append(address)
+        if not one["has_ttl"]:
+            continue
+        if one["transport"] == "unix":
+            if is_here:
+                return str(address)
+            continue
+        name, _, port = address.rpartition(":")
+        if name in WILDCARDS:
+            name = WILDCARDS[name] if is_here else host
+        elif _is_loopback(address) and not is_here:
+            continue
+        return f"phpmq{'s' if one['transport'] == 'tls' else ''}://{name}:{port}"
+    raise CommandError(
+        f"the broker has no PHPMQ listener with TTL that can be reached from here, only "
+        f"{', '.join(seen) or 'none'}; name one with --url phpmq://HOST:PORT"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    endpoint = parse_endpoint(address)
+    return endpoint is not None and is_loopback(endpoint)
 
 
 def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:

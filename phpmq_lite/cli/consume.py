@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 import click
 
-from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.main import ERROR, TIMED_OUT, CommandError
 from phpmq_lite.cli.options import message_count, talk
 from phpmq_lite.client.blocking import BlockingClient, BlockingConsumer
@@ -53,7 +53,7 @@ Handler = Callable[[Delivery], bool]  # True: the message is done
 )  # fmt: skip
 @client_options
 def consume(
-    client: BlockingClient,
+    client: GiveClient,
     queue: str,
     number: int | None,
     is_acked: bool,
@@ -74,11 +74,11 @@ def consume(
     if not is_acked:
         credit = number or _CREDIT
     with (
-        client,
-        client.consume(queue, credit, timeout_s) as deliveries,
+        client() as broker,
+        broker.consume(queue, credit, timeout_s) as deliveries,
         Interruption() as interruption,
     ):
-        turn = Turn(client, queue, credit, number)
+        turn = Turn(broker, queue, credit, number)
         try:
             for delivery in _first(deliveries, number, interruption):
                 turn.end(delivery, is_done=handler(delivery), is_acked=is_acked)

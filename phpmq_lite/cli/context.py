@@ -1,6 +1,5 @@
-"""``context``: brokers by name, so that commands need no ``--node``."""
+"""``context``: brokers by name, so that commands need no ``--url``."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -8,9 +7,8 @@ import click
 
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
-from phpmq_lite.cli.options import admin_url, talk
+from phpmq_lite.cli.options import broker_url, is_phpmq, talk
 from phpmq_lite.cli.output import Column, output_option, write
-from phpmq_lite.client.target import parse_target
 
 COLUMNS: Final = (
     Column("name", "NAME"),
@@ -21,50 +19,50 @@ COLUMNS: Final = (
 )
 
 
-def _address(value: str) -> str:
-    """Give an address of PHPMQ that is the same from every folder; a click type."""
-    try:
-        target = parse_target(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return str(replace(target, path=str(Path(target.path).absolute())) if target.path else target)
+def _whole(url: str | None) -> str | None:
+    """Return an address that is the same from every folder."""
+    if url is None or not url.startswith("unix:"):
+        return url
+    return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
 
 
 @click.group()
 def context() -> None:
     """Name brokers, and choose the one that commands talk to.
 
-    publish, consume, worker and outbox relay speak PHPMQ: a context says where with --connect, and
-    one that does not has them refuse. A command that is told which broker it is takes no context.
+    publish, consume, worker and outbox relay learn from the admin where the broker speaks PHPMQ;
+    add the context with a second --url, phpmq://HOST:PORT, if it is reached elsewhere. A flag that
+    names a broker (--url, --data, --config) wins over the context in use.
     """
 
 
 @context.command()
 @click.argument("name")
-@click.option("--node", "url", type=admin_url, metavar="URL", help="The admin's address.")
+@click.option(
+    "--url", "urls", type=broker_url, multiple=True, metavar="URL",
+    help="The admin, as http://HOST:9101; a PHPMQ listener, as phpmq://HOST:9100. Repeatable.",
+)  # fmt: skip
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Its data folder.")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with an API token.",
 )
-@click.option(
-    "--connect", "phpmq", type=_address, metavar="ADDRESS",
-    help="Where it speaks PHPMQ: HOST:PORT or unix:PATH.",
-)  # fmt: skip
-def add(
-    name: str, url: str | None, data: Path | None, token_file: Path | None, phpmq: str | None
-) -> None:
+def add(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
     """Remember a broker under a name; the first one is in use at once."""
-    if (url is None) == (data is None):
-        raise click.UsageError("give one of --node and --data")
+    phpmq = [one for one in urls if is_phpmq(one)]
+    admin = [one for one in urls if not is_phpmq(one)]
+    if not (urls or data) or (admin and data):
+        raise click.UsageError("give one of --url and --data")
+    if len(phpmq) > 1 or len(admin) > 1:
+        raise click.UsageError("give --url once for the admin and once for the PHPMQ listener")
     in_use, found = contexts.load()
     found[name] = contexts.Context(
         name,
         data.absolute() if data else None,
-        url,
+        admin[0] if admin else None,
         token_file.absolute() if token_file else None,
-        phpmq,
+        _whole(phpmq[0]) if phpmq else None,
     )
     contexts.save(in_use or name, found)
     talk(f"context {name} is remembered" + ("" if in_use else " and in use"))
@@ -101,10 +99,10 @@ def ls(output: str | None) -> None:
         {
             "name": one.name,
             "in_use": one.name == in_use,
-            "where": str(one.url or one.data),
+            "where": str(one.url or one.data or one.connect),
             "connect": one.connect,
             "token_file": str(one.token_file) if one.token_file else None,
         }
         for one in found.values()
     ]
-    write(rows, COLUMNS, output, "no contexts; phpmq-lite context add NAME --node URL")
+    write(rows, COLUMNS, output, "no contexts; phpmq-lite context add NAME --url URL")

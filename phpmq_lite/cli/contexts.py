@@ -12,7 +12,8 @@ from phpmq_lite.cli.main import CommandError
 class Context:
     """Where a broker is: its data folder, or its URL with the file of an API token.
 
-    ``connect`` is where it speaks PHPMQ, for ``publish``, ``consume`` and their like.
+    ``connect`` is the URL of its PHPMQ listener, where ``publish``, ``consume`` and their like are
+    not to learn it from the admin.
     """
 
     name: str

@@ -12,6 +12,7 @@ from phpmq_lite.cli.options import assignment, talk
 
 Command = Callable[..., None]
 
+_NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
 _MARK: Final = "setting__"  # what the parameters of such flags are called by: setting__tcp__listen
 
 
@@ -22,9 +23,9 @@ class Given(NamedTuple):
     config: Path | None = None  # None: the usual places
 
     @property
-    def is_nothing(self) -> bool:
-        """Tell whether nothing was given: then a context may say where the broker is."""
-        return not self.values and self.config is None
+    def names_broker(self) -> bool:
+        """Return whether a flag says which broker is meant; it wins over the context in use."""
+        return self.config is not None or not _NAMING.isdisjoint(self.values)
 
     @property
     def data(self) -> Path | None:
@@ -57,7 +58,7 @@ def settings_options(command: Command) -> Command:
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="TOML file with settings.",
+        help="TOML file with settings.  [default: ./config.toml, if there is one]",
     )(command)
 
 

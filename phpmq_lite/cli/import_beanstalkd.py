@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.importing import Item, Tally, journal_option, opened, publish
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.options import talk
@@ -60,7 +60,7 @@ def mapping(value: str) -> tuple[str, str]:
 @output_option
 @client_options
 def import_beanstalkd(
-    client: BlockingClient,
+    client: GiveClient,
     source: Target,
     tubes: tuple[str, ...],
     names: tuple[tuple[str, str], ...],
@@ -86,7 +86,7 @@ def import_beanstalkd(
             if dry_run:
                 run.preview(tubes)
             else:
-                run.publish(client, tubes)
+                run.publish(client(), tubes)
         finally:
             if run.tally.rows():
                 write(run.tally.rows(), run.tally.columns, output, "")

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.importing import NOT_VALID, Item, Tally, journal_option, opened, publish
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration
@@ -66,7 +66,7 @@ def mapping(value: str) -> tuple[str, str]:
 @output_option
 @client_options
 def import_initphp(
-    client: BlockingClient,
+    client: GiveClient,
     database: Path,
     table: str,
     failed_table: str | None,
@@ -106,7 +106,7 @@ def import_initphp(
                 if dry_run:
                     deque(map(tally.count, items), maxlen=0)
                 else:
-                    _publish(client, _batches(items), tally)
+                    _publish(client(), _batches(items), tally)
         except sqlite3.Error as error:
             raise CommandError(f"{database.name}: {error}") from None
         finally:

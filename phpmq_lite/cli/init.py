@@ -34,8 +34,9 @@ def init(place: str, force: bool, given: Given) -> None:
     """Write a configuration file in which every setting is explained.
 
     Each setting stands there with its default, as a comment; those that are given as flags count.
-    The file is config.toml in FOLDER, this folder without one; - is standard output. It has names
-    of files with passwords and keys, and none of these themselves.
+    The file is config.toml in FOLDER, by default the current folder, where the broker and all
+    commands read it; - is standard output. It names files with passwords and keys and contains none
+    of these.
     """
     values = dict(given.values)
     for name, value in values.items():
@@ -62,7 +63,8 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 
 
 def _say_what_next(path: Path) -> None:
-    flag = "" if path.absolute() == settings.SYSTEM_FILE else f" --config {shlex.quote(str(path))}"
+    is_found = path.absolute() in (settings.FOLDER_FILE.absolute(), settings.SYSTEM_FILE)
+    flag = "" if is_found else f" --config {shlex.quote(str(path))}"
     talk(f"wrote {path}; next:")
     talk(f"  phpmq-lite doctor{flag}")
     talk(f"  phpmq-lite serve{flag}")

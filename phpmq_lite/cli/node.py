@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
@@ -17,15 +17,24 @@ from yarl import URL
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
-from phpmq_lite.cli.options import admin_url
+from phpmq_lite.cli.options import admin_url, broker_url, is_phpmq, talk
+from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 API: Final = "/api/v1"
 
 _EXIT_CODES: Final = {404: NOT_FOUND, 410: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 _REFUSALS: Final = {401, 403, 409, 412, 413, 421, 422, 429, 503, 507}
+_HAS_USERS: Final = (
+    "this broker has users: give --token-file FILE with an API token, which "
+    "`phpmq-lite token add NAME` prints on the machine of the broker"
+)
 _PAGE: Final = 200  # the API's limit
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
+_TOKEN_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TIMEOUT_S: Final = 600.0  # a purge of millions goes in slices
 
 
@@ -121,7 +130,7 @@ class Node(NamedTuple):
         except TimeoutError:
             raise CommandError(f"no answer within {timeout_s:.0f} s", TIMED_OUT) from None
         except aiohttp.ClientConnectorError as error:
-            raise CommandError(f"{self._nobody()}: {error.strerror}") from None
+            raise CommandError(f"{self._nobody()}: {os_reason(error.os_error)}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(f"{self.socket or self.url}: {error}") from None
 
@@ -134,7 +143,7 @@ class Node(NamedTuple):
     def _nobody(self) -> str:
         if self.socket is None:
             return f"no broker answers on {self.url}"
-        return f"no broker answers on {self.socket} (--data names its folder, --node its URL)"
+        return f"no broker answers on {self.socket} (--data names its folder, --url its address)"
 
 
 def _sent(body: Any) -> dict[str, Any]:
@@ -155,6 +164,8 @@ def read_answer(status: int, content: bytes) -> Any:
     problem = document if isinstance(document, dict) else {}
     text = problem.get("detail") or problem.get("title") or f"the broker answered {status}"
     code = REFUSED if status in _REFUSALS else _EXIT_CODES.get(status, ERROR)
+    if problem.get("code") == "login":
+        text = _HAS_USERS
     text = _with_bound(str(text), problem.get("field"), problem.get("bound"))
     raise CommandError(escape(text), code)
 
@@ -170,44 +181,74 @@ def _with_bound(text: str, field: object, bound: object) -> str:
 
 
 def node_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--data``, ``--config``, ``--set``, ``--node`` and ``--token-file``; gives ``node``."""
+    """Add ``--data``, ``--config``, ``--set``, ``--url`` and ``--token-file``; gives ``node``."""
 
     @wraps(command)
     def find_first(given: Given, url: str | None, token_file: Path | None, **others: Any) -> None:
         command(node=find_node(given, url, token_file), **others)
 
-    token = click.option(
-        "--token-file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="File with an API token, for --node.",
-    )
-    node = click.option(
-        "--node",
-        "url",
-        type=admin_url,
-        metavar="URL",
-        help="The admin's address, not the socket.",
-    )
-    return token(node(data_option(settings_options(find_first))))
+    return url_options(data_option(settings_options(find_first)))
+
+
+def url_options(command: Command) -> Command:
+    """Add ``--url`` and ``--token-file``: a broker by its address, instead of its folder."""
+    for option in (
+        click.option("--token-file", type=_TOKEN_FILE, help="File with an API token, for --url."),
+        click.option(
+            "--url", type=broker_url, metavar="URL",
+            help="The broker: its admin, as http://HOST:9101.  [default: the context in use, "
+            "--config or ./config.toml, ./phpmq-data, then http://127.0.0.1:9101]",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 def find_node(given: Given, url: str | None, token_file: Path | None) -> Node:
-    """Find the broker: flags first, then the context in use, then the settings.
+    """Find the broker, the same for all commands.
+
+    The order: ``--url``, flags that name its folder or its settings, the context in use, the
+    settings with ``./config.toml``, ``./phpmq-data``, and last the default address of the admin.
 
     Raises:
         UsageError: there is a token, but the broker is on this machine: over its socket anybody who
             can open it is admin, so a viewer's token would have no effect.
+        CommandError: the address is that of a PHPMQ listener, which knows no commands.
     """
+    context = None if url or given.names_broker else contexts.current()
+    if context is not None and context.data is None:
+        url, token_file = context.url or context.connect, token_file or context.token_file
     if url:
-        return Node(None, url, read_token(token_file) if token_file else None)
-    context = contexts.current() if given.is_nothing else None
-    if context is not None and context.url:
-        path = token_file or context.token_file
-        return Node(None, admin_url(context.url), read_token(path) if path else None)
-    if token_file is not None:
-        raise click.UsageError("--token-file goes with --node; the socket takes no token")
-    settings = (given.load(data=context.data) if context else given.load()).settings
-    return Node(settings.data / "control.sock", settings=settings)
+        if is_phpmq(url):
+            raise CommandError(f"{url} is a PHPMQ listener; this asks the admin: http://HOST:PORT")
+        return Node(None, admin_url(url), read_token(token_file) if token_file else None)
+    effective = given.load(data=context.data) if context else given.load()
+    settings = effective.settings
+    if effective.sources["data"] != "default" or settings.data.is_dir():
+        if token_file is not None:
+            raise click.UsageError("--token-file goes with --url; the socket takes no token")
+        return Node(settings.data / "control.sock", settings=settings)
+    url = url_of(settings)
+    if effective.sources["admin.listen"] == "default":
+        talk(f"no context, no settings and no {settings.data} here: the broker is {url}")
+    return Node(None, url, read_token(token_file) if token_file else None)
+
+
+def url_of(settings: Settings) -> str:
+    """Return the URL of the first listener of the admin that a program here can reach.
+
+    Raises:
+        CommandError: there is none, or its port is any free one.
+    """
+    admin = settings.admin
+    ports = (one for one in admin.listen if one != "none" and not one.startswith("unix:"))
+    host, _, port = next(ports, "").rpartition(":")
+    if not host or port == "0":
+        raise CommandError(
+            f"admin.listen is {', '.join(admin.listen)}: give --url http://HOST:PORT"
+        )
+    scheme = "http" if admin.tls_cert is None else "https"
+    return f"{scheme}://{WILDCARDS.get(host, host)}:{port}{admin.base_path}"
 
 
 def read_token(path: Path) -> str:

@@ -31,7 +31,10 @@ def assignment(value: str) -> tuple[str, str]:
 def admin_url(value: str) -> str:
     """Give an address of an admin that says how to speak to it; a click type."""
     if "://" not in value:
-        raise click.BadParameter(f"{value!r} has no scheme; write http://{value}")
+        raise click.BadParameter(
+            f"{value!r} has no scheme; write http://{value} for the admin, "
+            f"or phpmq://{value} for a PHPMQ listener"
+        )
     try:
         parts = urlsplit(value)
         is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -40,6 +43,24 @@ def admin_url(value: str) -> str:
     if not is_right:
         raise click.BadParameter(f"{value!r} is no address; write http://HOST:PORT")
     return value
+
+
+def broker_url(value: str) -> str:
+    """Return the address of a broker: of its admin, or of a PHPMQ listener; a click type."""
+    if not is_phpmq(value):
+        return admin_url(value)
+    from phpmq_lite.envelopes.link import client_of
+
+    try:
+        client_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
+def is_phpmq(url: str) -> bool:
+    """Return whether an address names a PHPMQ listener: ``phpmq://``, ``phpmqs://``, ``unix:``."""
+    return url.startswith(("phpmq://", "phpmqs://", "unix:"))
 
 
 def read_content(path: Path) -> bytes:

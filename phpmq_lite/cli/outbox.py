@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.consume import Interruption
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration, talk
@@ -111,7 +111,7 @@ def status(database: Path, table: str, output: str | None) -> None:
 @client_options
 @database_options
 def relay(
-    client: BlockingClient,
+    client: GiveClient,
     database: Path,
     table: str,
     once: bool,
@@ -126,7 +126,8 @@ def relay(
     may run. After a crash a row is sent again under the same key, so the broker stores it once.
     """
     with _store(database, table, lease_s) as store, Interruption() as interruption:
-        turns = _Turns(store, client, interruption, batch)
+        opened = client(is_patient=not once)
+        turns = _Turns(store, opened, interruption, batch)
         if not turns.connect(is_patient=not once):
             return
         try:
@@ -136,7 +137,7 @@ def relay(
                 turns.go_on(interval, keep_s)
                 talk(f"{turns.sent:,} sent")
         finally:
-            client.close()
+            opened.close()
             store.release()
 
 

@@ -9,7 +9,7 @@ from typing import Final, cast
 
 import click
 
-from phpmq_lite.cli.connect import client_options
+from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration, is_terminal, message_count, talk
 from phpmq_lite.cli.output import counting
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 1_000  # copies between two steps of the progress bar
 @click.option("--lines", is_flag=True, help="Each line is a message, without its line feed.")
 @client_options
 def publish(
-    client: BlockingClient,
+    client: GiveClient,
     queue: str,
     source: str | None,
     data: str | None,
@@ -48,10 +48,10 @@ def publish(
         raise click.UsageError("give --data or a file, not both")
     if lines and count is not None:
         raise click.UsageError("--lines and --count do not go together")
-    with closing(_open(source, data)) as file, client:
+    with closing(_open(source, data)) as file, client() as broker:
         groups = read_lines(file) if lines else copies(file.read(), count or 1)
-        stored = _publish(client, queue, groups, ttl_s, None if lines else count or 1)
-    talk(f"{message_count(stored)} stored in {queue}")
+        stored = _publish(broker, queue, groups, ttl_s, None if lines else count or 1)
+    talk(f"{message_count(stored)} stored in {queue} by the broker on {broker.target}")
 
 
 def _publish(

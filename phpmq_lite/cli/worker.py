@@ -115,7 +115,7 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--queue", type=_queue_name, metavar="NAME", help="Instead of the app's.")
 @_options
 @_app_options
-@partial(client_options, reconnect=False, is_asked_for=True)
+@partial(client_options, reconnect=False)
 def worker(client: GiveClient, app_name: str, queue: str | None, **options: Any) -> None:
     """Work on the envelopes of QUEUE with handlers by URN.
 
@@ -184,11 +184,11 @@ def _connect(app: "BabelQueue", client: GiveClient, options: Mapping[str, Any]) 
     transport = app.transport
     if not isinstance(transport, PhpmqTransport):
         delays = None if app.retry_backoff > 0 else Delays(DEFAULT_STEPS)
-        link = Link(client(), options["credit"])
+        link = Link(client(is_patient=True), options["credit"])
         app.transport = PhpmqTransport(link, Events(_write), delays=delays)
         return
-    if _is_given("connect", "tls", "tls_ca", "tls_cert", "config"):
-        transport.link = Link(client(), transport.link.credit)
+    if _is_given("url", "tls_ca", "tls_cert", "config"):
+        transport.link = Link(client(is_patient=True), transport.link.credit)
     if _is_given("credit"):
         transport.link.credit = options["credit"]
     own = transport.events.hook

@@ -10,7 +10,7 @@ from phpmq_lite.client.backoff import Backoff
 from phpmq_lite.client.pending import Answer, Batch
 from phpmq_lite.client.session import Delivery, Session, Window
 from phpmq_lite.client.target import Target, parse_target
-from phpmq_lite.errors import ClientError, ConnectionLostError
+from phpmq_lite.errors import ClientError, ConnectionLostError, os_reason
 
 _WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of the loop's turn
 _CLOSE_S: Final = 5.0  # the broker has this long to read the rest
@@ -108,7 +108,9 @@ class Client:
         try:
             link = await self._connect()
         except OSError as error:
-            raise ConnectionLostError(f"cannot connect to {self.target}: {error}") from error
+            raise ConnectionLostError(
+                f"cannot connect to {self.target}: {os_reason(error)}"
+            ) from error
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
     async def close(self) -> None:

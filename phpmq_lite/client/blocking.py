@@ -14,7 +14,7 @@ from phpmq_lite.client.pending import Batch
 from phpmq_lite.client.session import Delivery, Session, Window
 from phpmq_lite.client.stream import Stream, open_stream
 from phpmq_lite.client.target import Target, parse_target
-from phpmq_lite.errors import ConnectionLostError
+from phpmq_lite.errors import ConnectionLostError, os_reason
 
 _CLOSE_S: Final = 5.0  # the broker has this long to read the rest
 _GATHER_S: Final = 0.005  # ends of deliveries wait this long for others
@@ -111,7 +111,9 @@ class BlockingClient:
         try:
             self._connect(self.timeout_s)
         except OSError as error:
-            raise ConnectionLostError(f"cannot connect to {self.target}: {error}") from error
+            raise ConnectionLostError(
+                f"cannot connect to {self.target}: {os_reason(error)}"
+            ) from error
         self._ended = None
 
     def close(self) -> None:
@@ -155,7 +157,7 @@ class BlockingClient:
         if self.session.heard or time.monotonic() - self._opened_at > _STEADY_S:
             self._backoff.reset()
         if not self._reconnects:
-            self._end(f"the connection to {self.target} is lost: {error}")
+            self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
             self.raise_if_ended()
 
     def _end(self, detail: str) -> None:

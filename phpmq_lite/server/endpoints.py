@@ -3,7 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from phpmq_lite.errors import SettingsError
 
@@ -25,6 +25,14 @@ class Endpoint:
         if self.kind == "unix":
             return f"unix:{self.path}"
         return address_text(self.host, self.port)
+
+
+class PhpmqListener(NamedTuple):
+    """An open PHPMQ listener; ``address`` has the real port, and a socket's whole path."""
+
+    address: str
+    transport: Literal["tcp", "tls", "unix"]
+    has_ttl: bool  # False: for clients of the older revision
 
 
 def parse_endpoint(text: str) -> Endpoint | None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.endpoints import Endpoint, address_text
+from phpmq_lite.server.endpoints import Endpoint, PhpmqListener, address_text
 from phpmq_lite.server.sockets import bind_tcp
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.server.unix_sockets import bind_private
@@ -77,6 +77,16 @@ class Listeners:
     def addresses(self) -> list[str]:
         """Open listeners as ``HOST:PORT`` or ``unix:PATH``; those of the older revision last."""
         return [listener.address for listener in self._listeners]
+
+    @property
+    def opened(self) -> list[PhpmqListener]:
+        """Open listeners in the order of ``addresses``, with what a client has to know of each."""
+        return [
+            PhpmqListener(
+                _whole(listener.address), listener.kind, has_ttl=listener.dispatch == "ttl"
+            )
+            for listener in self._listeners
+        ]
 
     async def open(self) -> None:
         """Bind all, then accept on all; where one fails, none stays open.
@@ -211,6 +221,13 @@ def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
     status = path.stat()
     file = (status.st_dev, status.st_ino)
     return _Listener(bound, f"unix:{path}", "unix", dispatch, file)
+
+
+def _whole(address: str) -> str:
+    """Return the address with the whole path of a Unix socket: clients are in other folders."""
+    if not address.startswith("unix:"):
+        return address
+    return f"unix:{Path(address.removeprefix('unix:')).absolute()}"
 
 
 def _remove_own(path: Path, file: tuple[int, int]) -> None:

@@ -16,6 +16,7 @@ from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, QueueSettings
 from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.endpoints import PhpmqListener
 from phpmq_lite.server.engine import Engine, Tap
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.memory import MemoryBrake
@@ -105,7 +106,7 @@ class Status:
     clients_opened: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    listeners: tuple[str, ...] = ()
+    listeners: tuple[PhpmqListener, ...] = ()
     last_error: str | None = None
     shortage: Shortage | None = None  # why nothing is published
     trouble: str | None = None  # why nothing at all can be stored now

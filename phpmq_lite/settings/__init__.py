@@ -43,6 +43,7 @@ from phpmq_lite.settings.sections import (
 )
 
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+FOLDER_FILE: Final = Path("config.toml")  # in the current folder, where `init` writes it
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
 BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names, and ours
 
@@ -176,7 +177,8 @@ def load(flags: Mapping[str, object] | None = None, config: Path | None = None) 
     Args:
         flags: values by name (``tcp.listen``); None means that the flag was not given.
         config: the TOML file; without it the first that exists of
-            ``$CONFIGURATION_DIRECTORY/config.toml`` and ``/etc/phpmq-lite/config.toml``.
+            ``$CONFIGURATION_DIRECTORY/config.toml``, ``./config.toml`` and
+            ``/etc/phpmq-lite/config.toml``.
 
     Raises:
         SettingsError: a setting is unknown, malformed or out of bounds; the message names it.
@@ -203,7 +205,7 @@ def find_file() -> Path | None:
     """Return the TOML file that is read without ``--config``, or None where there is none."""
     folder = os.environ.get("CONFIGURATION_DIRECTORY")  # systemd; several are joined by colons
     places = [Path(piece) / "config.toml" for piece in folder.split(":")] if folder else []
-    return next((path for path in [*places, SYSTEM_FILE] if path.is_file()), None)
+    return next((path for path in [*places, FOLDER_FILE, SYSTEM_FILE] if path.is_file()), None)
 
 
 def all_values(settings: Settings) -> dict[str, object]:
@@ -238,7 +240,15 @@ def _read_file(path: Path) -> dict[str, object]:
         raise SettingsError(f"{path} is not TOML: {error}") from None
     found = _flatten(tree)
     for name in found:
-        _check_name(name, str(path))
+        try:
+            _check_name(name, str(path))
+        except SettingsError as error:
+            if path != FOLDER_FILE:
+                raise
+            raise SettingsError(
+                f"{error} (./config.toml has the settings of PHPMQ Lite; if this one belongs to "
+                "another program, name yours with --config)"
+            ) from None
     return found
 
 

@@ -72,7 +72,8 @@ def look_at_php(walk: Walk, said: Said) -> None:
 
 def look_at_examples(walk: Walk, said: Said) -> None:
     """See that both workers had their order, and that the mail of the second is published."""
-    assert said.of("plain_worker.py") == "1 message stored in orders\norder 42\n"
+    stored = f"1 message stored in orders by the broker on {walk.broker.phpmq[0]}\n"
+    assert said.of("plain_worker.py") == stored + "order 42\n"
     assert "urn:babel:orders:created took" in said.of("handlers:app")
 
 

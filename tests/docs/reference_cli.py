@@ -21,6 +21,24 @@ What a command gives goes to standard output, what it has to say to standard err
 lists are tables, elsewhere JSON lines; `-o` says otherwise.
 
 {epilog}
+
+## Which broker
+
+Every command that needs a broker finds it in the same order:
+
+1. **A flag that names it**: `--url http://HOST:9101`, the address of its admin, with `--token-file`
+   if it has users; or `--data`, `--config` or `--set` with its folder or its addresses.
+2. **The context in use** (`phpmq-lite context`).
+3. **The settings**: `./config.toml` and the other places of [the settings](settings.md), if they
+   name a folder (`data`) or an address (`admin.listen`).
+4. **The folder `./phpmq-data`**, if it exists: the command talks to its `control.sock`, which needs
+   no token.
+5. **`http://127.0.0.1:9101`**; a line on standard error says so.
+
+`publish`, `consume`, `worker`, `outbox relay` and the imports ask that broker for its listeners,
+and use its first listener with TTL that can be reached from here, with TLS if it has TLS.
+`--url phpmq://HOST:9100` names a listener without asking; `phpmqs://` is TLS, `unix:PATH` a Unix
+socket.
 """
 _SHARED_BY: Final = 12  # commands: an option of so many is described once
 

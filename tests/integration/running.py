@@ -19,7 +19,7 @@ def runner(broker: BrokerProcess) -> Run:
     def call(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Result:
         where = ["--data", str(broker.data)]
         if arguments[0] in ("publish", "consume"):
-            where = ["--connect", broker.phpmq[0]]
+            where = ["--url", f"phpmq://{broker.phpmq[0]}"]
         at = arguments.index("--") if "--" in arguments else len(arguments)
         given = [*arguments[:at], *where, *arguments[at:]]
         result = CliRunner().invoke(commands, given, input=input, catch_exceptions=False)

@@ -53,8 +53,8 @@ def test_bench_writes_a_table_to_paste(tmp_path: Path) -> None:
 
 def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
-        address = "{}:{}".format(*broker.address)
-        arguments = ("--connect", address, "--workloads", "publish", "--data", str(tmp_path))
+        url = "phpmq://{}:{}".format(*broker.address)
+        arguments = ("--url", url, "--workloads", "publish", "--data", str(tmp_path))
         code, stdout, _ = invoke(*arguments, "-o", "json")
         listed = CliRunner().invoke(commands, ["queues", "--data", str(broker.data), "-o", "json"])
     assert code == 0

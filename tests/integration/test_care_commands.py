@@ -191,7 +191,7 @@ def test_backup_of_an_older_broker_is_the_first_of_its_list(
 ) -> None:
     told = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
     monkeypatch.setattr(Node, "post", lambda *_: told)
-    result = CliRunner().invoke(commands, ["backup", "--node", "http://127.0.0.1:9"])
+    result = CliRunner().invoke(commands, ["backup", "--url", "http://127.0.0.1:9"])
     assert rows(result) == [{"id": "b"}]
 
 

@@ -39,7 +39,7 @@ def run(broker: BrokerProcess) -> Run:
     def call(*arguments: str, input: str | bytes | None = None) -> Result:
         where = ["--data", str(broker.data)]
         if arguments[0] in ("publish", "consume"):
-            where = ["--connect", broker.phpmq[0]]
+            where = ["--url", f"phpmq://{broker.phpmq[0]}"]
         return CliRunner().invoke(
             commands, [*arguments, *where], input=input, catch_exceptions=False
         )
@@ -58,10 +58,10 @@ def counts(run: Run, queue: str) -> tuple[object, object, object]:
     return row["ready"], row["dispatched"], row["dead"]
 
 
-def test_what_was_published_is_consumed(run: Run, queue: str) -> None:
+def test_what_was_published_is_consumed(run: Run, queue: str, broker: BrokerProcess) -> None:
     published = run("publish", queue, "--data", "hellö")
     assert (published.exit_code, published.stdout) == (0, "")
-    assert published.stderr == f"1 message stored in {queue}\n"
+    assert published.stderr == f"1 message stored in {queue} by the broker on {broker.phpmq[0]}\n"
     consumed = run("consume", queue, "-n", "1")
     assert (consumed.exit_code, consumed.stdout) == (0, "hellö\n")
     assert counts(run, queue) == (0, 0, 0)
@@ -81,9 +81,9 @@ def test_publish_reads_standard_input(run: Run, queue: str, source: list[str]) -
     assert run("consume", queue, "-n", "1").stdout_bytes == b"a\nb\n\n"
 
 
-def test_publish_makes_a_message_of_each_line(run: Run, queue: str) -> None:
+def test_publish_makes_a_message_of_each_line(run: Run, queue: str, broker: BrokerProcess) -> None:
     published = run("publish", queue, "--lines", input=b"a\n\nb\r\nlast")
-    assert published.stderr == f"4 messages stored in {queue}\n"
+    assert published.stderr == f"4 messages stored in {queue} by the broker on {broker.phpmq[0]}\n"
     assert run("consume", queue, "-n", "4").stdout_bytes == b"a\n\nb\r\nlast\n"
 
 
@@ -116,7 +116,7 @@ def test_publish_refuses_content_above_the_limit(run: Run, queue: str) -> None:
 
 def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
     where = f"unix:{tmp_path}/no.sock"
-    result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", "--connect", where])
+    result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", "--url", where])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: cannot connect to {where}: ")
 
@@ -248,7 +248,7 @@ def test_dead_letters_are_listed_and_redriven(run: Run, broker: BrokerProcess, q
 
 def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> None:
     run("publish", queue, "--data", "x")
-    result = CliRunner().invoke(commands, ["queues", "--node", broker.admin[0]])
+    result = CliRunner().invoke(commands, ["queues", "--url", broker.admin[0]])
     assert queue in [json.loads(line)["name"] for line in result.stdout.splitlines()]
 
 
@@ -298,7 +298,15 @@ def test_consume_without_end_stops_well_when_interrupted(
     run: Run, broker: BrokerProcess, queue: str
 ) -> None:
     run("publish", queue, "--data", "x")
-    command = [sys.executable, "-m", "phpmq_lite", "consume", queue, "--connect", broker.phpmq[0]]
+    command = [
+        sys.executable,
+        "-m",
+        "phpmq_lite",
+        "consume",
+        queue,
+        "--url",
+        f"phpmq://{broker.phpmq[0]}",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

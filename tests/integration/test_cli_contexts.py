@@ -1,15 +1,18 @@
 """Contexts: kept in a file of this user, and used by the commands."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from babelqueue import BabelQueue
 from click.testing import CliRunner, Result
 
-from phpmq_lite import envelopes
-from phpmq_lite.cli import connect, contexts, worker
+from phpmq_lite import envelopes, settings
+from phpmq_lite.cli import connect, contexts, node, worker
 from phpmq_lite.cli.main import commands
+from tests.preloaded import broker_process
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +26,7 @@ def run(*arguments: str) -> Result:
 
 def test_first_context_is_in_use_until_another_is_chosen() -> None:
     run("add", "here", "--data", "/var/lib/phpmq")
-    run("add", "there", "--node", "https://mq.example")
+    run("add", "there", "--url", "https://mq.example")
     assert contexts.current() == contexts.Context("here", data=Path("/var/lib/phpmq"))
     run("use", "there")
     rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
@@ -51,15 +54,15 @@ def test_damaged_file_is_named() -> None:
 
 
 def test_command_goes_to_the_broker_of_the_context() -> None:
-    run("add", "there", "--node", "http://127.0.0.1:9")
+    run("add", "there", "--url", "http://127.0.0.1:9")
     result = CliRunner().invoke(commands, ["queues"])
     assert "no broker answers on http://127.0.0.1:9" in result.stderr
 
 
 def test_address_without_a_scheme_is_a_wrong_use() -> None:
     for arguments in (
-        ["context", "add", "x", "--node", "mq:9601"],
-        ["queues", "--node", "mq:9601"],
+        ["context", "add", "x", "--url", "mq:9601"],
+        ["queues", "--url", "mq:9601"],
     ):
         result = CliRunner().invoke(commands, arguments)
         assert result.exit_code == 2
@@ -69,7 +72,7 @@ def test_address_without_a_scheme_is_a_wrong_use() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://mq", "http://", "http://mq:x", "http://[::1"])
 def test_address_of_no_admin_is_a_wrong_use(url: str) -> None:
-    result = run("add", "x", "--node", url)
+    result = run("add", "x", "--url", url)
     assert result.exit_code == 2
     assert "write http://HOST:PORT" in result.stderr
 
@@ -89,14 +92,14 @@ def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool)
     where = [] if in_use else ["--data", str(tmp_path)]
     result = CliRunner().invoke(commands, ["queues", "--token-file", str(path), *where])
     assert result.exit_code == 2
-    assert "--token-file goes with --node" in result.stderr
+    assert "--token-file goes with --url" in result.stderr
 
 
 def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("phpmq_x", encoding="utf-16")
     path.chmod(0o600)
-    arguments = ["queues", "--node", "http://127.0.0.1:9", "--token-file", str(path)]
+    arguments = ["queues", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(commands, arguments)
     assert (result.exit_code, result.stderr) == (
         1, f"Error: {path} is not UTF-8; a token is plain text\n"
@@ -107,7 +110,7 @@ def test_token_file_must_be_private(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("phpmq_x")
     path.chmod(0o644)
-    arguments = ["queues", "--node", "http://127.0.0.1:9", "--token-file", str(path)]
+    arguments = ["queues", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(commands, arguments)
     assert result.exit_code == 4
     assert "can be read by others" in result.stderr
@@ -127,11 +130,15 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.db").touch()
+    CliRunner().invoke(commands, ["outbox", "init", "--database", "app.db"])
     given: list[str] = []
-    monkeypatch.setattr(connect, "_client", lambda address, *_, **__: given.append(address))
+    monkeypatch.setattr(connect, "_client", lambda url, *_, **__: given.append(url))
     monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
-    for flags, expected in (([], "mq.example:9100"), (["--connect", "other:1"], "other:1")):
-        run("add", "prod", "--node", "https://mq.example", "--connect", "mq.example")
+    run("add", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
+    for flags, expected in (
+        ([], "phpmq://mq.example"),
+        (["--url", "phpmqs://other:1"], "phpmqs://other:1"),
+    ):
         CliRunner().invoke(commands, [*arguments, *flags])
         assert given.pop() == expected
 
@@ -141,39 +148,140 @@ def test_app_of_a_worker_that_has_an_address_needs_none_of_a_context(
 ) -> None:
     where = f"unix:{tmp_path}/no.sock"
     monkeypatch.setattr(worker, "load_app", lambda _: envelopes.connect(where, queue="q"))
-    run("add", "prod", "--node", "https://mq.example")
+    run("add", "prod", "--url", "https://mq.example")
     result = CliRunner().invoke(commands, ["worker", "--app", "some:app", "--max-runtime", "1s"])
     assert "context prod" not in result.stderr
     assert where in result.stderr
 
 
-@pytest.mark.parametrize("flags", [["--node", "https://mq.example"], ["--data", "/var/lib/mq"]])
-def test_context_without_an_address_of_phpmq_has_publish_refuse(flags: list[str]) -> None:
-    run("add", "prod", *flags)
-    publish = ["publish", "q", "--data", "x"]
-    for more in ([], ["--set", "limits.max_content=10"]):
-        result = CliRunner().invoke(commands, [*publish, *more])
-        assert (result.exit_code, result.stderr) == (
-            1,
-            "Error: context prod is in use, and does not say where its broker speaks PHPMQ: "
-            "say --connect here, or add the context again with --connect\n",
-        )
-
-
 def test_flags_that_name_a_broker_win_over_the_context(tmp_path: Path) -> None:
-    run("add", "prod", "--node", "https://mq.example", "--connect", "mq.example:9100")
+    run("add", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example:9100")
     where = f"unix:{tmp_path}/no.sock"
+    data = tmp_path / "data"
     config = tmp_path / "settings.toml"
-    config.write_text(f'[tcp]\nlisten = ["{where}"]\n')
-    flags = (["--connect", where], ["--set", f"tcp.listen={where}"], ["--config", str(config)])
-    for more in flags:
+    config.write_text(f'data = "{data}"\n')
+    for more, named in (
+        (["--url", where], where),
+        (["--set", f"data={data}"], f"{data}/control.sock"),
+        (["--config", str(config)], f"{data}/control.sock"),
+    ):
         result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", *more])
-        assert f"cannot connect to {where}" in result.stderr
+        assert named in result.stderr
 
 
-def test_address_of_a_context_is_checked_and_whole(tmp_path: Path) -> None:
-    assert "is no address" in run("add", "x", "--data", "/d", "--connect", "a:b").stderr
-    run("add", "x", "--data", "/d", "--connect", "unix:mq.sock")
-    run("add", "y", "--data", "/d", "--connect", "[::1]")
+def test_listener_of_a_context_is_checked_and_whole() -> None:
+    assert "is no address" in run("add", "x", "--url", "phpmq://a:b").stderr
+    run("add", "x", "--data", "/d", "--url", "unix:mq.sock")
+    run("add", "y", "--url", "phpmqs://[::1]")
     rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
-    assert [row["connect"] for row in rows] == [f"unix:{Path.cwd()}/mq.sock", "[::1]:9100"]
+    assert [row["connect"] for row in rows] == [f"unix:{Path.cwd()}/mq.sock", "phpmqs://[::1]"]
+    run("use", "y")
+    asked = CliRunner().invoke(commands, ["queues"])
+    assert "phpmqs://[::1] is a PHPMQ listener; this asks the admin" in asked.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that commands run in."""
+    path = tmp_path / "here"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+ASKING = (["queues"], ["publish", "q", "--data", "x"], ["consume", "q", "-n", "1"])
+
+
+@pytest.mark.parametrize("arguments", ASKING)
+def test_every_command_looks_for_the_broker_in_one_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(settings, "SYSTEM_FILE", folder / "none.toml")
+
+    def asked() -> str:
+        result = CliRunner().invoke(commands, arguments)
+        assert result.exit_code == 1
+        return result.stderr
+
+    monkeypatch.setattr(node, "url_of", lambda _: "http://127.0.0.1:9")  # instead of 9101
+    default = asked()
+    assert "no context, no settings and no phpmq-data here: the broker is http://127.0" in default
+    assert "no broker answers on http://127.0.0.1:9" in default
+    (folder / "phpmq-data").mkdir()
+    assert "no broker answers on phpmq-data/control.sock" in asked()
+    (folder / "config.toml").write_text(f'data = "{folder}/other"\n')
+    assert f"no broker answers on {folder}/other/control.sock" in asked()
+    run("add", "there", "--url", "http://127.0.0.1:10")
+    assert "no broker answers on http://127.0.0.1:10" in asked()
+    arguments = [*arguments, "--url", "http://127.0.0.1:11"]
+    assert "no broker answers on http://127.0.0.1:11" in asked()
+
+
+def test_commands_read_the_address_of_the_admin_from_config_toml(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "SYSTEM_FILE", folder / "none.toml")
+    (folder / "config.toml").write_text('[admin]\nlisten = ["127.0.0.1:9"]\n')
+    result = CliRunner().invoke(commands, ["queues"])
+    assert result.stderr == "Error: no broker answers on http://127.0.0.1:9: Connection refused\n"
+
+
+def test_publish_and_consume_learn_the_listener_from_the_broker(tmp_path: Path) -> None:
+    """By its folder, by its admin, and by a context; over TCP and over a Unix socket."""
+    data = tmp_path / "data"
+    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
+        admin = broker.admin[0]
+        for where in (["--set", f"data={data}"], ["--url", admin], []):
+            if not where:
+                run("add", "there", "--url", admin)
+            stored = CliRunner().invoke(commands, ["publish", "q", "--data", "x", *where])
+            assert stored.stderr == f"1 message stored in q by the broker on {broker.phpmq[0]}\n"
+            taken = CliRunner().invoke(commands, ["consume", "q", "-n", "1", *where])
+            assert (taken.stdout, taken.exit_code) == ("x\n", 0)
+
+
+def test_broker_and_commands_read_what_init_wrote(folder: Path) -> None:
+    """Its folder, its admin and its only listener, a Unix socket, are in ./config.toml alone."""
+    flags = ["--data", "store", "--listen", "unix:mq.sock", "--legacy-listen", "none"]
+    written = CliRunner().invoke(commands, ["init", *flags, "--admin", "none"])
+    assert written.stderr.endswith("  phpmq-lite doctor\n  phpmq-lite serve\n")
+    serve = [sys.executable, "-m", "phpmq_lite", "serve"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as broker:
+        try:
+            assert broker.stdout is not None
+            assert broker.stdout.readline() == "listening phpmq unix:mq.sock\n"
+            stored = CliRunner().invoke(commands, ["publish", "q", "--data", "x"])
+            where = f"unix:{folder}/mq.sock"
+            assert stored.stderr == f"1 message stored in q by the broker on {where}\n"
+            listed = CliRunner().invoke(commands, ["queues", "-o", "jsonl"])
+            assert json.loads(listed.stdout)["ready"] == 1
+            assert (folder / "store" / "phpmq.db").exists()
+        finally:
+            broker.terminate()
+
+
+def test_config_toml_of_another_program_is_named(folder: Path) -> None:
+    (folder / "config.toml").write_text("baseURL = 'https://example.org'\n")
+    result = CliRunner().invoke(commands, ["queues"])
+    assert result.exit_code == 78
+    assert "baseURL in config.toml is no setting" in result.stderr
+    assert "name yours with --config" in result.stderr
+
+
+def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+        here, url = ["--data", str(broker.data)], ["--url", broker.admin[0]]
+        CliRunner().invoke(
+            commands, ["user", "add", "anna", "--role", "admin", "--password-file", "-", *here],
+            input="a long password", catch_exceptions=False,
+        )  # fmt: skip
+        publish = ["publish", "q", "--data", "x", *url]
+        refused = CliRunner().invoke(commands, publish)
+        assert refused.exit_code == 4
+        assert "this broker has users: give --token-file FILE" in refused.stderr
+        made = CliRunner().invoke(commands, ["token", "add", "t", "--role", "viewer", *here])
+        token = tmp_path / "token"
+        token.touch(0o600)
+        token.write_text(made.stdout)
+        stored = CliRunner().invoke(commands, [*publish, "--token-file", str(token)])
+        assert (stored.exit_code, stored.stderr[:16]) == (0, "1 message stored")

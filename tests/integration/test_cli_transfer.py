@@ -81,7 +81,7 @@ def test_line_whose_content_was_gone_is_left_out(run: Run) -> None:
 def test_import_without_a_broker_says_what_is_not_known() -> None:
     line = json.dumps({"queue": "a", "content": "x"})
     result = CliRunner().invoke(
-        commands, ["import", "-", "--node", "http://127.0.0.1:9"], input=f"\n{line}"
+        commands, ["import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
     )
     assert result.exit_code == 1
     told = "0 messages stored, from the beginning of it; of the next 1, from line 2 on, it is not"

@@ -43,7 +43,14 @@ def tube() -> str:
 
 
 def run(broker: BrokerProcess, source: Source, *flags: str) -> Result:
-    where = ["import-beanstalkd", source.address, "--connect", broker.phpmq[0], "-o", "jsonl"]
+    where = [
+        "import-beanstalkd",
+        source.address,
+        "--url",
+        f"phpmq://{broker.phpmq[0]}",
+        "-o",
+        "jsonl",
+    ]
     return CliRunner().invoke(commands, [*where, *flags], catch_exceptions=False)
 
 
@@ -174,7 +181,7 @@ def test_dry_run_shows_everything_and_changes_nothing(
     (held,) = source.put(tube, b"held")
     source.server.ask([b"reserve-job %d" % held])
     before = states(source)
-    done = run(broker, source, "--dry-run", "--move", "--connect", "127.0.0.1:1")
+    done = run(broker, source, "--dry-run", "--move", "--url", "phpmq://127.0.0.1:1")
     assert done.exit_code == 0
     assert done.stderr.endswith("5 would be published\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -327,7 +334,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
             mover = Process(
                 [
                     "phpmq_lite", "import-beanstalkd", source.address,
-                    "--connect", broker.phpmq[0], "--move",
+                    "--url", f"phpmq://{broker.phpmq[0]}", "--move",
                 ],
                 stderr=stderr,
             )  # fmt: skip
@@ -349,7 +356,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
         (["--tube", "none"], 3, "beanstalkd has no tube 'none'"),
         (["--map", "none=some"], 3, "beanstalkd has no tube 'none'"),
         (["--map", "none"], 2, "'none' is no TUBE=QUEUE"),
-        (["--connect", "127.0.0.1:1"], 1, "127.0.0.1:1"),
+        (["--url", "phpmq://127.0.0.1:1"], 1, "127.0.0.1:1"),
     ],
 )
 def test_what_is_missing_is_named(

@@ -88,7 +88,7 @@ def fill(database: Path, queue: str) -> list[bytes]:
 
 
 def run(broker: BrokerProcess, database: Path, *flags: str) -> Result:
-    where = ["import-initphp", str(database), "--connect", broker.phpmq[0], "-o", "jsonl"]
+    where = ["import-initphp", str(database), "--url", f"phpmq://{broker.phpmq[0]}", "-o", "jsonl"]
     return CliRunner().invoke(commands, [*where, *flags], catch_exceptions=False)
 
 
@@ -154,7 +154,7 @@ def test_dry_run_shows_everything_and_connects_to_nobody(
 ) -> None:
     fill(database, queue)
     insert(database, "jobs", queue=queue, payload="{}", available_at=at(-600))
-    done = run(broker, database, "--dry-run", "--connect", "127.0.0.1:1")
+    done = run(broker, database, "--dry-run", "--url", "phpmq://127.0.0.1:1")
     assert done.exit_code == 0
     assert done.stderr.endswith("6 would be published\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -59,7 +59,7 @@ def run(*arguments: str) -> Result:
 
 
 def relay(broker: BrokerProcess, database: Path, *flags: str) -> Result:
-    where = ["--connect", broker.phpmq[0], "--database", str(database)]
+    where = ["--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database)]
     return run("relay", "--once", *flags, *where)
 
 
@@ -150,7 +150,7 @@ def killed(
     arguments = [
         "tests.integration.killed_relay", place, str(times),
         *(["mutant"] if is_mutant else []), "--", "outbox", "relay", "--once",
-        "--lease", "0s", "--batch", str(BATCH), "--connect", broker.phpmq[0],
+        "--lease", "0s", "--batch", str(BATCH), "--url", f"phpmq://{broker.phpmq[0]}",
         "--database", str(database),
     ]  # fmt: skip
     with database.with_name("killed.log").open("a", encoding="utf-8") as log:
@@ -187,7 +187,7 @@ def test_two_relays_at_once_send_each_row_once_and_in_order(
         sell(database, name, *range(40))
     command = [
         sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--batch", "3", "--interval", "0.01",
-        "--connect", broker.phpmq[0], "--database", str(database),
+        "--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database),
     ]  # fmt: skip
     relays = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
@@ -216,7 +216,7 @@ def test_relay_goes_on_when_the_broker_comes_back(tmp_path: Path, database: Path
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
         command = [
             sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--interval", "0.01",
-            "--connect", broker.phpmq[0], "--database", str(database),
+            "--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database),
         ]  # fmt: skip
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
@@ -262,6 +262,6 @@ def test_strange_name_of_a_table_is_a_usage_error(
 
 
 def test_relay_without_a_broker_ends_with_an_error(database: Path) -> None:
-    done = run("relay", "--once", "--connect", "127.0.0.1:1", "--database", str(database))
+    done = run("relay", "--once", "--url", "phpmq://127.0.0.1:1", "--database", str(database))
     assert done.exit_code == 1
     assert "cannot connect" in done.stderr

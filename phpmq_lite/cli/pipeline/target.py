@@ -1,4 +1,4 @@
-"""Where a pipeline command reads and writes: flags first, then the context in use, then settings.
+"""Where a pipeline command reads and writes: the broker as all commands find it.
 
 No pyspark here: what is wrong with the flags is said before a JVM starts.
 """
@@ -12,16 +12,14 @@ from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import Node, read_token
-from phpmq_lite.cli.options import assignment
+from phpmq_lite.cli.node import Node, find_node, read_token, url_of
+from phpmq_lite.cli.options import assignment, broker_url
 from phpmq_lite.spark.jobs.files import folder_of
 from phpmq_lite.spark.options import is_local
 
 LOCAL_MASTER: Final = "local[*]"
-_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -103,8 +101,9 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--path", type=file,
                      help="The database file instead of the broker; local master only."),
         click.option("--token-file", type=file, help="File with an API token, for --url."),
-        click.option("--url", metavar="URL",
-                     help="The admin's address.  [default: the context's, or admin.listen]"),
+        click.option("--url", type=broker_url, metavar="URL",
+                     help="The broker: its admin, as http://HOST:9101.  [default: the context in "
+                     "use, --config or ./config.toml, ./phpmq-data, then http://127.0.0.1:9101]"),
     ):  # fmt: skip
         find_first = option(find_first)
     return data_option(settings_options(find_first))
@@ -120,42 +119,29 @@ def _where(
     """Find URL, token, path and out."""
     if url and path:
         raise click.UsageError("give one of --url and --path")
-    context = None if url or path or not given.is_nothing else contexts.current()
-    if context is not None:
-        url, token_file = context.url, token_file or context.token_file
-        given = Given({"data": context.data} if context.data else {})
-    settings = given.load().settings
-    token = read_token(token_file) if token_file else None
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
-    if out is None:
-        out = _default_out(url, settings.data, is_named=given.data is not None)
+    node = find_node(given, url, None)
+    token = read_token(token_file) if token_file else node.token
+    here = node.settings  # of a broker that is found by its folder
+    found_url = node.url if here is None else url_of(here)
+    if out is None and here is not None:
+        out = str(here.data.absolute() / "pipeline")
+    elif out is None:
+        out = _default_out(found_url, given.read().settings.data, is_named=given.data is not None)
     elif folder := folder_of(out):
         out = str(folder.absolute())  # Spark's processes stand in other folders
-    return url or url_of(settings.admin.listen), token, None, out
+    return found_url, token, None, out
 
 
-def _default_out(url: str | None, data: Path, *, is_named: bool) -> str:
+def _default_out(url: str, data: Path, *, is_named: bool) -> str:
     """Put results beside the broker's data, where that is on this machine."""
-    is_here = url is None or urlsplit(url).hostname in _LOOPBACK
+    is_here = urlsplit(url).hostname in _LOOPBACK
     if not is_named and not (is_here and data.is_dir()):
         raise click.UsageError(
             f"there is no folder {data} of a broker here: say --out (or --data) for the results"
         )
     return str(data.absolute() / "pipeline")
-
-
-def url_of(listeners: list[str]) -> str:
-    """Give the URL of the first listener of the admin that Spark can reach.
-
-    Raises:
-        CommandError: there is none, or its port is any free one.
-    """
-    ports = (one for one in listeners if one != "none" and not one.startswith("unix:"))
-    host, _, port = next(ports, "").rpartition(":")
-    if not host or port == "0":
-        raise CommandError(f"admin.listen is {', '.join(listeners)}: say --url or --path")
-    return f"http://{_WILDCARDS.get(host, host)}:{port}"
 
 
 def _log_file(out: str) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from phpmq_lite.model import AuditEntry, Batch, QueueSettings, checksum
 from phpmq_lite.resources import migrations_folder
+from phpmq_lite.server.endpoints import PhpmqListener
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.status import ClientStatus, QueueStatus, Status
 
@@ -79,7 +80,10 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> Status:
         acks_ignored={},
         closed={},
         refused={},
-        listeners=("127.0.0.1:9100", "127.0.0.1:9102"),
+        listeners=(
+            PhpmqListener("127.0.0.1:9100", "tcp", has_ttl=True),
+            PhpmqListener("127.0.0.1:9102", "tcp", has_ttl=False),
+        ),
         commit_ms_last=1.2,
         loop_lag_ms=0.3,
     )

@@ -4,17 +4,28 @@ import json
 import re
 
 from phpmq_lite.admin.snippets import CONTENT, QUEUE, http_address, pipeline, snippets, tcp_address
+from phpmq_lite.server.endpoints import PhpmqListener
 
 BASE = "http://127.0.0.1:9101"
 
 
+def opened(*addresses: str) -> list[PhpmqListener]:
+    return [
+        PhpmqListener(one, "unix" if one.startswith("unix:") else "tcp", has_ttl=True)
+        for one in addresses
+    ]
+
+
 def test_first_tcp_listener_is_chosen() -> None:
-    assert tcp_address(("unix:/run/x", "10.0.0.5:9100", "10.0.0.5:9102"), "h") == ("10.0.0.5", 9100)
+    assert tcp_address(opened("unix:/run/x", "10.0.0.5:9100", "10.0.0.5:9102"), "h") == (
+        "10.0.0.5",
+        9100,
+    )
 
 
 def test_wildcard_becomes_the_name_that_the_browser_used() -> None:
-    assert tcp_address(("0.0.0.0:9100",), "mq.lan") == ("mq.lan", 9100)
-    assert tcp_address(("[::]:9100",), "::1") == ("::1", 9100)
+    assert tcp_address(opened("0.0.0.0:9100"), "mq.lan") == ("mq.lan", 9100)
+    assert tcp_address(opened("[::]:9100"), "::1") == ("::1", 9100)
 
 
 def test_without_a_listener_the_default_is_shown() -> None:

@@ -24,16 +24,18 @@ def test_unknown_workload_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("127.0.0.1:9100", ("127.0.0.1", 9100)), ("[::1]:9100", ("::1", 9100))],
+    [("phpmq://127.0.0.1:9100", ("127.0.0.1", 9100)), ("phpmq://[::1]:9100", ("::1", 9100))],
 )
-def test_address_has_host_and_port(text: str, expected: tuple[str, int]) -> None:
-    assert bench.host_and_port(text) == expected
+def test_url_has_host_and_port(text: str, expected: tuple[str, int]) -> None:
+    assert bench.listener(text) == expected
 
 
-@pytest.mark.parametrize("text", ["9100", ":9100", "host:", "host:http", "unix:/tmp/socket"])
+@pytest.mark.parametrize(
+    "text", ["9100", "phpmq://:9100", "phpmq://host:http", "unix:/x", "http://host:1"]
+)
 def test_wrong_address_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no HOST:PORT"):
-        bench.host_and_port(text)
+    with pytest.raises(click.BadParameter, match="HOST:PORT"):
+        bench.listener(text)
 
 
 def test_bench_refuses_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +46,7 @@ def test_bench_refuses_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bench_says_what_it_cannot_measure_of_a_broker_that_runs() -> None:
-    arguments = ["bench", "--workloads", "all", "--connect", "127.0.0.1:9100"]
+    arguments = ["bench", "--workloads", "all", "--url", "phpmq://127.0.0.1:9100"]
     result = CliRunner().invoke(commands, arguments)
     assert result.exit_code == 1
-    assert "backlog and connections cannot be measured with --connect" in result.stderr
+    assert "backlog and connections cannot be measured with --url" in result.stderr

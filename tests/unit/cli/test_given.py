@@ -35,12 +35,22 @@ def given_by(*arguments: str) -> Given:
 
 def test_nothing_given_is_nothing() -> None:
     assert given_by() == Given({}, None)
-    assert given_by().is_nothing
+    assert not given_by().names_broker
 
 
-@pytest.mark.parametrize("flag", ["--data", "--listen", "--set"])
-def test_anything_given_is_something(flag: str) -> None:
-    assert not given_by(flag, "log.level=debug").is_nothing
+@pytest.mark.parametrize(
+    ("arguments", "is_named"),
+    [
+        (["--data", "x"], True),
+        (["--listen", "a:1"], True),
+        (["--set", "data=x"], True),
+        (["--set", "admin.listen=a:1"], True),
+        (["--config", __file__], True),
+        (["--set", "log.level=debug"], False),
+    ],
+)
+def test_only_flags_that_name_a_broker_do(arguments: list[str], is_named: bool) -> None:
+    assert given_by(*arguments).names_broker == is_named
 
 
 def test_flags_are_settings_by_their_names() -> None:

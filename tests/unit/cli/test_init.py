@@ -26,11 +26,7 @@ def init(*arguments: str) -> Result:
 def test_file_is_written_here_and_the_next_steps_are_said() -> None:
     done = init()
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == (
-        "wrote config.toml; next:\n"
-        "  phpmq-lite doctor --config config.toml\n"
-        "  phpmq-lite serve --config config.toml\n"
-    )
+    assert done.stderr == ("wrote config.toml; next:\n  phpmq-lite doctor\n  phpmq-lite serve\n")
     assert Path("config.toml").read_text() == config_file()
 
 

@@ -53,7 +53,7 @@ def test_copies_are_as_many_as_asked_for(count: int) -> None:
         ["--lines", "--count", "2"],
         ["--count", "0"],
         ["--ttl", "soon"],
-        ["--data", "x", "--connect", "nonsense:port"],
+        ["--data", "x", "--url", "phpmq://nonsense:port"],
     ],
 )
 def test_wrong_use_exits_with_2(arguments: list[str]) -> None:

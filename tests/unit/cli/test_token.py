@@ -19,7 +19,7 @@ OLD = CI | {"name": "old", "queues": [], "expires_at": None, "last_used_at": 1_7
 
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(
-        commands, ["token", *arguments, "--node", "http://broker"], catch_exceptions=False
+        commands, ["token", *arguments, "--url", "http://broker"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -8,8 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from phpmq_lite.cli import contexts
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.pipeline import target as targets
 from phpmq_lite.cli.pipeline.target import Target, target_options
 
 
@@ -116,22 +114,3 @@ def test_context_in_use_says_url_and_token(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(contexts, "current", lambda: context)
     ask("--out", "x")
     assert (found[0].url, found[0].token) == ("http://mq.example:9101", "secret")
-
-
-@pytest.mark.parametrize(
-    ("listen", "expected"),
-    [
-        (["127.0.0.1:9101"], "http://127.0.0.1:9101"),
-        (["none", "0.0.0.0:9101"], "http://127.0.0.1:9101"),
-        (["[::]:80"], "http://[::1]:80"),
-        (["unix:/run/a.sock", "127.0.0.1:9102"], "http://127.0.0.1:9102"),
-    ],
-)
-def test_address_is_that_of_a_listener_that_spark_reaches(listen: list[str], expected: str) -> None:
-    assert targets.url_of(listen) == expected
-
-
-@pytest.mark.parametrize("listen", [["none"], ["unix:/run/a.sock"], ["127.0.0.1:0"]])
-def test_admin_without_a_port_is_told(listen: list[str]) -> None:
-    with pytest.raises(CommandError, match="say --url or --path"):
-        targets.url_of(listen)
