@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from phpmq_lite.admin.route import Role
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.filled import BODIES, SHOP_TRACE, Site
 
@@ -27,6 +28,7 @@ MORE: Final = {
                  "?tab=expired", "?tab=paths", "?tab=jobs", "?tab=claims", "?tab=readers",
                  "?release=nightly"),
     "overview": ("?span=24h",),
+    "system": ("?tab=starts", "?tab=settings", "?tab=log"),
     "messages": ("?q=queue:orders", "?q=nothing-like-this", "?q=deliveries:x"),
     "message": ("?view=raw", "?view=hex"),
 }  # fmt: skip
@@ -38,16 +40,22 @@ async def paths(site: Site) -> dict[str, str]:
 
     Deletes ``mail.bounces`` on the way, so that there is bulk work, and something in the trash.
     """
-    known = await _values(site)
+    return filled_paths(await _values(site)) | {path: path for path in LOST}
+
+
+def filled_paths(known: dict[str, list[str]], role: str = "admin") -> dict[str, str]:
+    """Return the path of each page that a role may see, by name; ``known`` fills in its parts."""
     found: dict[str, str] = {}
     for route in ROUTES:
         if route.method != "GET" or route.path.startswith("/api/") or route.name in NO_PAGES:
+            continue
+        if not Role(role).may(route.role):
             continue
         for path in _filled_in(route.path, known):
             found[f"{route.name} {path}"] = path
             if path == next(_filled_in(route.path, known)):
                 found |= {f"{route.name} {more}": path + more for more in MORE.get(route.name, ())}
-    return found | {path: path for path in LOST}
+    return found
 
 
 def _filled_in(path: str, known: dict[str, list[str]]) -> Iterator[str]:

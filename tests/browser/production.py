@@ -1,0 +1,220 @@
+"""A broker as teams leave it after a month: 21 queues, 30,000 messages, 12 error groups, 3 roles.
+
+Names and errors are as long as they get, so that pages are tested at their fullest.  Everything
+goes through a client and the HTTP API, in batches: it takes some seconds, once per test session.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from tests.browser.filled import PASSWORD, Site, site_of
+from tests.browser.tour import filled_paths
+from tests.unit.admin.insights.cases import summary
+
+LONG: Final = "warehouse.eu-central-1.fulfilment.priority-shipments.cross-border.returns-repairs"
+LONGEST: Final = ("reports.quarterly-revenue-by-region." * 8)[:240]
+LONG_URN: Final = "urn:babel:fulfilment:cross-border-return-label.requested-by-customer.v12"
+# Queue: messages published and, of those, consumed.  The .dlq queues get the records of DEATHS.
+QUEUES: Final = {
+    "orders": (9_000, 2_000),
+    "orders.retry": (300, 0),
+    "invoices": (2_500, 500),
+    "mail.outgoing": (3_500, 1_500),
+    "mail.bounces": (600, 0),
+    "shop.cart": (2_400, 400),
+    "catalog.index": (2_000, 0),
+    "users.registered": (1_500, 500),
+    "payments.captured": (1_500, 500),
+    "payments.refunds": (400, 0),
+    "exports.customers": (400, 0),
+    "webhooks.outgoing": (1_500, 0),
+    "audit.events": (1_100, 0),
+    "thumbnails": (600, 0),
+    LONG: (300, 0),
+    LONGEST: (200, 0),
+}
+# Queue, URN, reason, exception, error, records: one group of /dead each, with 2,200 records.
+DEATHS: Final = (
+    ("orders", "urn:orders:invoice.requested", "failed", "PaymentGatewayTimeoutException",
+     "cURL error 28: Operation timed out after 30001 milliseconds with 0 bytes received", 520),
+    ("orders", "urn:orders:invoice.requested", "failed", "PDOException",
+     "SQLSTATE[40001]: Serialization failure: 1213 Deadlock found when trying to get lock", 310),
+    ("orders", "urn:orders:placed", "unknown_urn", None, "", 40),
+    ("orders", LONG_URN, "failed", "App\\Fulfilment\\CrossBorder\\LabelPrinterUnavailableException",
+     "https://labels.example.com/v2/accounts/4711/labels?format=zpl&size=100x150 answered 503", 90),
+    ("invoices", "urn:billing:invoice.issued", "failed", "DomainException",
+     "VAT number DE999999999 of customer 88213 is not valid on 2026-01-31", 260),
+    ("invoices", "urn:billing:invoice.issued", "failed", "ErrorException", "Undefined index: iban",
+     75),
+    ("mail.outgoing", "urn:mail:send", "failed", "Swift_TransportException",
+     "Expected response code 250 but got code 554, with message 554 5.7.1 Relay access denied",
+     470),
+    ("mail.outgoing", "urn:mail:send", "max_deliveries", None, "", 35),
+    ("shop.cart", "urn:shop:cart.checked-out", "failed", "TypeError",
+     "Cart::total(): Argument #1 ($currency) must be of type string, null given", 180),
+    ("shop.cart", "urn:shop:cart.abandoned", "failed", "RuntimeException", "", 20),
+    ("webhooks.outgoing", "urn:webhooks:deliver", "failed", "ConnectException",
+     "Failed to connect to hooks.customer-with-a-long-name.example.org port 443", 150),
+    ("webhooks.outgoing", "urn:webhooks:deliver", "failed", "JsonException",
+     "Malformed UTF-8 characters, possibly incorrectly encoded", 50),
+)  # fmt: skip
+TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
+PEOPLE: Final = {
+    "admin": "ada",
+    "operator": "oskar.operations@example.com",
+    "viewer": "victoria.von-und-zu-lichtenstein",
+}
+ENOUGH_S: Final = 60.0
+
+
+def envelope(queue: str, urn: str, number: int, **more: Any) -> bytes:
+    """Make a message as a PHP producer sends it."""
+    data = {
+        "order_id": 100_000 + number, "customer": f"customer-{number % 977}@example.com",
+        "total": f"{number % 500}.90", "currency": "EUR",
+        "lines": [{"sku": f"SKU-{number % 40:05}", "quantity": 1 + number % 3}],
+    }  # fmt: skip
+    meta = {
+        "id": f"a1c2d3e4-0000-4000-8000-{number:012d}", "queue": queue, "lang": "php",
+        "schema_version": 1, "created_at": 1_767_326_400_000 + number,
+    }  # fmt: skip
+    trace_id = TRACE if number % 1_000 == 42 else f"7b3f1c2a-0000-4000-9000-{number:012d}"
+    body = {"job": urn, "trace_id": trace_id, "data": data, "meta": meta, "attempts": 0} | more
+    return json.dumps(body).encode()
+
+
+def records(queue: str) -> Iterator[bytes]:
+    """Yield the dead-letter records of a queue as workers leave them."""
+    for place, (origin, urn, reason, exception, error, count) in enumerate(DEATHS):
+        for number in range(count if origin == queue else 0):
+            block = {
+                "reason": reason, "error": error, "detail": reason, "exception": exception,
+                "failed_at": 1_767_326_400_000 + number, "original_queue": queue, "attempts": 3,
+                "lang": "php",
+            }  # fmt: skip
+            at = 1_000_000 + place * 10_000 + number
+            yield envelope(queue, urn, at, attempts=3, dead_letter=block)
+
+
+@asynccontextmanager
+async def production(data: Path) -> AsyncIterator[tuple[Site, dict[str, dict[str, str]]]]:
+    """Run the broker, and give the paths of the pages of each role by their names."""
+    schemas = {"schemas": _write_schemas(data.with_name("schemas"))}
+    async with site_of(data, is_filled=False, envelopes=schemas) as site:
+        control = aiohttp.UnixConnector(path=str(site.running.data / "control.sock"))
+        async with (
+            asyncio.timeout(ENOUGH_S),
+            aiohttp.ClientSession(
+                "http://localhost", connector=control, headers={"Origin": "http://localhost"}
+            ) as http,
+        ):
+            await _publish(site)
+            await _consume(site)
+            paths = await _operate(site, http)
+        yield site, paths
+
+
+def _write_schemas(folder: Path) -> Path:
+    folder.mkdir()
+    urns = ("urn:orders:invoice.requested", "urn:billing:invoice.issued", LONG_URN)
+    rows = [{"urn": urn, "schema": "order.json", "owner": "team-order-management"} for urn in urns]
+    order = {
+        "type": "object", "required": ["order_id", "total"],
+        "properties": {"order_id": {"type": "integer"}, "total": {"type": "string"}},
+    }  # fmt: skip
+    (folder / "registry.json").write_text(json.dumps({"schemas": rows}), encoding="utf-8")
+    (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
+    return folder
+
+
+async def _publish(site: Site) -> None:
+    """Store all messages, over one connection."""
+    client = await site.connect()
+    urns = ("urn:orders:invoice.requested", "urn:catalog:item.indexed", "urn:users:registered")
+    for queue, (count, _) in QUEUES.items():
+        urn = LONG_URN if queue == LONG else urns[len(queue) % 3]
+        ttl_s = 86_400 if queue.startswith("mail") else 0
+        bodies = (envelope(queue, urn, number) for number in range(count))
+        if queue == "thumbnails":
+            bodies = (bytes(range(200)) for _ in range(count))
+        await client.publish_many(queue, bodies, ttl_s=ttl_s)
+    for origin in dict.fromkeys(death[0] for death in DEATHS):
+        await client.publish_many(f"{origin}.dlq", records(origin))
+
+
+async def _consume(site: Site) -> None:
+    """Settle some of the messages; other clients keep what they hold."""
+    client = await site.connect()
+    for queue, (_, wanted) in QUEUES.items():
+        if wanted:
+            async with client.consume(queue, 500) as deliveries:
+                async for delivery in deliveries:
+                    wanted -= 1
+                    delivery.ack()
+                    if not wanted:
+                        break
+    worker = await site.connect()
+    for queue in ("orders", "invoices", "mail.outgoing", LONG):
+        deliveries = worker.consume(queue, 25)
+        first = await anext(deliveries)
+        site.ids.setdefault(queue, first.message_id)
+        site.held.append(deliveries)
+
+
+async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[str, str]]:
+    """Do what people and jobs do in a month."""
+
+    async def call(method: str, path: str, body: Any = None) -> Any:
+        async with http.request(method, f"/api/v1{path}", json=body) as answer:
+            text = await answer.text()
+            if answer.status >= 300:
+                raise LookupError(f"{method} {path}: {answer.status} {text}")
+            return json.loads(text) if text else None
+
+    async def ids(query: str, at: str = "messages") -> list[str]:
+        found = await call("GET", f"/{at}?limit=1&{query}")
+        return [str(item["id"]) for item in found["items"]]
+
+    note = "Owned by fulfilment; page the on-call before purging.\nRunbook: see the wiki."
+    kept = {"note": note, "owner": "team-order-management", "alert_messages": 1_000}
+    await call("PATCH", "/queues/orders", kept)
+    await call("POST", "/queues/payments.refunds/pause", {"side": "delivery"})
+    for role, name in PEOPLE.items():  # the first one has to be an admin
+        await call("POST", "/users", {"name": name, "password": PASSWORD, "role": role})
+        token = {"name": f"deploy-{role}", "role": role, "queues": ["orders*", f"{LONG[:40]}*"]}
+        await call("POST", "/tokens", token)
+    dropped = (await call("POST", "/selections", {"q": "queue:mail.bounces"}))["token"]
+    asked = {"token": dropped, "action": "delete", "confirm": "mail.bounces"}
+    job = str((await call("POST", "/bulk", asked))["job"])
+    await call("POST", "/backups", {})
+    for subscription in ("nightly", "revenue-aggregation-of-all-regions-and-currencies"):
+        claim = {"subscription": subscription, "queue": "audit.events", "max_messages": 200}
+        await call("POST", "/pipeline/claims/claim", claim)
+    bounds = await call("GET", "/pipeline/history/bounds?reader=archive-to-s3&position=400")
+    found = summary(time.time_ns() // 1_000_000, bounds["history_id"])
+    for death in found["deaths"]:
+        death["queue"], death["urn"] = LONG, LONG_URN
+    await call("PUT", "/pipeline/insights", found)
+    client = str((await call("GET", "/clients?state=open"))["items"][-1]["client"])
+    ready, dead = await ids("q=queue:orders+state:ready"), await ids("q=queue:orders.dlq")
+    acked = await ids("outcome=acked", "history")
+    places = {
+        "q": ["orders", LONG, "orders.dlq"],
+        "messages.id": [*ready, site.ids["orders"], *dead, *acked],
+        "messages.id/": [*ready, *dead],
+        "clients.id": [client],
+        "client": [client],
+        "n": [client],
+        "name": [PEOPLE["viewer"]],
+        "trace": [TRACE],
+        "token": ["gone"],
+        "job": [job],
+    }
+    return {role: filled_paths(places, role) for role in PEOPLE}
