@@ -4,7 +4,9 @@
 
     {"version": 1, "finished_at": ms, "history_id": str | null,
      "archive": {"offset": n | null, "rows": n, "dates": n, "bytes": n,
-                 "outcomes": ["acked", …]},         those that it has; empty: all
+                 "outcomes": ["acked", …],          those that it has; empty: all
+                 "gaps": n, "missing": n},          accepted ones; rows that they lack at most
+     "gaps": [{"at_ms", "history_id", "lo", "hi", "rows": n | null, "batch"}]   the newest 100
      "lag": {"offset": n | null, "rows": n | null},   the broker's last offset; how many behind
      "jobs": [{"name", "state": "done|running|failed|stopped", "started_at", "finished_at",
                "offset", "error"}],
@@ -38,7 +40,7 @@ from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import PhpmqError, RefusedError
 from phpmq_lite.spark.history import bounds
-from phpmq_lite.spark.jobs import places
+from phpmq_lite.spark.jobs import gaps, places
 from phpmq_lite.spark.jobs.archived import SCHEMA, read_archive
 from phpmq_lite.spark.jobs.checkpoint import last_done
 from phpmq_lite.spark.jobs.compact import reading
@@ -58,6 +60,7 @@ OTHERS: Final = "(others)"
 MAX_QUEUES: Final = 50  # by name; at most, if they fit
 MAX_ROWS: Final = 200  # of urns, deaths, expiries
 MAX_PATHS: Final = 50
+MAX_GAPS: Final = 100
 MAX_KEYS: Final = 20  # of failed and attempts of a urn
 SHARES: Final = {"last24h": 1_150_000, "last30d": 500_000}  # bytes of the 2 MiB
 
@@ -150,6 +153,7 @@ def collect(spark: "SparkSession", files: Files, now_ms: int) -> Item:
     """Read archive and metrics; gives the summary without ``jobs`` and ``lag``."""
     done = last_done(files, places.ARCHIVE_CHECKPOINT)
     summary: Item = {
+        "gaps": [asdict(gap) for gap in gaps.ledger(files)[:MAX_GAPS]],
         "version": VERSION,
         "finished_at": now_ms,
         "history_id": done.history_id if done else None,
@@ -180,6 +184,8 @@ def _archive(spark: "SparkSession", files: Files, offset: int | None) -> Item:
         "dates": len(dates),
         "bytes": sum(sizes),
         "outcomes": selection.get("outcomes", []),
+        "gaps": len(found := gaps.ledger(files)),
+        "missing": sum(gap.rows_at_most for gap in found),
     }
 
 

@@ -100,6 +100,19 @@ async def test_state_and_lag_of_jobs_are_shown(site: Site) -> None:
     assert "<b>disk" not in page.text
 
 
+async def test_accepted_gaps_are_shown(site: Site) -> None:
+    await leave(site)
+    said = text_of((await site.get("/insights")).text)
+    assert "The archive lacks messages that retention took before they were archived" in said
+    assert "up to 65. Each gap was accepted, the newest" in said
+    assert "(offsets 11 to 70)" in said
+    said = text_of((await site.get("/insights?tab=jobs")).text)
+    assert "11 to 70 60" in said
+    assert "5 to 9 up to 5" in said
+    await leave(site, gaps=[], archive={"offset": 10, "rows": 1})
+    assert "lacks" not in text_of((await site.get("/insights")).text)
+
+
 async def test_old_summary_says_so_and_how_to_renew_it(site: Site) -> None:
     await leave(site, at_ms=now_ms() - 2 * DAY_MS)
     page = text_of((await site.get("/insights")).text)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyarrow.dataset import dataset
+from pyspark.errors import StreamingQueryException
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs.checkpoint import Done
 from phpmq_lite.spark.jobs.files import HadoopFiles, LocalFiles
+from phpmq_lite.spark.jobs.gaps import ledger
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
     Common,
@@ -18,6 +20,8 @@ from phpmq_lite.spark.jobs.options import (
     ConsumeOptions,
     MetricsOptions,
 )
+from phpmq_lite.spark.options import Connection
+from tests.spark.fake_broker import FakeBroker
 from tests.spark.lives import DAY_MS, START_MS, Row, life, lives, stream, to_parquet
 
 if TYPE_CHECKING:
@@ -94,6 +98,40 @@ def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> 
     again = site.archive()
     assert (again.rows, again.batches) == (20, 1)
     assert site.offsets() == list(range(1, 70))
+
+
+def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
+    site: Site, broker: FakeBroker
+) -> None:
+    from phpmq_lite.spark.jobs.archive import run
+    from phpmq_lite.spark.summary import write
+
+    def options(fails: bool) -> ArchiveOptions:
+        return ArchiveOptions(
+            connection=Connection(broker.url), out=str(site.out), fail_on_data_loss=fails
+        )
+
+    broker.settle(10)
+    assert run(site.spark, options(False)).notes == ()
+    broker.settle(80, outcome="deleted")
+    broker.settle(10)
+    broker.lo_deleted = 70
+    with pytest.raises(StreamingQueryException, match="up to 70"):
+        run(site.spark, options(True))
+    assert ledger(site.files) == []
+    [told] = run(site.spark, options(False)).notes
+    assert "offsets 11 to 70 lack 60 rows" in told
+    site.forget_last_commit()
+    run(site.spark, options(False))  # the batch comes again, and so does its entry
+    assert site.offsets() == [*range(1, 11), *range(71, 101)]
+    [gap] = ledger(HadoopFiles(site.spark, f"file://{site.out}"))
+    assert (gap.lo, gap.hi, gap.rows, gap.history_id) == (10, 70, 60, broker.history_id)
+    broker.settle(5)
+    assert run(site.spark, options(False)).notes == ()
+    write(site.spark, Common(connection=None, out=str(site.out)), [], now_ms=START_MS)
+    summary = json.loads((site.out / "summary.json").read_text())
+    assert [(g["lo"], g["hi"], g["rows"]) for g in summary["gaps"]] == [(10, 70, 60)]
+    assert (summary["archive"]["gaps"], summary["archive"]["missing"]) == (1, 60)
 
 
 def test_new_checkpoint_overwrites_no_older_batch(site: Site) -> None:

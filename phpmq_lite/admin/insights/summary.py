@@ -42,6 +42,17 @@ class Archive(_Part):
     dates: Count = 0
     bytes: Count = 0
     outcomes: list[str] = []  # that it has; empty: all
+    gaps: Count = 0  # accepted ones
+    missing: Count = 0  # rows that they lack, at most
+
+
+class Gap(_Part):
+    """Offsets above ``lo`` up to ``hi`` whose rows left before they were archived; accepted."""
+
+    at_ms: At
+    lo: Count
+    hi: Count
+    rows: Count | None = None  # missing; None: not known
 
 
 class Lag(_Part):
@@ -166,6 +177,7 @@ class Summary(_Part):
     history_id: str | None = None
     archive: Archive = Archive()
     lag: Lag = Lag()
+    gaps: tuple[Gap, ...] = ()  # the newest first
     jobs: tuple[Job, ...] = ()
     last24h: tuple[Step, ...] = ()  # by minute
     last30d: tuple[Step, ...] = ()  # by hour

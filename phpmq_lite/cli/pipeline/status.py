@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, output_option, write
 from phpmq_lite.cli.pipeline.target import Target, target_options
+from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark.jobs.gaps import ledger
 from phpmq_lite.spark.options import DELETED
 
 COLUMNS: Final = (
@@ -24,29 +27,51 @@ COLUMNS: Final = (
     Column("error", "ERROR"),
 )
 
+GAPS: Final = (
+    Column("first", "FIRST OFFSET", is_number=True),
+    Column("hi", "LAST OFFSET", is_number=True),
+    Column("rows", "ROWS MISSING", is_number=True),
+    Column("accepted", "ACCEPTED (UTC)"),
+    Column("batch", "BATCH"),
+)
+
 
 @click.command()
+@click.option("--gaps", "lists_gaps", is_flag=True,
+              help="List the gaps that were accepted, instead of the jobs.")  # fmt: skip
 @output_option
 @target_options
-def status(target: Target, output: str | None) -> None:
+def status(target: Target, lists_gaps: bool, output: str | None) -> None:
     """Show the jobs and how far they are behind; needs neither Spark nor Java.
 
     Reads the summary of the last run, from --out or from the broker, and asks the broker where
     its history ends.
     """
     summary = read_summary(target)
+    style = output or ("table" if sys.stdout.isatty() else "jsonl")
+    if lists_gaps:
+        write(gap_rows(target, summary or {}), GAPS, style, "no gap was accepted")
+        return
     bounds, trouble = _bounds(target)
     if summary is None:
         raise CommandError(
             f"no run has left a summary in {target.out}: phpmq-lite pipeline run", NOT_FOUND
         )
-    style = output or ("table" if sys.stdout.isatty() else "jsonl")
     write(rows_of(summary, bounds), COLUMNS, style, "no job has run yet")
     if style == "table":
         for line in sentences(summary, bounds, time.time() * 1_000):
             click.echo(line)
     if trouble:
         talk(f"the end of the history is not known: {trouble}")
+
+
+def gap_rows(target: Target, summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the accepted gaps, the newest first: of the ledger, or of the summary."""
+    folder = target.out_folder
+    found = summary.get("gaps", [])
+    if folder is not None and folder.is_dir():
+        found = [asdict(gap) for gap in ledger(LocalFiles(folder))]
+    return [{**gap, "first": gap["lo"] + 1, "accepted": text_of(gap["at_ms"])} for gap in found]
 
 
 def read_summary(target: Target) -> dict[str, Any] | None:
@@ -110,6 +135,11 @@ def sentences(summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: fl
         found.append(
             f"archive: {archive.get('rows') or 0:,} rows of {archive.get('dates') or 0:,} dates,"
             f" {archive.get('bytes') or 0:,} bytes, to offset {archive.get('offset') or 0:,}"
+        )
+    if archive.get("gaps"):
+        found.append(
+            f"accepted gaps: {archive['gaps']:,}, up to {archive['missing']:,} rows are missing in"
+            " the archive (status --gaps lists them)"
         )
     if bounds and summary.get("history_id") not in (None, bounds["history_id"]):
         found.append(

@@ -6,18 +6,19 @@ break it.
 """
 
 import json
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.history import bounds
-from phpmq_lite.spark.jobs import places
-from phpmq_lite.spark.jobs.archived import day
-from phpmq_lite.spark.jobs.batches import Target, drain
-from phpmq_lite.spark.jobs.checkpoint import Done, last_done
+from phpmq_lite.spark.jobs import gaps, places
+from phpmq_lite.spark.jobs.archived import day, read_archive
+from phpmq_lite.spark.jobs.batches import Target, batch_name, drain
+from phpmq_lite.spark.jobs.checkpoint import Done, last_done, planned, query_id
 from phpmq_lite.spark.jobs.compact import reading
 from phpmq_lite.spark.jobs.files import Files, open_files
 from phpmq_lite.spark.jobs.options import ArchiveOptions, Report, Result, Stop, never, silent
-from phpmq_lite.spark.options import queues_text
+from phpmq_lite.spark.options import DELETED, queues_text
 from phpmq_lite.spark.transport import Bounds
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def run(
         RefusedError: ``other_history``: the archive there is of another one, also where gaps are
             taken: offsets would begin anew, and rows of a broker that was restored be there twice.
     """
-    end = None
+    end, begin = None, 0
     if options.connection is not None:
         ends = bounds(options.connection)
         end = ends.hi
@@ -57,9 +58,10 @@ def run(
                 f"{options.out}, {done.history_id}: it was restored or replaced; archive it to "
                 "another folder",
             )
-        report(TARGET.name, begin_of(options, ends, done), end)
+        begin = begin_of(options, ends, done)
+        report(TARGET.name, begin, end)
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
-    return archive(spark, stream, options, report, stop, end)
+    return archive(spark, stream, options, report, stop, end, begin)
 
 
 def archive(
@@ -69,12 +71,14 @@ def archive(
     report: Report = silent,
     stop: Stop = never,
     end: int | None = None,
+    begin: int = 0,
 ) -> Result:
-    """Archive a stream of the history's columns."""
+    """Archive a stream of the history's columns; ``begin``: the offset ahead of a first batch."""
     files = open_files(spark, options.out)
     with files.lock("checkpoint"), reading(files):
         keep_selection(files, options)
-        drained = drain(transform(stream), files, TARGET, report, stop, end)
+        watch = None if options.fail_on_data_loss else _Watch(spark, files, options, begin)
+        drained = drain(transform(stream), files, TARGET, report, stop, end, watch)
         done = last_done(files, TARGET.checkpoint)
     return Result(
         job="archive",
@@ -82,7 +86,49 @@ def archive(
         offset=done.offset if done else None,
         batches=drained.batches,
         is_stopped=drained.is_stopped,
+        notes=() if watch is None else tuple(map(gaps.sentence, watch.found)),
     )
+
+
+class _Watch:
+    """Writes down what each batch lacks; called with its number once it is written."""
+
+    def __init__(
+        self, spark: "SparkSession", files: Files, options: ArchiveOptions, begin: int
+    ) -> None:
+        self._spark, self._files, self._options = spark, files, options
+        done = last_done(files, TARGET.checkpoint)
+        self._begin = begin if done is None or done.offset is None else done.offset
+        self.found: list[gaps.Gap] = []
+
+    def __call__(self, number: int) -> None:
+        batch = planned(self._files, TARGET.checkpoint, number)
+        if self._options.connection is None or batch.offset is None:
+            return
+        name = batch_name(query_id(self._files, TARGET.checkpoint) or "", number)
+        gap = gaps.find(
+            self._begin,
+            batch.offset,
+            bounds(self._options.connection),
+            needs_deleted=not self._options.outcomes or DELETED in self._options.outcomes,
+            archived=lambda: self._archived(name),
+            batch=name,
+            at_ms=time.time_ns() // 1_000_000,
+        )
+        if gap is not None:
+            gaps.note(self._files, gap)
+            self.found.append(gap)
+        self._begin = batch.offset
+
+    def _archived(self, name: str) -> int | None:
+        """Count the rows of a batch, where the archive has all that there are."""
+        options = self._options
+        if options.queues or options.queue_pattern is not None or options.outcomes:
+            return None
+        if not self._files.files(places.ARCHIVE):
+            return 0
+        archive = read_archive(self._spark, self._files)
+        return archive.where(archive["batch"] == name).count()
 
 
 def begin_of(options: ArchiveOptions, ends: Bounds, done: Done | None) -> int:

@@ -61,11 +61,13 @@ def drain(
     report: Report,
     stop: Stop,
     end: int | None = None,
+    after: Callable[[int], None] | None = None,
 ) -> Drained:
     """Write all that is there now; ``stop`` ends it between two batches.
 
-    ``end`` is reported as what there is to come to, where the source does not say.
-    Spark's exceptions pass through.
+    ``end`` is reported as what there is to come to, where the source does not say.  ``after`` is
+    called with the number of each batch that is written, before Spark commits it.  Spark's
+    exceptions pass through.
     """
     drained = Drained()
 
@@ -74,6 +76,8 @@ def drain(
             drained.is_stopped = True
             raise _StoppedError
         write_batch(batch, files, target, number)
+        if after is not None:
+            after(number)
 
     remove_staged(files, target.folder)
     query = (

@@ -13,7 +13,7 @@ from phpmq_lite.spark.jobs.files import Files
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last committed batch of a checkpoint."""
+    """A batch of a checkpoint, and the offset that it ends with."""
 
     batch: int
     history_id: str | None  # None: not the history's checkpoint
@@ -25,9 +25,13 @@ def last_done(files: Files, checkpoint: str) -> Done | None:
     numbers = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdigit()]
     if not numbers:
         return None
-    batch = max(numbers)
-    planned = files.read(f"{checkpoint}/offsets/{batch}")
-    history_id, offset = offset_of(planned.splitlines()[-1]) if planned else (None, None)
+    return planned(files, checkpoint, max(numbers))
+
+
+def planned(files: Files, checkpoint: str, batch: int) -> Done:
+    """Read where a batch ends that is planned, committed or not."""
+    text = files.read(f"{checkpoint}/offsets/{batch}")
+    history_id, offset = offset_of(text.splitlines()[-1]) if text else (None, None)
     return Done(batch, history_id, offset)
 
 

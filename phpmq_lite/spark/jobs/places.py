@@ -9,6 +9,7 @@
     consumed/<queue>/batch=<query>-<number>/*.parquet
     checkpoints/archive, checkpoints/consume/<subscription>    Spark's
     compact/                                                   staging; empty between runs
+    gaps/<query>-<number>.json                                 what an archived batch lacks
     replays/<name>.json, <name>.done                           plan; pieces that are sent
     jobs.json, summary.json
 
@@ -27,6 +28,7 @@ METRICS_BEGUN: Final = "metrics/begun.json"
 ARCHIVE_CHECKPOINT: Final = "checkpoints/archive"
 ARCHIVE_SELECTION: Final = "archive.json"
 COMPACT: Final = "compact"
+GAPS: Final = "gaps"
 REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"

@@ -50,7 +50,8 @@ def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> di
         "version": 1,
         "finished_at": now_ms,
         "history_id": history_id,
-        "archive": {"offset": 10, "rows": 1_204_331, "dates": 34, "bytes": 81_234_567},
+        "archive": {"offset": 10, "rows": 1_204_331, "dates": 34, "bytes": 81_234_567,
+                    "gaps": 2, "missing": 65},
         "lag": {"offset": 8, "rows": 3},
         "jobs": [
             {"name": "archive", "state": "done", "started_at": now_ms - 40_000,
@@ -59,6 +60,10 @@ def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> di
              "finished_at": now_ms - 3_000, "offset": 10, "error": None},
             {"name": "compact", "state": "failed", "started_at": now_ms - 3_000,
              "finished_at": now_ms - 1_000, "offset": 4, "error": "No space left: <part>"},
+        ],
+        "gaps": [
+            {"at_ms": now_ms - 90_000, "lo": 10, "hi": 70, "rows": 60, "batch": "b-00000001"},
+            {"at_ms": now_ms - 99_000_000, "lo": 4, "hi": 9, "rows": None, "batch": "b-00000000"},
         ],
         "last24h": _steps("minute", now_ms, MINUTE_MS, 1_440)[:1_600],
         "last30d": _steps("hour", now_ms, HOUR_MS, 720)[:1_300],

@@ -1,5 +1,6 @@
 """What the commands refuse before a JVM starts, and what they make of their arguments."""
 
+import json
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from phpmq_lite.cli.pipeline.stopping import Stopping
 from phpmq_lite.cli.pipeline.target import Target
 from phpmq_lite.spark.jobs import options, places, plans
 from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark.jobs.gaps import Gap, note
 
 
 @pytest.fixture(autouse=True)
@@ -288,6 +290,22 @@ def test_status_counts_deleted_messages_that_retention_took() -> None:
     assert told[2] == "retention took up to 60 rows before they were archived"
     archive = SUMMARY["archive"] | {"outcomes": ["acked", "dead"]}
     assert len(status.sentences(SUMMARY | {"archive": archive}, bounds, 1_769_842_860_000)) == 2
+
+
+def test_status_tells_of_accepted_gaps_and_lists_them(tmp_path: Path) -> None:
+    archive = SUMMARY["archive"] | {"gaps": 2, "missing": 65}
+    told = status.sentences(SUMMARY | {"archive": archive}, None, 1_769_842_860_000)
+    assert told[2].startswith("accepted gaps: 2, up to 65 rows are missing")
+    for number, rows in ((0, None), (1, 60)):
+        gap = Gap(at_ms=1_769_842_800_000 + number, history_id="ab", lo=10 * number, hi=70,
+                  rows=rows, batch=f"b-{number}")  # fmt: skip
+        note(LocalFiles(tmp_path / "pipeline"), gap)
+    (tmp_path / "phpmq.db").touch()
+    given = ["pipeline", "status", "--gaps", "--path", str(tmp_path / "phpmq.db"), "-o", "jsonl"]
+    result = CliRunner().invoke(commands, given)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    found = [(line["first"], line["hi"], line["rows"]) for line in lines if "first" in line]
+    assert found == [(11, 70, 60), (1, 70, None)]
 
 
 def test_status_before_the_first_run_names_the_command(tmp_path: Path) -> None:

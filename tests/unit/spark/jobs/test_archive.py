@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs import archive, places
+from phpmq_lite.spark.jobs import archive, gaps, places
 from phpmq_lite.spark.jobs.files import LocalFiles
 from phpmq_lite.spark.jobs.options import ArchiveOptions
 from phpmq_lite.spark.options import Connection, Use, history_options
@@ -49,3 +49,48 @@ def test_archive_of_one_history_takes_no_rows_of_another(
     )
     with pytest.raises(RefusedError, match=r"history is new, another than the archive's in .* old"):
         archive.run(None, asked)  # type: ignore[arg-type]  # never reached
+
+
+@pytest.mark.parametrize(
+    ("lo", "lo_deleted", "needs_deleted", "archived", "expected"),
+    [
+        (10, 10, True, 90, None),  # nothing above offset 10 is gone
+        (70, 70, True, 40, (10, 70, 50)),
+        (70, 70, True, 90, None),  # it went after it was read
+        (10, 70, True, 40, (10, 70, 50)),
+        (10, 70, False, 40, None),
+        (500, 500, True, 0, (10, 100, 90)),  # the whole batch
+        (70, 70, True, None, (10, 70, None)),  # an archive of some queues
+    ],
+)
+def test_batch_lacks_what_retention_took_before_it_was_read(
+    lo: int,
+    lo_deleted: int,
+    needs_deleted: bool,
+    archived: int | None,
+    expected: tuple[int, int, int | None] | None,
+) -> None:
+    found = gaps.find(
+        10,
+        100,
+        Bounds("h", lo, 900, lo_deleted),
+        needs_deleted=needs_deleted,
+        archived=lambda: archived,
+        batch="b-1",
+        at_ms=5,
+    )
+    assert (None if found is None else (found.lo, found.hi, found.rows)) == expected
+
+
+def test_ledger_keeps_each_batch_once_and_the_newest_first(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    assert gaps.ledger(files) == []
+    made = [
+        gaps.Gap(at_ms=n, history_id="h", lo=n, hi=n + 9, rows=None, batch=f"b-{n}")
+        for n in (10, 20)
+    ]
+    for gap in (*made, made[0]):
+        gaps.note(files, gap)
+    (tmp_path / "gaps" / "b-30.json.new").write_text("{")  # of a run that was killed
+    assert gaps.ledger(files) == made[::-1]
+    assert "offsets 11 to 19 lack up to 9 rows" in gaps.sentence(made[0])
