@@ -21,6 +21,9 @@ from phpmq_lite.settings import Settings
 _CLOSED: Final = "closed at once"
 _ENDED: Final = "closed"
 _NO_DISPATCH: Final = "nothing more is dispatched to it"
+_SHARED: Final = (
+    "nothing is dispatched to queues that hold their share; to others up to a quarter more"
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -161,11 +164,11 @@ def _of_messages(settings: Settings, status: Status) -> Iterator[Limit]:
         status.consumer_bytes, setting="limits.credit_bytes", unit="bytes",
     )  # fmt: skip
     yield Limit(
-        "held", "Held by all consumers", most.held, "nothing is dispatched",
+        "held", "Held by all consumers", most.held, _SHARED,
         status.held, status.held_times, "limits.held",
     )  # fmt: skip
     yield Limit(
-        "held_bytes", "The same in bytes", most.held_bytes, "nothing is dispatched",
+        "held_bytes", "The same in bytes", most.held_bytes, _SHARED,
         status.held_bytes, status.held_times, "limits.held_bytes", "bytes",
     )  # fmt: skip
 

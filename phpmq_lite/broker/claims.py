@@ -287,6 +287,8 @@ class _Claiming:
             queue.totals.redelivered += 1
         queue.held += 1
         queue.held_bytes += message.size
+        queue.claimed += 1
+        queue.claimed_bytes += message.size
         queue.totals.dispatched += 1
         lives.batch.dispatched.append(message)
         lives.batch.several.setdefault(("claims", "insert"), []).extend(

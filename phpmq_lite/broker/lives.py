@@ -43,6 +43,7 @@ class Lives(Runs):
         super().__init__(limits, defaults, envelopes)
         self.dying = Dying()
         self.held_times = 0  # dispatching waited, because consumers held as much as they may
+        self.short: dict[int, Queue] = {}  # queues for which it waited last: others leave them room
         self.gone: set[int] = set()  # seqs of loaded rows that had a turn in this batch already
 
     # -- numbers and places
@@ -171,6 +172,8 @@ class Lives(Runs):
             message.holder = None
             queue.held -= 1
             queue.held_bytes -= message.size
+            queue.claimed -= 1
+            queue.claimed_bytes -= message.size
             self.batch.several.setdefault(("claims", "remove"), []).append(message.seq)
         elif consumer is not None:
             message.holder = None

@@ -122,6 +122,8 @@ class Queue:
     """One queue.  ``window`` exists while it has consumers; else it waits in SQLite only."""
 
     __slots__ = (
+        "claimed",
+        "claimed_bytes",
         "claimed_to",
         "consumers",
         "deaths",
@@ -161,6 +163,8 @@ class Queue:
         self.claimed_to = 0  # no ready message stands at or before this position
         self.held = 0  # messages dispatched, claimed ones too
         self.held_bytes = 0
+        self.claimed = 0  # of them: held by subscriptions
+        self.claimed_bytes = 0
         self.share: Any = None  # shares.Share, once something was published beside consumers
         self.parked: set[Connection] = set()  # publishers that wait until it takes messages
         self.totals = Totals()

@@ -88,6 +88,7 @@ class Subscriptions(dict[str, Subscription]):
         for queue_id, count, size in stored.held:
             if (queue := lives.by_id.get(queue_id)) is not None:
                 queue.held, queue.held_bytes = count, size
+                queue.claimed, queue.claimed_bytes = count, size
 
     def make(self, name: str, queue_id: int) -> Subscription:
         """Make a new one, stored with the open batch.

@@ -6,15 +6,36 @@ from phpmq_lite.broker.window import Window
 from phpmq_lite.model import WindowRequest
 
 _BODIES_AHEAD = 200  # loaded together where a returned message has none in memory
+_RESERVE = 4  # this part of limits.held is added to it for queues that hold little
 
 
 def serve(lives: Lives, batch_number: int) -> None:
     """Dispatch on every queue that may have both a ready message and free credit.
 
-    What expires on the way can make another queue hungry, one that was served already, too.
+    Repeated while the queues that wait for room in ``limits.held`` become fewer: those that still
+    want more may use what the others left.
     """
     still_hungry: dict[int, Queue] = {}
     fed: dict[int, Queue] = {}  # hungry too, but others come first next time
+    while True:
+        refused: dict[int, Queue] = {}
+        _serve_hungry(lives, batch_number, still_hungry, fed, refused)
+        is_settled = refused.keys() == lives.short.keys() or lives.held >= lives.limits.held
+        lives.short = refused
+        if is_settled or not refused:
+            break
+        lives.hungry = dict(refused)
+    lives.hungry = still_hungry | fed
+
+
+def _serve_hungry(
+    lives: Lives,
+    batch_number: int,
+    still_hungry: dict[int, Queue],
+    fed: dict[int, Queue],
+    refused: dict[int, Queue],
+) -> None:
+    """Serve each hungry queue; what expires on the way can make further ones hungry."""
     while lives.hungry:
         queues, lives.hungry = lives.hungry, {}
         for queue in queues.values():
@@ -24,12 +45,11 @@ def serve(lives: Lives, batch_number: int) -> None:
             if len(queue.turns) == 1 and _serve_lone(lives, queue, window, batch_number):
                 continue
             given = queue.totals.dispatched
-            if _serve_queue(lives, queue, window, batch_number):
+            if _serve_queue(lives, queue, window, batch_number, refused):
                 is_fed = queue.totals.dispatched > given
                 (fed if is_fed else still_hungry)[queue.queue_id] = queue
             if window.wants_more:
                 _ask_for_page(lives, queue, window)
-    lives.hungry = still_hungry | fed
 
 
 def _serve_lone(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:
@@ -42,6 +62,7 @@ def _serve_lone(lives: Lives, queue: Queue, window: Window, batch_number: int) -
         not window.reaches_end
         or consumer.credit - len(consumer.held) < count
         or lives.limits.held - lives.held < count
+        or lives.short
         or _is_near_a_bound(lives, consumer, window.body_bytes, batch_number)
     ):
         return False
@@ -50,7 +71,9 @@ def _serve_lone(lives: Lives, queue: Queue, window: Window, batch_number: int) -
     return len(taken) == count
 
 
-def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) -> bool:
+def _serve_queue(
+    lives: Lives, queue: Queue, window: Window, batch_number: int, refused: dict[int, Queue]
+) -> bool:
     """Dispatch until messages, credit or bodies run out; True where it must be tried again."""
     turns, now_ms = queue.turns, lives.now.steady_ms
     _serve_in_rounds(lives, queue, window, batch_number)
@@ -65,10 +88,9 @@ def _serve_queue(lives: Lives, queue: Queue, window: Window, batch_number: int) 
             continue
         if message.body is None:
             return _ask_for_bodies(lives, window)
-        if lives.held >= lives.limits.held or (
-            lives.held and lives.held_bytes + message.size > lives.limits.held_bytes
-        ):
+        if not _may_hold(lives, queue, message.size):
             lives.held_times += 1
+            refused[queue.queue_id] = queue
             return True
         consumer = turns.popleft()
         if _has_room(lives, consumer, message.size, batch_number):
@@ -90,7 +112,7 @@ def _serve_in_rounds(lives: Lives, queue: Queue, window: Window, batch_number: i
     messages, instead of several for each (0.44 instead of 0.87 µs a message).
     """
     limits, turns = lives.limits, queue.turns
-    while turns:
+    while turns and not lives.short:
         rounds = min([consumer.credit - len(consumer.held) for consumer in turns])
         if rounds <= 0:
             for consumer in [one for one in turns if len(one.held) >= one.credit]:
@@ -106,6 +128,33 @@ def _serve_in_rounds(lives: Lives, queue: Queue, window: Window, batch_number: i
         turns.rotate(-len(taken))
         if len(taken) < rounds * len(turns):
             return
+
+
+def _may_hold(lives: Lives, queue: Queue, size: int) -> bool:
+    """Return whether consumers of the queue may hold one more message, of ``size`` bytes.
+
+    Alone, a queue may use all of ``limits.held`` and ``held_bytes``.  While others wait for a part
+    of them, one that has its fair share gets nothing more.  What is held is not taken back: so a
+    queue that holds little may exceed the limits by a quarter, and always leave as much of that
+    as it holds to the next queue.
+    """
+    limits, short = lives.limits, lives.short
+    if not short and lives.held < limits.held and lives.held_bytes + size <= limits.held_bytes:
+        return True
+    held, held_bytes = queue.held - queue.claimed, queue.held_bytes - queue.claimed_bytes
+    sharing = len(short) + (queue.queue_id not in short)
+    if not _has_share(held, lives.held, 1, limits.held, sharing):
+        return False
+    is_first = not held and lives.held_bytes <= limits.held_bytes  # it may be of any size
+    return is_first or _has_share(held_bytes, lives.held_bytes, size, limits.held_bytes, sharing)
+
+
+def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:
+    """Return whether one of ``sharing`` queues that hold ``total`` may have ``more``."""
+    if own * sharing >= limit:
+        return False
+    reserve = limit // _RESERVE
+    return total + more <= limit or own + more <= limit + reserve - total
 
 
 def _is_near_a_bound(lives: Lives, consumer: Consumer, size: int, batch_number: int) -> bool:

@@ -190,7 +190,11 @@ class Limits(Section):
     write_timeout_s: Seconds = field(30, "a reader without progress for this long is closed")
     credit: Number = field(1_000, "unacknowledged messages of one consumer")
     credit_bytes: Size = size(16 * MIB, "the same in bytes; one message always goes")
-    held: Number = field(50_000, "unacknowledged messages of all consumers")
+    held: Number = field(
+        50_000,
+        "unacknowledged messages of all consumers, shared by the queues that want more; those that"
+        " hold little may exceed it by a quarter",
+    )
     held_bytes: Size = size(256 * MIB, "the same in bytes")
     window: Number = field(3_000, "ready messages in memory, per queue with consumers")
     body_cache: Size = size(64 * MIB, "bodies in memory, over all queues")

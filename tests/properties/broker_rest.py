@@ -70,6 +70,7 @@ def assert_memory_agrees(model: Model, driver: Driver) -> None:
     assert lives.known.keys() == in_memory
     assert lives.held == sum(queue.held for queue in lives.queues.values())
     assert lives.held_bytes == sum(queue.held_bytes for queue in lives.queues.values())
+    assert lives.held <= lives.limits.held + lives.limits.held // 4
     windows = [queue.window for queue in lives.queues.values() if queue.window is not None]
     assert lives.bodies.total_bytes == sum(window.body_bytes for window in windows)
 
@@ -119,10 +120,11 @@ def unserved(model: Model, driver: Driver) -> Iterator[str]:
         for queue, credit in credits_of.items():
             ready = model.ready(queue)
             mine = model.held(client, queue)
+            of_queue = sum(m.holder is not None for m in model.of_queue(queue))
             if (
                 ready
                 and len(mine) < min(credit, limits.credit)
-                and held < limits.held
+                and held < limits.held + (0 if of_queue else limits.held // 4)
                 and client not in model.choked
                 and not model.settings(queue).delivery_paused
                 and sum(len(m.body) for m in [*mine, ready[0]]) <= limits.credit_bytes

@@ -1,7 +1,9 @@
 """Who gets the next message, and the bounds of what one batch dispatches."""
 
+import pytest
+
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, QueueSettings
+from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
 from tests.unit.broker.rig import Rig, bodies, message, outcomes, receipts, sent
 
 ABC = (b"a", b"b", b"c")
@@ -383,3 +385,86 @@ def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
         [(connection, ([held], _))] = rig.finish().sends.items()
         order += [name for name, one in workers.items() if one is connection]
     assert order == ["orders", *["orders", "mails"] * 3]
+
+
+def acknowledged(rig: Rig, worker: Connection, name: str, held: list[Message]) -> Batch:
+    """Run a batch in which a consumer acknowledges what it holds."""
+    return rig.turn(*(
+        lambda m=m: rig.core.acknowledge(worker, name, m.message_id) for m in held))  # fmt: skip
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%03d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize("limits", [Limits(held=8), Limits(held_bytes=24)])
+def test_queue_goes_on_beside_one_whose_consumer_hangs_with_all_that_may_be_held(
+    limits: Limits,
+) -> None:
+    rig = Rig(limits)
+    hung, worker = rig.consumer("hung", credit=100), rig.consumer("orders", credit=100)
+    assert len(sent(rig.publish(*numbered(20), queue="hung"), hung)) == 8  # alone: all
+    batch = rig.publish(*numbered(10))
+    done: list[bytes] = []
+    while held := sent(batch, worker):
+        assert sent(batch, hung) == []
+        done += bodies(held)
+        batch = acknowledged(rig, worker, "orders", held)
+    assert done == numbered(10)
+
+
+def test_queue_above_its_share_gets_nothing_until_another_has_its_own() -> None:
+    rig = Rig(Limits(held=8))
+    first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
+    held = sent(rig.publish(*numbered(50), queue="first"), first)
+    assert bodies(held) == numbered(8)
+    other = sent(rig.publish(*numbered(50), queue="second"), second)
+    for one in held[:4]:
+        batch = acknowledged(rig, first, "first", [one])
+        other += sent(batch, second)
+        assert sent(batch, first) == []
+    assert bodies(other) == numbered(4)  # half of it
+    batch = acknowledged(rig, first, "first", held[4:5])
+    assert (len(sent(batch, first)), len(sent(batch, second))) == (1, 0)
+
+
+def test_what_one_queue_leaves_of_its_share_is_for_others_in_the_same_batch() -> None:
+    rig = Rig(Limits(held=8))
+    first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
+    held = sent(rig.publish(*numbered(50), queue="first"), first)
+    other = sent(rig.publish(*numbered(3), queue="second"), second)  # one waits: it is short
+    assert bodies(other) == numbered(1)
+    batch = acknowledged(rig, first, "first", held[:6])
+    assert bodies(sent(batch, second)) == numbered(3)[1:]
+    assert len(sent(batch, first)) == 8 - 2 - 3
+
+
+def test_each_further_queue_gets_half_of_what_the_ones_before_left() -> None:
+    """However many hang: until less than one message is left of a quarter above the limit."""
+    rig = Rig(Limits(held=64))
+    workers = [rig.consumer(f"q{n}", credit=100) for n in range(7)]
+    given = [
+        len(sent(rig.publish(*numbered(100), queue=f"q{n}"), worker))
+        for n, worker in enumerate(workers)
+    ]
+    assert given == [64, 8, 4, 2, 1, 1, 0]
+
+
+def test_message_of_any_size_goes_to_a_queue_that_holds_nothing() -> None:
+    rig = Rig(Limits(held_bytes=20))
+    hung, worker = rig.consumer("hung"), rig.consumer("orders")
+    assert len(sent(rig.publish(*[b"x" * 10] * 3, queue="hung"), hung)) == 2
+    assert len(sent(rig.publish(b"y" * 1_000, b"z"), worker)) == 1
+    assert sent(rig.publish(b"y" * 1_000, queue="mails"), rig.consumer("mails")) == []
+
+
+def test_messages_that_a_subscription_holds_are_not_of_the_share() -> None:
+    rig = Rig(Limits(held=8))
+    worker = rig.consumer("orders", credit=100)
+    queue = rig.core.lives.queues["orders"]
+    queue.held = queue.claimed = 1_000
+    hung = rig.consumer("hung", credit=100)
+    rig.publish(*numbered(20), queue="hung")
+    assert sent(rig.publish(b"a"), worker) != []
+    assert rig.core.lives.held == 9
+    assert hung.is_open
