@@ -52,6 +52,7 @@ class Message:
         "first_dispatched_at",
         "held_since_ms",
         "holder",
+        "is_sent",
         "last_dispatched_at",
         "message_id",
         "meta_id",
@@ -124,6 +125,7 @@ class Message:
         self.message_id = b"%016x%016x" % (seq, token)  # as it stands on the wire
         self.holder: Any = None  # the broker's Consumer that holds it
         self.held_since_ms = 0  # steady; while it has a holder
+        self.is_sent = False  # its dispatch was written to its holder's connection
 
 
 def checksum(seq: int, body: bytes) -> int:

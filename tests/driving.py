@@ -183,6 +183,7 @@ class Client:
             name = message.holder.queue.name
             self.got.append(Delivery(name, message.message_id, message.body, -(-left_ms // 1_000)))
             message.body = None
+            message.is_sent = True
         self.receipts += [ReceiptFrame(r.queue, key, r.reason) for r in receipts for key in r.keys]
         return late
 

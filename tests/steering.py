@@ -140,6 +140,13 @@ class Program:
     def requeue(self, got: Dispatch, ttl_s: int = 0) -> None:
         self.session.data_received(self._wire.requeue(got.queue, got.message_id, ttl_s))
 
+    def half_close(self) -> None:
+        """Send no more, as ``nc -N`` and as a program that is gone."""
+        self.session.eof_received()
+
+    def break_grammar(self) -> None:
+        self.session.data_received(b"GET / HTTP/1.1\r\n")
+
     def disconnect(self) -> None:
         self.transport.is_closed = True
         self.session.connection_lost(None)
@@ -159,7 +166,7 @@ class Program:
         assert self.house.on_disk(seq) == (frame.message_id, frame.queue, frame.content)
         message = self.house.core.lives.known[seq]
         assert message.holder.connection is self.session.connection, "it holds another's message"
-        if message.deliveries == 1:
+        if message.deliveries == 1 and self.house.dispatches(seq) == 1:
             assert seq > self.first_seqs.get(frame.queue, 0), "dispatches out of order"
             self.first_seqs[frame.queue] = seq
 
@@ -261,6 +268,12 @@ class House:
             " JOIN body USING (seq) WHERE seq = ?", (seq,),
         ).fetchone()  # fmt: skip
         return None if row is None else (b"%016x%016x" % (seq, row[0]), row[1], row[2])
+
+    def dispatches(self, seq: int) -> int:
+        """Return how often a message was dispatched, also where it was not sent."""
+        batches = [*self.writer.batches, self.core.lives.batch]
+        unique = {id(batch): batch for batch in batches}.values()
+        return sum(message.seq == seq for batch in unique for message in batch.dispatched)
 
     def has_key(self, key: bytes) -> bool:
         """Tell whether a key is committed together with its message."""

@@ -169,19 +169,32 @@ class Broker:
         return number
 
     def disconnect(
-        self, connection: Connection, framing: str | None, revision: str | None, reason: str
+        self,
+        connection: Connection,
+        framing: str | None,
+        revision: str | None,
+        reason: str,
+        *,
+        is_charged: bool = True,
     ) -> None:
-        """A connection ended: what it held returns to its old place, the oldest is charged."""
+        """Return what a connection held to its old places, and charge the oldest that was sent.
+
+        Nothing is charged without ``is_charged``, nor while the broker stops: an orderly stop, and
+        the workers that stop with it, are not the fault of a message.
+        """
         if not connection.is_open:
             return
         connection.is_open = False
         del self.connections[connection.number]
         consumers = list(connection.consumers.values())
-        oldest = min(
-            (next(iter(consumer.held.values())) for consumer in consumers if consumer.held),
-            key=lambda message: message.held_since_ms,
-            default=None,
-        )
+        oldest: Message | None = None
+        if is_charged and not self.is_draining:
+            first = (next(iter(consumer.held.values())) for consumer in consumers if consumer.held)
+            oldest = min(
+                (message for message in first if message.is_sent),
+                key=lambda message: message.held_since_ms,
+                default=None,
+            )
         for consumer in consumers:
             self.lives.end_consumer(consumer, "connection ended", charged=oldest)
         if connection.parked is not None:

@@ -195,6 +195,7 @@ class Lives(Runs):
     def put_in_place(self, message: Message, queue: Queue) -> None:
         """A message is ready again: at its position, in the window or on disk."""
         message.state = READY_AGAIN
+        message.is_sent = False
         self.batch.changed[message.seq] = message
         self.note_deadline(message.deadline_ms)
         queue.claimed_to = min(queue.claimed_to, message.position - 1)
@@ -208,6 +209,7 @@ class Lives(Runs):
     def put_at_end(self, message: Message, queue: Queue) -> None:
         """A message is ready at the end of ``queue``, under its old id."""
         message.state = READY_AGAIN
+        message.is_sent = False
         message.position = self.number()
         message.queue_id = queue.queue_id
         self.batch.changed[message.seq] = message
@@ -233,7 +235,7 @@ class Lives(Runs):
             self.put_in_place(message, queue)
 
     def take_back(self, message: Message) -> None:
-        """Undo a dispatch that was not sent; its deadline passed while the batch was stored."""
+        """Undo a dispatch that was not sent: its deadline passed, or its consumer has gone."""
         queue = self.by_id[message.queue_id]
         self.let_go(message, queue)
         message.deliveries -= 1
@@ -283,7 +285,10 @@ class Lives(Runs):
         charged: Message | None = None,
         is_leaving: bool = True,
     ) -> None:
-        """Take a consumer's credit away; what it held returns, ``charged`` being its failure."""
+        """Take a consumer's credit away; what it held returns, ``charged`` being its failure.
+
+        A dispatch that was not sent is undone: it was no delivery.
+        """
         queue, connection = consumer.queue, consumer.connection
         del connection.consumers[queue.queue_id]
         del queue.consumers[connection]
@@ -291,7 +296,10 @@ class Lives(Runs):
         if is_leaving and not queue.consumers:
             self.close_window(queue)
         for message in list(consumer.held.values()):
-            self.give_back(message, detail, is_charged=message is charged)
+            if message.is_sent:
+                self.give_back(message, detail, is_charged=message is charged)
+            else:
+                self.take_back(message)
         if consumer.in_turn:
             queue.turns.remove(consumer)
         self.cut_window(queue)

@@ -46,6 +46,8 @@ class Timeouts:
                 if not timeout_ms:
                     continue
                 for message in list(consumer.held.values()):
+                    if not message.is_sent:
+                        message.held_since_ms = now_ms  # the disk is slow: its time begins later
                     at = message.held_since_ms + timeout_ms
                     if at > now_ms:
                         soonest = at if soonest is None else min(soonest, at)

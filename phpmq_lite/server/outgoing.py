@@ -36,6 +36,7 @@ def encode(
             append = side.dispatcher
         append(parts, holder.queue.name, body, message.message_id, ttl_s)
         message.body = None  # on disk; a redelivery loads it
+        message.is_sent = True
     for receipt in receipts:
         side.append_receipts(parts, receipt.queue, receipt.keys, receipt.reason)
     return parts, late

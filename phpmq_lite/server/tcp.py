@@ -27,11 +27,11 @@ from phpmq_lite.server.outgoing import encode
 from phpmq_lite.server.pace import Pace
 from phpmq_lite.server.pressure import Pressure
 from phpmq_lite.server.progress import Progress
-from phpmq_lite.server.small_writes import descriptor_of, write
+from phpmq_lite.server.small_writes import EndDetector, descriptor_of, write
 
 GUARD_SILENCE_S: Final = 0.02  # after it, what may have been a browser is taken for a client
 PARKED_RATE_S: Final = 0.1  # a parked publisher that also consumes gets through one a tenth
-HALF_CLOSED_S: Final = 1.0  # a consumer that has closed its side sees what it asked for
+HALF_CLOSED_BATCHES: Final = 4  # a page and its bodies are loaded within two
 _LOOK_AHEAD: Final = 500
 _log = get_logger(__name__)
 
@@ -91,6 +91,9 @@ class Session(asyncio.Protocol):
         self.paused: set[str] = set()  # reasons not to read
         self.is_parked = False  # a publish waits for its queue, and all behind it too
         self.has_eof = False  # the peer sends no more
+        self._is_charged = True  # False: it had closed its side before its first dispatch
+        self._batches_left = HALF_CLOSED_BATCHES
+        self._end_detector: EndDetector | None = None
         self._shared = shared
         self._engine = shared.engine
         self._limits = shared.limits
@@ -117,6 +120,7 @@ class Session(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self._host = name[0] if isinstance(name, tuple) else None
         self._descriptor = descriptor_of(self.transport, self.kind)
+        self._end_detector = EndDetector.of(self.transport)
         self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else self.kind
         refusal = self._shared.gate.admit(self._host)
         if refusal is not None:
@@ -151,11 +155,13 @@ class Session(asyncio.Protocol):
             self._refuse_bytes(side.error, data)
 
     def eof_received(self) -> bool:
-        """The peer sends no more: what it sent stands, its answers still leave, then it ends."""
+        """Stop dispatching; store what the peer has sent, write its receipts, then close."""
         self._release()
         self.has_eof = True
+        if self.first_dispatch_at is not None:
+            self._stop_dispatching()
         if not self._frames:
-            self._end_half_closed()
+            self._engine.submit(self._end_half_closed)
         return self.kind != "tls"  # where only both directions can be closed
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -186,7 +192,11 @@ class Session(asyncio.Protocol):
     ) -> list[Message]:
         """See ``model.Peer``: everything of a batch leaves in one write."""
         if self.transport.is_closing():
-            return []  # its end is in the inbox already
+            return []  # its end is in the inbox already, and returns what was not sent
+        if dispatches and self._has_ended:
+            if self._end_reason is not None or self.first_dispatch_at is not None:
+                dispatches = []
+            self._is_charged = False
         parts, late = encode(self.side, self.connection, dispatches, receipts, now_ms)
         if parts:
             data = b"".join(parts)
@@ -201,6 +211,18 @@ class Session(asyncio.Protocol):
                 self._finish("closed by the peer")
         self._figures.late += len(late)
         return late
+
+    @property
+    def _has_ended(self) -> bool:
+        """Return whether the peer, or this side, has ended the connection; asks the system."""
+        if self.has_eof or self._end_reason is not None:
+            return True
+        detector = self._end_detector
+        return detector is not None and detector.has_ended()
+
+    def _stop_dispatching(self) -> None:
+        if self.connection is not None:
+            self.connection.is_choked = True  # at once: the next batch may be bounded
 
     def resume(self) -> None:
         """See ``model.Peer``: the queue takes messages again."""
@@ -313,7 +335,7 @@ class Session(asyncio.Protocol):
 
     def _choke(self, core: Broker, *, is_choked: bool) -> None:
         if self.connection is not None and self.connection.is_open:
-            core.choke(self.connection, is_choked=is_choked)
+            core.choke(self.connection, is_choked=is_choked or self._end_reason is not None)
 
     def _walk(self, core: Broker) -> None:
         """Give the core the frames in order, until one must wait or the batch is full."""
@@ -360,7 +382,7 @@ class Session(asyncio.Protocol):
             self._frame_bytes -= size
         batch.commands += done
         self._is_forced = self._is_forced and self._is_queued
-        self._note_progress()
+        self._note_progress(core)
 
     def _walk_next(self) -> None:
         """Go on in the next batch, whatever else comes in this one."""
@@ -427,7 +449,7 @@ class Session(asyncio.Protocol):
             self._is_forced = True
             self.resume()
 
-    def _note_progress(self) -> None:
+    def _note_progress(self, core: Broker) -> None:
         limits = self._limits
         if (
             "unstored" in self.paused
@@ -441,7 +463,7 @@ class Session(asyncio.Protocol):
         if self._end_reason is not None:
             self._engine.submit(self._close)
         elif self.has_eof:
-            self._end_half_closed()
+            self._end_half_closed(core)
 
     # -- the end
 
@@ -450,6 +472,7 @@ class Session(asyncio.Protocol):
         if self._end_reason is not None:
             return
         self._end_reason = reason
+        self._stop_dispatching()
         self._release()  # the http guard: the end lets it go
         if not self.transport.is_closing():
             self.hold("ending")
@@ -458,17 +481,22 @@ class Session(asyncio.Protocol):
         if not self._frames:
             self._engine.submit(self._close)
 
-    def _end_half_closed(self) -> None:
-        """Close, but let a consumer that can only listen see what it asked for (``nc -N``).
+    def _end_half_closed(self, core: Broker) -> None:
+        """Close, after a consumer that only listens got what is ready (``nc -N``).
 
-        It holds nothing yet, so nobody waits for what it will give back.
+        It gets nothing that arrives later, and is not charged: it may be gone altogether.
         """
-        reason = "closed by the peer"
-        connection = self.connection
-        if connection is not None and connection.consumers and self.first_dispatch_at is None:
-            self._loop.call_later(HALF_CLOSED_S, self._finish, reason)
+        consumers = () if self.connection is None else self.connection.consumers.values()
+        windows = [consumer.queue.window for consumer in consumers]
+        if (
+            self.first_dispatch_at is None
+            and self._batches_left
+            and any(window is not None and not window.is_dry for window in windows)
+        ):
+            self._batches_left -= 1
+            self._engine.submit_first(self._end_half_closed)  # after what is being loaded
         else:
-            self._finish(reason)
+            self._finish("closed by the peer")
 
     def _drop_frames(self) -> None:
         self._frames.clear()
@@ -484,7 +512,10 @@ class Session(asyncio.Protocol):
         connection = self.connection
         if connection is not None:
             hint_at_revision(connection, self.side, self.address, self.first_dispatch_at)
-            core.disconnect(connection, self.side.framing, self.side.revision, reason)
+            core.disconnect(
+                connection, self.side.framing, self.side.revision, reason,
+                is_charged=self._is_charged,
+            )  # fmt: skip
         core.lives.batch.answers.append((self._close_transport, None))
 
     def _close_transport(self, _: Any) -> None:

@@ -7,8 +7,9 @@ import resource
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from ipaddress import ip_network
 from pathlib import Path
@@ -20,6 +21,7 @@ import uvloop
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.admission import NOT_ALLOWED, TOO_MANY_OF_ADDRESS, Admission
 from phpmq_lite.server.listeners import KEEPALIVE, Listeners
+from phpmq_lite.server.small_writes import EndDetector
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.sections import Tcp
 from tests.integration.authority import Authority, Certificate
@@ -151,6 +153,36 @@ async def test_connection_is_kept_alive_and_not_delayed() -> None:
 
 
 @on_both_loops
+@pytest.mark.parametrize("how", ["close", "reset", "half_close"])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+async def test_end_of_a_peer_is_seen_before_it_is_read(family: int, how: str) -> None:
+    """What the peer sent before its end still waits to be read."""
+    with socketpair(family) as (ours, theirs):
+        detector = EndDetector(ours.fileno())
+        theirs.sendall(b"unread")
+        assert not detector.has_ended()
+        if how == "reset":
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "half_close":
+            theirs.shutdown(socket.SHUT_WR)
+        else:
+            theirs.close()
+        assert detector.has_ended()
+
+
+@contextmanager
+def socketpair(family: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give two sockets that are connected with each other."""
+    if family == socket.AF_UNIX:
+        ours, theirs = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            theirs = socket.create_connection(server.getsockname())
+            ours, _ = server.accept()
+    with ours, theirs:
+        yield ours, theirs
+
+
 async def test_client_comes_over_ipv6() -> None:
     async with listening("[::1]:0") as opened:
         assert opened.listeners.addresses == [f"[::1]:{opened.port()}"]

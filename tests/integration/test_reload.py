@@ -1,8 +1,10 @@
 """What a running broker reads anew: limits of its core, certificates of its listeners."""
 
 import asyncio
+import os
+import socket
 import ssl
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,39 @@ async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:
             asyncio.run_coroutine_threadsafe(read(), loop).result()
 
         await asyncio.to_thread(hold_all_there_is)
+
+
+async def test_reload_and_a_lost_listener_charge_nothing(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data") as running:
+
+        def hold() -> Peer:
+            peer = Peer(running.port)
+            assert peer.confirm("orders", b"slow") is None
+            peer.consume("orders", 1)
+            assert len(peer.dispatches(1)) == 1
+            return peer
+
+        peer = await asyncio.to_thread(hold)
+        read_anew(running, limits={"held": 1})
+        stop_listening(running.port)
+        await asyncio.to_thread(peer.barrier)
+        engine = running.service.front.engine
+        assert engine is not None
+        [held] = engine.core.lives.known.values()
+        assert (held.deliveries, held.charged, held.is_sent) == (1, 0, True)
+        peer.close()
+
+
+def stop_listening(port: int) -> None:
+    """End the listener behind the broker's back."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            if found.getsockname()[1:2] == (port,) and found.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                found.shutdown(socket.SHUT_RDWR)
+                return
+    raise AssertionError("nobody listens there")
 
 
 async def serials(running: Running, trusted: ssl.SSLContext) -> set[str]:

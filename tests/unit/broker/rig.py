@@ -87,8 +87,14 @@ class Rig:
         return self.batch
 
     def finish(self) -> Batch:
-        """Close it, and call the answers as the engine does after the commit."""
+        """Close it, send and call the answers as the engine does after the commit.
+
+        What was sent keeps its body, which tells messages apart.
+        """
         batch = self.core.finish()
+        for messages, _ in batch.sends.values():
+            for message in messages:
+                message.is_sent = True
         for answer, value in batch.answers:
             answer(value)
         return batch

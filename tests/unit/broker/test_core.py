@@ -139,6 +139,33 @@ def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
     assert [m.charged for m in young + old] == [1, 0, 0]
 
 
+def test_connection_that_ends_while_the_broker_stops_charges_nothing() -> None:
+    """Its worker is stopped by the same deployment, or by the broker itself."""
+    rig = Rig()
+    worker = rig.consumer()
+    [held] = held_by(rig, worker, b"a")
+    rig.turn(lambda: rig.core.drain(rig.answers.append))
+    rig.turn(lambda: rig.core.disconnect(worker, None, None, "the broker stops"))
+    assert (held.charged, held.deliveries) == (0, 1)
+
+
+def test_connection_that_had_closed_its_side_charges_nothing() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    [held] = held_by(rig, worker, b"a")
+    rig.turn(lambda: rig.core.disconnect(worker, None, None, "closed", is_charged=False))
+    assert held.charged == 0
+
+
+def test_connection_that_ends_charges_no_message_that_was_not_sent() -> None:
+    rig = Rig()
+    worker = rig.consumer()
+    old, young = held_by(rig, worker, b"a", b"b")
+    old.is_sent = young.is_sent = False
+    rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    assert [(m.charged, m.deliveries) for m in (old, young)] == [(0, 0), (0, 0)]
+
+
 def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first() -> None:
     rig = Rig()
     one, two = rig.consumer(credit=1), rig.consumer(credit=2)

@@ -447,6 +447,21 @@ def test_acknowledgement_that_waited_for_its_turn_comes_ahead_of_the_timeout() -
     assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
 
 
+def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
+    """The batch that dispatched it waits for a slow disk."""
+    rig = Rig(defaults=QueueSettings(ack_timeout_s=2))
+    worker = rig.consumer()
+    [held] = sent(rig.publish(b"a"), worker)
+    held.is_sent = False
+    rig.advance(3)
+    rig.turn()
+    assert (held.holder.connection, held.charged) == (worker, 0)
+    held.is_sent = True
+    rig.advance(2)
+    rig.turn()
+    assert held.charged == 1
+
+
 def test_each_message_has_a_timeout_of_its_own() -> None:
     rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
     slow = rig.consumer(credit=2)

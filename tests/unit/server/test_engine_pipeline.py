@@ -202,18 +202,70 @@ async def test_message_that_its_consumer_got_again_before_it_left_leaves_once(
     await put(house, Program(house), b"a")
     worker.consume("orders", 3)
     await house.settle()
-    assert house.message(1).deliveries == 2
+    assert house.message(1).deliveries == 1
     assert worker.bodies == [b"a"]
-    assert house.rows("SELECT state, deliveries FROM message") == [(1, 2)]
+    assert house.rows("SELECT state, deliveries FROM message") == [(1, 1)]
 
 
-async def test_message_of_a_connection_that_ended_meanwhile_waits(house: House) -> None:
-    worker = await consumer(house, 1)
-    await put(house, Program(house), b"a")
-    worker.disconnect()
+@pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
+async def test_message_of_a_connection_that_ended_meanwhile_waits(house: House, how: str) -> None:
+    """What was not written to an open connection was no delivery, and is not charged."""
+    worker = await consumer(house, 1, b"a")
+    worker.acknowledge(*worker.got)
     await house.settle()
-    assert worker.got == []
-    assert house.rows("SELECT state, position FROM message") == [(0, 1)]
+    await put(house, Program(house), b"b")
+    getattr(worker, how)()
+    await house.settle()
+    assert worker.bodies == [b"a"]
+    rows = house.rows("SELECT state, position, deliveries, charged FROM message")
+    assert rows == [(0, 2, 0, 0)]
+
+
+async def test_consumer_that_closed_its_side_gets_nothing_that_arrives_later(house: House) -> None:
+    dead = [await consumer(house, 1) for _ in range(25)]
+    for each in dead:
+        each.half_close()
+    await put(house, Program(house), b"a")
+    assert house.core.lives.held == 0
+    await house.settle()
+    assert [each.got for each in dead] == [[]] * 25
+    worker = Program(house)
+    worker.consume("orders", 1)
+    await house.settle()
+    assert worker.bodies == [b"a"]
+    assert house.rows("SELECT deliveries, charged FROM message") == [(1, 0)]
+
+
+async def test_consumer_that_closed_its_side_gets_nothing_of_a_batch_without_room(
+    make: MakeHouse,
+) -> None:
+    """Its end waits for the next batch; the dispatches of this one do not go to it."""
+    house = make(Limits(batch_commands=1))
+    worker = await consumer(house, 1, b"a")
+    worker.acknowledge(*worker.got)
+    await house.settle()
+    Program(house).publish("orders", b"b", b"c")
+    worker.half_close()
+    await house.settle()
+    assert worker.bodies == [b"a"]
+    rows = house.rows("SELECT deliveries, charged FROM message")
+    assert rows == [(0, 0), (0, 0)]
+
+
+async def test_consumer_that_only_listens_gets_what_is_ready_and_is_not_charged(
+    house: House,
+) -> None:
+    """``nc -N`` sends its 002 and the end in one go; what it printed is no failure."""
+    publisher = Program(house)
+    publisher.publish("orders", b"a", b"b")
+    await house.settle()
+    listener = Program(house)
+    listener.consume("orders", 1)
+    listener.half_close()
+    await house.settle()
+    assert listener.bodies == [b"a"]
+    assert listener.transport.is_closed
+    assert house.rows("SELECT state, charged FROM message") == [(0, 0), (0, 0)]
 
 
 async def test_message_that_is_too_late_after_its_commit_expires(house: House) -> None:

@@ -1,0 +1,22 @@
+"""Consumers that have gone get and charge nothing, and a stop charges nothing.
+
+``python -m tests.faults.ghosts`` does 1,000 rounds and 20 restarts.
+"""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults import ghosts
+
+pytestmark = pytest.mark.faults
+
+
+def test_nothing_is_charged_that_reached_no_open_socket(
+    figure: Callable[[str], None],
+) -> None:
+    began = time.perf_counter()
+    figures = ghosts.run(ghosts.SHORT_ROUNDS, ghosts.SHORT_STOPS, seed=1)
+    figure(ghosts.describe(figures, time.perf_counter() - began))
+    assert figures.offences == []
