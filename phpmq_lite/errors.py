@@ -23,6 +23,7 @@ Raise or handle; never log and go on.
 """
 
 import os
+import re
 
 
 def os_reason(error: OSError) -> str:
@@ -30,9 +31,11 @@ def os_reason(error: OSError) -> str:
     tls = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     if tls:
         return str(tls)
-    if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    return error.strerror or str(error) or type(error).__name__
+    text = error.strerror or str(error) or type(error).__name__
+    if "Connect call failed" in text or "Multiple exceptions" in text:  # of asyncio
+        number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)
+        return text if number is None else os.strerror(number)
+    return text
 
 
 class PhpmqError(Exception):

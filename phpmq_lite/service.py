@@ -1,6 +1,7 @@
 """The composition root: builds, starts and stops everything, top to bottom."""
 
 import asyncio
+import errno
 import socket
 import ssl
 import sys
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__, logs
-from phpmq_lite.admin import sockets
+from phpmq_lite.admin import processes, sockets
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.endings import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
-from phpmq_lite.errors import SettingsError
+from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
 from phpmq_lite.model import Stored
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
@@ -32,6 +33,7 @@ from phpmq_lite.server.bounds import (
     space_of,
 )
 from phpmq_lite.server.care import Care
+from phpmq_lite.server.endpoints import Endpoint
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.listeners import Listeners, check_wide_binds
@@ -41,10 +43,12 @@ from phpmq_lite.server.pulse import Pulse
 from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.room import Room
 from phpmq_lite.server.sampler import Sampler
+from phpmq_lite.server.sockets import bind_tcp
 from phpmq_lite.server.status import Front
 from phpmq_lite.server.tcp import Session, SessionLimits, Shared
 from phpmq_lite.server.tls import Secured, renew, server_context
 from phpmq_lite.server.watch import TimeLimits, Watch
+from phpmq_lite.server.wide_binds import read_endpoints
 from phpmq_lite.settings import Effective, Settings
 from phpmq_lite.settings.reload import reloaded
 from phpmq_lite.settings.sections import Admin, Tcp
@@ -52,7 +56,7 @@ from phpmq_lite.storage import migrate
 from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.clock_steps import note_clock
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.resting import RestingSeal
 from phpmq_lite.storage.space import Space
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from phpmq_lite.admin.context import Context
 
 DRAIN_S: Final = 5.0  # for acknowledgements of what consumers hold
+_SHOWN: Final = 80  # characters of the command that has our port
 CLOSE_S: Final = 2.0  # for sockets to take what was written
 _log = logs.get_logger(__name__)
 
@@ -93,6 +98,7 @@ class Service:
         self._upkeep: Upkeep | None = None
         self._pulse: Pulse | None = None  # once there is an engine
         self._secured: list[Secured] = []  # listeners with TLS
+        self._shared: Shared  # of the sessions, once it serves
         self._is_look_owed = False  # the structure of the database was not checked
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
@@ -155,6 +161,7 @@ class Service:
         if file is not None and not await asyncio.to_thread(has_admin, database):
             self._first_password = _initial_password(file)
         async with AsyncExitStack() as stack:
+            await _check_ports(settings)
             folder = DataFolder.open(
                 settings.data, allow_network_fs=settings.storage.allow_network_fs
             )
@@ -164,6 +171,15 @@ class Service:
             self.admin = [sockets.url_of(one, is_secure=tls is not None) for one in bound[1:]]
             for address in self.admin:
                 self._announce(f"listening admin {address}")
+            gate = Admission.of(settings)
+            listeners = Listeners(
+                settings.tcp,
+                lambda kind, dispatch: _session(self._shared, settings, kind, dispatch),
+                gate,
+            )
+            await listeners.bind()
+            stack.push_async_callback(listeners.close)
+            self._note_tls("tcp", listeners.tls)
             # Side by side: the pages are imported, and the disk is at work.  Clients wait for both:
             # with messages passing an import takes seconds, and a fifth of the throughput.
             space = self.front.space = Space(folder.path, space_of(settings))
@@ -178,7 +194,7 @@ class Service:
             stored, clock = await recovering
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
             room.tell(engine)
-            await self._serve(stack, engine, folder, pages)
+            await self._serve(stack, engine, folder, gate, listeners, pages)
 
     def _note_tls(self, section: str, context: ssl.SSLContext | None) -> None:
         files: Tcp | Admin = getattr(self.settings, section)
@@ -296,12 +312,17 @@ class Service:
             await self._context.readers.close()
 
     async def _serve(
-        self, stack: AsyncExitStack, engine: Engine, folder: DataFolder, pages: asyncio.Task[None]
+        self,
+        stack: AsyncExitStack,
+        engine: Engine,
+        folder: DataFolder,
+        gate: Admission,
+        listeners: Listeners,
+        pages: asyncio.Task[None],
     ) -> None:
         """Open the PHPMQ listeners and work until ``stop``, then drain."""
-        settings, limits = self.settings, self.settings.limits
-        gate = Admission.of(settings)
-        shared = Shared(
+        limits = self.settings.limits
+        shared = self._shared = Shared(
             engine,
             gate,
             Pressure(limits.unstored_total),
@@ -310,11 +331,6 @@ class Service:
         )
         brake = MemoryBrake(memory_bound(limits.memory))
         self.front.pressure, self.front.gate, self.front.brake = shared.pressure, gate, brake
-        listeners = Listeners(
-            settings.tcp,
-            lambda kind, dispatch: _session(shared, settings, kind, dispatch),
-            gate,
-        )
         watch = Watch(
             shared.sessions,
             self.front,
@@ -351,8 +367,6 @@ class Service:
             caring = tasks.create_task(self._care(engine).run(is_owed=self._is_look_owed))
             await self._let_people_in()
             await listeners.open()
-            self._note_tls("tcp", listeners.tls)
-            stack.push_async_callback(listeners.close)
             self.phpmq = listeners.addresses
             for address in listeners.addresses:
                 self._announce(f"listening phpmq {address}")
@@ -459,6 +473,52 @@ def _tell_of_schemas(error: RegistryError | None) -> None:
         _log.info("schemas_read")
     else:
         _log.warning("schemas_not_read", reason=str(error))
+
+
+async def _check_ports(settings: Settings) -> None:
+    """Look whether all ports are free, before a folder is made or a database is migrated.
+
+    Raises:
+        StartRefusedError: one is taken, or not ours; the message names the process that has it.
+    """
+    for name, flag, texts in (
+        ("tcp.listen", "--listen", settings.tcp.listen),
+        ("tcp.legacy_listen", "--legacy-listen", settings.tcp.legacy_listen),
+        ("admin.listen", "--admin", settings.admin.listen),
+    ):
+        for endpoint in read_endpoints(name, texts):
+            if endpoint.kind == "unix":
+                continue
+            try:
+                for bound in await bind_tcp(endpoint):
+                    bound.close()
+            except OSError as error:
+                _check_alone(settings.data)
+                problem = await asyncio.to_thread(_port_problem, endpoint, error, flag)
+                raise StartRefusedError(f"{name}: {problem}") from error
+
+
+def _check_alone(data: Path) -> None:
+    """Raise StartRefusedError where the ports are those of a broker on the same folder."""
+    with suppress(OSError):
+        pid = holder(data)
+        if pid is not None:
+            raise StartRefusedError(f"{data.absolute()} is in use by phpmq-lite, pid {pid}")
+
+
+def _port_problem(endpoint: Endpoint, error: OSError, flag: str) -> str:
+    if error.errno != errno.EADDRINUSE:
+        return (
+            f"cannot listen on {endpoint}: {os_reason(error)}. Choose another address with {flag}."
+        )
+    process = processes.listener(endpoint.port)
+    by = "another program; `ss -ltnp` as root shows which"
+    if process is not None:
+        by = f"{process.command[:_SHOWN]} (pid {process.pid})"
+    return (
+        f"port {endpoint.port} is already in use by {by}. "
+        f"Choose another port with {flag}, or stop that process."
+    )
 
 
 def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Session:

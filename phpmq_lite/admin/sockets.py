@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.server.endpoints import parse_endpoint
 from phpmq_lite.server.sockets import bind_tcp
 from phpmq_lite.server.unix_sockets import bind_private
@@ -45,8 +45,7 @@ async def listen(
             for one in found:  # two may be bound to one address, as long as neither listens
                 one.listen(_BACKLOG)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
+            raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
         bound += found
     return bound
 

@@ -8,19 +8,19 @@ counted.
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.endpoints import Endpoint, PhpmqListener, address_text
 from phpmq_lite.server.sockets import bind_tcp
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
-from phpmq_lite.server.unix_sockets import bind_private
+from phpmq_lite.server.unix_sockets import bind_private, remove_stale
 from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
 from phpmq_lite.settings.sections import Tcp
 
@@ -58,7 +58,7 @@ class _Listener:
 
 
 class Listeners:
-    """All PHPMQ listeners of the settings; ``open`` once, ``close`` once.
+    """All PHPMQ listeners of the settings; ``bind`` (or not), ``open`` once, ``close`` once.
 
     ``factory(kind, dispatch)`` makes the protocol of a connection.  With ``gate``, the place of a
     TLS connection is reserved before its handshake; in any case the protocol calls ``gate.admit``
@@ -70,6 +70,8 @@ class Listeners:
         self._factory = factory
         self._gate = gate
         self.tls: ssl.SSLContext | None = None  # once open, where it is set
+        self._is_bound = False
+        self._unix: list[tuple[int, Endpoint, Dispatch]] = []  # with their place in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -88,8 +90,11 @@ class Listeners:
             for listener in self._listeners
         ]
 
-    async def open(self) -> None:
-        """Bind all, then accept on all; where one fails, none stays open.
+    async def bind(self) -> None:
+        """Bind the ports and look whether Unix sockets are free; accept on none yet.
+
+        Called before the database is opened: a start that fails here has changed nothing in it.
+        The file of a Unix socket appears in ``open``, because clients wait for it.
 
         Raises:
             SettingsError: an address cannot be read, or TLS cannot be used as set.
@@ -108,8 +113,26 @@ class Listeners:
         try:
             for endpoint, dispatch in wanted:
                 await self._bind(endpoint, dispatch)
+        except BaseException:
+            await self.close()
+            raise
+        self._is_bound = True
+
+    async def open(self) -> None:
+        """Accept on all, which are bound first unless they are; where one fails, none stays open.
+
+        Raises:
+            SettingsError, StartRefusedError: as ``bind``.
+        """
+        if not self._is_bound:
+            await self.bind()
+        try:
+            for at, endpoint, dispatch in reversed(self._unix):
+                with _refusing(endpoint):
+                    self._listeners.insert(at, _bind_unix(endpoint.path, dispatch))
             for listener in self._listeners:
-                listener.socket.listen(_BACKLOG)
+                with _refusing(listener.address):  # another program may listen there by now
+                    listener.socket.listen(_BACKLOG)
         except BaseException:
             await self.close()
             raise
@@ -132,14 +155,12 @@ class Listeners:
     # -- binding
 
     async def _bind(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
-        try:
+        with _refusing(endpoint):
             if endpoint.kind == "unix":
-                self._listeners.append(_bind_unix(endpoint.path, dispatch))
+                remove_stale(endpoint.path)
+                self._unix.append((len(self._listeners), endpoint, dispatch))
             else:
                 await self._bind_tcp(endpoint, dispatch)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise StartRefusedError(f"cannot listen on {endpoint}: {reason}") from error
 
     async def _bind_tcp(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
         kind: Kind = "tcp" if self.tls is None else "tls"
@@ -213,6 +234,15 @@ class Listeners:
                 _log.warning("handshake_failed", listener=listener.address, reason=str(error))
             return False
         return True
+
+
+@contextmanager
+def _refusing(endpoint: Endpoint | str) -> Iterator[None]:
+    """Turn an error of the system into the reason why a start is refused."""
+    try:
+        yield
+    except OSError as error:
+        raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
 
 
 def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:

@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import os
+import shutil
 import signal
+import socket
 import sqlite3
 import threading
 import urllib.request
@@ -17,8 +19,10 @@ import pytest
 from phpmq_lite import endings, process, service, testing
 from phpmq_lite.endings import record_stop
 from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.checkup import Checkup, check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.seal import seal
 from phpmq_lite.storage.space import Space
 from phpmq_lite.testing import running_service
@@ -177,8 +181,36 @@ def test_second_broker_on_a_data_folder_is_refused(data: Path) -> None:
 def test_broker_is_refused_where_a_port_is_taken(tmp_path: Path) -> None:
     with broker_process(tmp_path / "one", *NO_ADMIN) as broker:
         words = refusal(tmp_path / "two", "--listen", broker.phpmq[0])
+        told = f"tcp.listen: port {broker.port} is already in use by "
+        by = f"(pid {broker.pid}). Choose another port with --listen, or stop that process."
     assert words.startswith("exit code 1:")
-    assert f"cannot listen on {broker.phpmq[0]}: Address already in use" in words
+    assert told in words
+    assert by in words
+    assert not (tmp_path / "two").exists()  # so no command looks for a broker there
+
+
+@pytest.mark.parametrize("problem", ["port", "socket", "certificate"])
+def test_start_that_is_refused_migrates_nothing(tmp_path: Path, problem: str) -> None:
+    """An older version refuses a database of a newer one, so there would be no way back."""
+    data, older = tmp_path / "data", tmp_path / "migrations"
+    older.mkdir()
+    data.mkdir()
+    for path in sorted(migrations_folder().glob("*.sql"))[:1]:
+        shutil.copy(path, older)
+    with closing(sqlite3.connect(data / DATABASE, isolation_level=None)) as database:
+        migrate(database, older)
+    with socket.socket(socket.AF_UNIX) as taken, broker_process(tmp_path / "one", *NO_ADMIN) as one:
+        taken.bind(str(tmp_path / "mq.sock"))
+        taken.listen()
+        flags = {
+            "port": ["--legacy-listen", one.phpmq[0]],
+            "socket": ["--listen", f"unix:{tmp_path}/mq.sock"],
+            "certificate": ["--set", "tcp.tls_cert=/none", "--set", "tcp.tls_key=/none"],
+        }[problem]
+        words = refusal(data, *NO_ADMIN, *flags)
+    assert words.startswith("exit code 78:" if problem == "certificate" else "exit code 1:")
+    with closing(sqlite3.connect(data / DATABASE)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
 
 
 def test_broker_is_refused_where_the_port_of_its_admin_is_taken(tmp_path: Path) -> None:
@@ -187,9 +219,9 @@ def test_broker_is_refused_where_the_port_of_its_admin_is_taken(tmp_path: Path) 
         address = broker.admin[0].removeprefix("http://").removesuffix("/")
         words = refusal(tmp_path / "two", "--admin", address)
     assert words.startswith("exit code 1:")
-    assert f"cannot listen on {address}: Address already in use" in words
-    assert not (tmp_path / "two" / "setup-token").exists()
-    assert "recovered" not in words
+    assert f"admin.listen: port {address.rpartition(':')[2]} is already in use by" in words
+    assert "Choose another port with --admin" in words
+    assert not (tmp_path / "two").exists()
 
 
 def test_newer_database_is_refused(data: Path) -> None:
