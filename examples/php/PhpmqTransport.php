@@ -486,7 +486,7 @@ final class Connection
     private const ID = '03'; // of a message, or the key of a publish
     private const COUNT = '04';
     private const TTL = '05';
-    private const LONGEST = ['01' => 255, '02' => 1 << 30, '03' => 64, '05' => 19]; // bytes
+    private const LONGEST = ['01' => 259, '02' => 1 << 30, '03' => 64, '05' => 19]; // bytes
 
     /** @var resource */
     private $stream;
@@ -816,8 +816,9 @@ final class PhpmqTransport implements Transport, ConsumerTransport
             ? $payload : Envelope::carry($reservation->content, $payload);
         $attempts = Envelope::view($copy)['attempts'] ?? null;
         $key = $reservation->id . ':' . (is_int($attempts) ? $attempts : hash('xxh64', $copy));
-        if ($delaySeconds > 0) {
-            $this->put($message->queue() . '.retry', $copy, $delaySeconds, $key);
+        $retry = $message->queue() . '.retry';
+        if ($delaySeconds > 0 && strlen($retry) <= 255) { // else the next try comes without a delay
+            $this->put($retry, $copy, $delaySeconds, $key);
         } else {
             $this->put($message->queue(), $copy, $reservation->remainingTtl(), $key);
         }
@@ -834,7 +835,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         $reservation = $this->reservationOf($message);
         [$queue, $target] = [$message->queue(), $message->queue() . $this->deadLetterSuffix];
         $isLast = str_ends_with($queue, $this->deadLetterSuffix); // what dies there only ends
-        $record = $isLast || strlen($target) > 255
+        $record = $isLast || !self::fits($target)
             ? null : Envelope::record($reservation->content, $payload, $queue, $reservation->id);
         if ($record !== null && strlen($record) <= $this->maxContent) { // else the broker makes it
             $this->put($target, $record, 0, $reservation->id . ':dead');
@@ -924,10 +925,16 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     private function checkQueue(string $queue): void
     {
         $isText = preg_match('/^[^\x{0}-\x{9}\x{B}-\x{1F}\x{7F}-\x{9F}]+$/Du', $queue) === 1;
-        if (!$isText || strlen($queue) > 255) {
+        if (!$isText || !self::fits($queue)) {
             throw new PhpmqException(
-                'a queue has 1 to 255 bytes of UTF-8 without control characters but line feeds'
+                'a queue has 1 to 255 bytes of UTF-8 (up to 259 if it ends in .dlq) without control '
+                . 'characters but line feeds'
             );
         }
+    }
+
+    private static function fits(string $queue): bool
+    {
+        return strlen($queue) <= (str_ends_with($queue, '.dlq') ? 259 : 255);
     }
 }

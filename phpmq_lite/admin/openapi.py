@@ -10,13 +10,14 @@ from pydantic.json_schema import JsonSchemaMode
 
 from phpmq_lite.admin.members import MEANS
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 PREFIX: Final = "/api/v1"
 _REF: Final = "#/components/schemas/{model}"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> what it is
     "q": ("Name of a queue; a name of dots alone or with ~ in front gets a ~ more.",
-          {"type": "string", "minLength": 1, "maxLength": 255}),
+          {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
     "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
     "client": ("Number of a client.", {"type": "integer", "minimum": 0}),
     "job": ("Number of bulk work.", {"type": "integer", "minimum": 0}),

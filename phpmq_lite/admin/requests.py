@@ -11,7 +11,7 @@ from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right
 from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.urls import decode_name
-from phpmq_lite.broker.queue_settings import NAME_BYTES, name_problem
+from phpmq_lite.broker.queue_settings import NAME_RULE, name_problem
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow, is_message_id
 
@@ -137,7 +137,7 @@ def check_queue_name(name: str) -> None:
     if (problem := name_problem(name)) is not None:
         raise Problem(
             422, "invalid", f"The name of the queue {problem}.", field="queue",
-            bound=f"1 to {NAME_BYTES} bytes of UTF-8, no control characters but line feeds",
+            bound=NAME_RULE,
         )  # fmt: skip
 
 

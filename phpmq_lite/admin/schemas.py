@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from phpmq_lite.admin.bodies import as_content, from_content, preview
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.model import State
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.browse import Body, EventRow, MessageRow
@@ -47,7 +48,7 @@ class FormatQuery(BaseModel):
 class QueueQuery(_Query):
     """Filter and order of a list of queues."""
 
-    q: str = Field("", max_length=255)
+    q: str = Field("", max_length=LONGEST_NAME)
     has: Literal["backlog", "no-consumer", "paused", "dead"] | None = None
     sort: QueueSort = "name"
 
@@ -64,7 +65,7 @@ class MessagesQuery(_Query):
 class ClientsQuery(_Query):
     """Which connections to show."""
 
-    queue: str = Field("", max_length=255)
+    queue: str = Field("", max_length=LONGEST_NAME)
 
 
 class SearchQuery(BaseModel):
@@ -111,7 +112,7 @@ class PauseIn(_Input):
 class RedriveIn(_Input):
     """Where dead-letter records go, and how long they live there."""
 
-    target: str | None = Field(None, min_length=1, max_length=255)
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)
     ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
     limit: int | None = Field(None, ge=1)
 

@@ -9,6 +9,11 @@ from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.errors import RefusedError
 
 NAME_BYTES: Final = 255
+LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # of a name that ends in it
+NAME_RULE: Final = (
+    f"1 to {NAME_BYTES} bytes of UTF-8, up to {LONGEST_NAME} if it ends in {DEAD_LETTER_SUFFIX}, "
+    "no control characters but line feeds"
+)
 POLICIES: Final = ("opaque", "observe", "envelope")
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # a line feed is allowed on the wire
 _FORWARD: Final = "forward:"
@@ -43,8 +48,9 @@ def name_problem(name: str) -> str | None:
         size = len(name.encode())
     except UnicodeEncodeError:
         return "is not UTF-8"
-    if not 0 < size <= NAME_BYTES:
-        return f"has {size} bytes, it may have 1 to {NAME_BYTES}"
+    longest = LONGEST_NAME if name.endswith(DEAD_LETTER_SUFFIX) else NAME_BYTES
+    if not 0 < size <= longest:
+        return f"has {size} bytes, it may have 1 to {longest}"
     return "has a control character" if _CONTROL.search(name) else None
 
 

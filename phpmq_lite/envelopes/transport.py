@@ -33,6 +33,7 @@ ATTEMPTS_LIMIT: Final = 1 << 31
 RELEASE_S: Final = 5.0  # what cannot be handled now comes again after this
 DEAD_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
+QUEUE_BYTES: Final = 255  # of a name, .retry included: else the next try comes without a delay
 _ENDED_LIMIT: Final = 10_000  # message ids
 _ERROR_CHARACTERS: Final = 2_000  # of an exception's text in a record
 _TRACEBACK_LINES: Final = 20
@@ -301,7 +302,7 @@ class PhpmqTransport(Transport):
     def _copy(self, job: Job, content: bytes, delay_s: float, attempts: int) -> None:
         """Publish what runs later, under a key that stores it once, then acknowledge."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
-        if delay_s > 0:
+        if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.confirm(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
         else:
             self.link.confirm(queue, content, self._left_s(job), key)

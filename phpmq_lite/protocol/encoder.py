@@ -184,9 +184,9 @@ class ClientEncoder:
 
     def _queue(self, queue: str) -> bytes:
         raw = queue.encode(errors="surrogatepass")
-        if not 0 < len(raw) <= self._limits.max_queue:
-            limit = self._limits.max_queue
-            raise LocalProtocolError(f"a queue name has 1 to {limit} bytes, not {len(raw)}")
+        longest = self._limits.longest_name(raw)
+        if not 0 < len(raw) <= longest:
+            raise LocalProtocolError(f"a queue name has 1 to {longest} bytes, not {len(raw)}")
         if wire.decode_queue(raw) is None:
             raise LocalProtocolError(f"a queue name has no control characters: {queue!r}")
         return _keep(self._queues, queue, b"P01%029d%s" % (len(raw), raw))

@@ -71,6 +71,7 @@ class Parser:
         "_left",
         "_length",
         "_limits",
+        "_max_queue",
         "_names",
         "_next",
         "_packet",
@@ -101,6 +102,7 @@ class Parser:
         self.shown: str | None = None  # "legacy" or "ttl": the first evidence (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
+        self._max_queue = limits.max_queue
         self._names = _NAMES
         self._whole = whole(self._names, limits)
         self._width = pinned  # of compact packet headers; None: the first one decides (R4)
@@ -332,6 +334,9 @@ class Parser:
     def _end_packet(self, content: bytes, at: int) -> None:
         packet = self._packet
         if packet == wire.QUEUE:
+            if self._length > self._max_queue and not content.endswith(wire.DEAD_LETTER_SUFFIX):
+                detail = f"a queue name of {len(content)} bytes does not end in .dlq"
+                self._fail(wire.TOO_LARGE, detail, at)
             self._values[packet] = self._names.get(content) or self._queue_name(content, at)
         elif packet in (wire.COUNT, wire.TTL):
             if not content.isdigit():

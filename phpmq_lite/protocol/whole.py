@@ -85,6 +85,7 @@ class _Remembered:
             return 0
         size = read_length(data[pos + 11 : pos + 40])
         after = pos + 40 + size
+        # A longer name, which may end in .dlq, goes through the steps.
         is_known = 0 < size <= self._limits.max_queue and data[pos + 40 : after] in self._names
         return after if is_known else 0
 

@@ -78,6 +78,8 @@ EMPTY_ID: Final = "empty-id"
 BAD_NUMBER: Final = "bad-number"
 HTTP_REQUEST: Final = "http-request"
 
+DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name that ends in it may be longer
+
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
@@ -86,19 +88,24 @@ class WireLimits:
     """The longest content, in bytes, of each packet type; a longer one closes the connection."""
 
     max_content: int = 8 << 20
-    max_queue: int = 255
+    max_queue: int = 255  # up to 4 more if the name ends in .dlq, see longest_name
     max_id: int = 64  # of ids and keys
     max_number_digits: int = 19  # R14
 
     def by_packet(self) -> dict[int, int]:
-        """Return packet type -> longest content (R13)."""
+        """Return packet type -> longest content (R13); of a queue: with the suffix ``.dlq``."""
         return {
-            QUEUE: self.max_queue,
+            QUEUE: self.max_queue + len(DEAD_LETTER_SUFFIX),
             CONTENT: self.max_content,
             ID: self.max_id,
             COUNT: self.max_number_digits,
             TTL: self.max_number_digits,
         }
+
+    def longest_name(self, queue: bytes) -> int:
+        """Return how many bytes a name with this end may have (R17)."""
+        is_longer = queue.endswith(DEAD_LETTER_SUFFIX)
+        return self.max_queue + (len(DEAD_LETTER_SUFFIX) if is_longer else 0)
 
 
 def decode_queue(raw: bytes) -> str | None:

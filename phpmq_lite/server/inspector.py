@@ -34,7 +34,7 @@ _EXPECTED: Final = {
     wire.BAD_PACKET_TYPE: "a packet that this message has",
     wire.DUPLICATE_PACKET: "each packet once",
     wire.TOO_LARGE: "a length within the limit",
-    wire.EMPTY_QUEUE: "a queue name of 1 to 255 bytes",
+    wire.EMPTY_QUEUE: "a queue name of 1 to 255 bytes, up to 259 if it ends in .dlq",
     wire.BAD_QUEUE: "UTF-8, no control characters but line feeds",
     wire.EMPTY_ID: "an id or key of 1 to 64 bytes",
     wire.BAD_NUMBER: "a number of 1 to 19 digits",

@@ -36,7 +36,7 @@ _HALF: Final = re.compile(  # of a character, where the block ends in it
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _SAID: Final = {  # member of a block -> its text, where that is plain and whole
-    name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,255})"' % name.encode())
+    name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
 

@@ -69,6 +69,7 @@ class _Reader:
         self.data, self.at, self.width = data, 0, width
         self.is_line: bool | None = None
         self._limits = limits.by_packet()
+        self._max_queue = limits.max_queue
 
     def take(self, size: int) -> bytes:
         if self.at + size > len(self.data):
@@ -106,7 +107,8 @@ class _Reader:
         content = self.take(size)
         if kind == b"01":
             name = decode_queue(content)
-            if name is None:
+            is_too_long = size > self._max_queue and content[-4:] != b".dlq"
+            if name is None or is_too_long:
                 raise _WrongError
             return kind, name
         return kind, self.number(content) if kind in (b"04", b"05") else content

@@ -34,3 +34,31 @@ async def test_name_that_is_not_utf8_is_refused_and_no_queue_is_made(
 async def test_percent_sign_may_be_in_a_name(site: Site, segment: str, name: str) -> None:
     assert (await site.ok("PUT", f"/queues/{segment}"))["is_new"]
     assert [item["name"] for item in (await site.ok("GET", "/queues"))["items"]] == [name]
+
+
+async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: Site) -> None:
+    """A record in it could be neither read nor redriven: its name has more than 255 bytes."""
+    queue, dead = "q" * 255, "q" * 255 + ".dlq"
+    await site.publish(queue, "poison", "again")
+    async with site.client() as client:
+        async with client.consume(queue) as consumer:
+            for _ in range(2):
+                (await anext(consumer)).dead_letter()
+        async with client.consume(dead, credit=1) as consumer:
+            record = await anext(consumer)
+            assert (record.queue, b"poison" in record.body) == (dead, True)
+            record.ack()
+        await client.publish_confirmed(dead, b"last")
+    for path in (f"/queues/{dead}", f"/queues/{dead}?tab=settings", "/dead"):
+        page = await site.get(path)
+        assert (path, page.status, "q" * 200 in page.text) == (path, 200, True)
+    assert ["again" in content for content in await site.contents(dead)] == [True, False]
+    done = await site.bulk(f"queue:{dead} again", "redrive")
+    assert (done["state"], await site.contents(queue)) == ("done", ["again"])
+    for name in (f"{dead}.dlq", f"{queue}.retry", "q" * 256):
+        assert (await site.api("PUT", f"/queues/{name}"))[0] == 422
+        changes = {"dead_letter_queue": name}
+        assert (await site.api("PATCH", "/queues/" + queue, changes))[0] == 422
+        page = await site.post(f"/queues/{queue}/settings", {"dead_letter_queue": name})
+        assert page.status == 422
+    assert (await site.api("PATCH", "/queues/" + queue, {"dead_letter_queue": dead}))[0] == 200

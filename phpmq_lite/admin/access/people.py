@@ -22,12 +22,13 @@ from phpmq_lite.admin.access.identity import (
 from phpmq_lite.admin.access.sessions import LOGIN
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.accounts import Session, Token, User
 
 ROLES: Final = ("viewer", "operator", "admin")
 NAME_LENGTH: Final = 64
 GLOBS: Final = 50
-GLOB_LENGTH: Final = 255
+GLOB_LENGTH: Final = LONGEST_NAME
 _RESERVED: Final = frozenset({"local", "control", "nobody", "token"})
 _NAME: Final = re.compile(rf"[^\W_][\w.@+-]{{0,{NAME_LENGTH - 1}}}")
 

@@ -15,6 +15,7 @@ from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 
 class _In(BaseModel):
@@ -27,7 +28,7 @@ class BulkIn(_In):
     token: str = Field(min_length=1, max_length=100)  # repeated, it answers with the same job
     action: Literal["requeue", "release", "move", "delete", "redrive", "restore"]
     ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
-    target: str | None = Field(None, min_length=1, max_length=255)  # move, redrive
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # move, redrive
     create: bool = False  # move: make the target
     dispatched: bool = False  # delete: also what consumers hold
     rate: int | None = Field(None, ge=1, le=100_000)  # messages a second

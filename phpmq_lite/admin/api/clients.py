@@ -16,6 +16,7 @@ from phpmq_lite.admin.pages.clients import closed_page, consuming
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.server.dissector import Piece
 from phpmq_lite.server.inspector import Recorded
 from phpmq_lite.server.status import ClientStatus
@@ -28,7 +29,7 @@ class ClientsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: Literal["open", "closed"] = "open"  # closed: within the last 24 hours
-    queue: str = Field("", max_length=255)  # open: only its consumers
+    queue: str = Field("", max_length=LONGEST_NAME)  # open: only its consumers
     limit: Limit = 50  # closed
     cursor: str | None = Field(None, max_length=200)  # closed
 

@@ -17,6 +17,7 @@ from phpmq_lite.admin.requests import check_queue_name, json_of, queue_name_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.terms import Query
 
 PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
@@ -27,7 +28,7 @@ class RedriveIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    target: str | None = Field(None, min_length=1, max_length=255)  # null: where they died
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # null: where they died
     ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # null: the queue's default; 0: never
     limit: int | None = Field(None, ge=1, le=1 << 50)  # the oldest only
     rate: int | None = Field(None, ge=1, le=100_000)  # messages a second, in the background

@@ -13,6 +13,7 @@ from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.requests import find_queue, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit, MessageOut, OutputFormat
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.model import State
 from phpmq_lite.storage.browse import HistoryPage
 
@@ -27,7 +28,7 @@ class HistoryIn(BaseModel):
 
     after_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # newer ones, oldest first
     before_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # older ones, newest first
-    queue: str = Field("", max_length=255)
+    queue: str = Field("", max_length=LONGEST_NAME)
     outcome: Outcome | None = None
     since: str = Field("", max_length=40)  # settled then or later: Unix ms, or ISO 8601
     until: str = Field("", max_length=40)  # settled before

@@ -24,6 +24,7 @@ from phpmq_lite.admin.schemas import PublishIn
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.operations import Published
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 
@@ -41,7 +42,7 @@ class ImportedIn(PublishIn):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    queue: str = Field(min_length=1, max_length=255)
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME)
 
 
 class ImportIn(BaseModel):

@@ -23,6 +23,7 @@ from phpmq_lite.admin.route import Handler, Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX, TTL_MAX_S, PublishIn
 from phpmq_lite.admin.waiting import Mark
 from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 KEY_BYTES: Final = 64
 _MESSAGES: Final = TypeAdapter(list[PublishIn])
@@ -47,7 +48,7 @@ class ActIn(_In):
 class MoveIn(_In):
     """Where to move to."""
 
-    target: str = Field(min_length=1, max_length=255)
+    target: str = Field(min_length=1, max_length=LONGEST_NAME)
     create: bool = False  # make the queue where there is none
 
 
@@ -60,13 +61,13 @@ class DeleteIn(_In):
 class RedriveOneIn(TtlIn):
     """Where a dead-letter record goes; null: where it died."""
 
-    target: str | None = Field(None, min_length=1, max_length=255)
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)
 
 
 class EditIn(PublishIn):
     """A new message made from an old one."""
 
-    queue: str | None = Field(None, min_length=1, max_length=255)  # null: the same
+    queue: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # null: the same
     reason: str = Field("", max_length=500)  # for the audit
 
 

@@ -17,6 +17,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name, check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.pipeline import Pipeline, SubscriptionRow
 
 CLAIM_MAX: Final = 100_000  # messages in one call
@@ -33,7 +34,7 @@ class _In(BaseModel):
 class ClaimIn(_In):
     """What to claim; claims behind ``after`` are answered before anything new is claimed."""
 
-    queue: str = Field(min_length=1, max_length=255)
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME)
     max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX)
     max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES)
     after: int | None = Field(None, ge=0, le=NUMBER_MAX)

@@ -19,6 +19,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name, check_text, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker import operations
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.process import Export
 from phpmq_lite.logs import get_logger, is_quiet
@@ -66,7 +67,7 @@ class RangeIn(BaseModel):
     hi: int = Field(ge=0, le=OFFSET_MAX)  # clipped to the last offset
     queue: list[str] = Field(default=[], max_length=NAMES)  # repeatable
     queues: str = Field("", max_length=100_000)  # the same, with commas
-    pattern: str = Field("", max_length=255)  # a glob that names of queues fit
+    pattern: str = Field("", max_length=LONGEST_NAME)  # a glob that names of queues fit
     outcomes: str = Field("", max_length=100)  # acked, expired, dead, deleted; empty: all
     columns: str = Field("", max_length=1_000)  # with commas; empty: all
     body: Literal["0", "1"] = "0"

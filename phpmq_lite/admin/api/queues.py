@@ -24,6 +24,7 @@ from phpmq_lite.admin.requests import (
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PauseIn, QueueOut, QueueQuery
 from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings
 from phpmq_lite.server.status import QueueStatus
@@ -86,7 +87,7 @@ class SettingsIn(BaseModel):
     max_bytes: _Number | None = None
     payload_policy: Literal["opaque", "observe", "envelope"] | None = None
     schema_mode: Literal["off", "warn", "quarantine"] | None = None
-    dead_letter_queue: str | None = Field(None, max_length=255)  # empty: the name with .dlq
+    dead_letter_queue: str | None = Field(None, max_length=LONGEST_NAME)  # empty: NAME.dlq
     empty_list_data: Literal["php", "never", "always"] | None = None
     delivery_paused: bool | None = None
     publishing_paused: bool | None = None

@@ -13,6 +13,7 @@ from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.requests import find_queue, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.trends import SPANS, Bucket
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.measures import measure_disk
 from phpmq_lite.storage.rollups import ALL
 
@@ -46,7 +47,7 @@ class HistoryQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    queue: str = Field("", max_length=255)  # empty: all queues together
+    queue: str = Field("", max_length=LONGEST_NAME)  # empty: all queues together
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 

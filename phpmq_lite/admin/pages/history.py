@@ -18,6 +18,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, MessagesQuery, OutputFormat
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.rollups import ALL
 
 
@@ -27,7 +28,7 @@ class HistoryPageQuery(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     outcome: Outcome | None = None
-    queue: str = Field("", max_length=255)
+    queue: str = Field("", max_length=LONGEST_NAME)
     since: str = Field("", max_length=40)
     until: str = Field("", max_length=40)
     span: Literal["1h", "24h", "7d", "30d"] = "1h"  # of the chart

@@ -23,6 +23,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, message_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow
@@ -220,7 +221,7 @@ def _after(request: web.Request, draft: Draft) -> str:
 async def _check(request: web.Request, draft: Draft, row: MessageRow | None) -> web.Response:
     """Check the body, and show what the first message would be."""
     context = context_of(request)
-    entry_of(request, target=draft.queue[:255]).result = "checked"
+    entry_of(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
     made = drafts.bodies(
         draft.body, draft.kind, 1, context.now_ms(), lambda: str(uuid4()), is_filled=draft.fill
     )[0]
@@ -244,7 +245,7 @@ async def _judge(request: web.Request, draft: Draft, made: bytes) -> None:
 
 async def _wrap(request: web.Request, draft: Draft, row: MessageRow | None) -> web.Response:
     """Write the envelope into the body, for the eye to check and for publishing."""
-    entry_of(request, target=draft.queue[:255]).result = "checked"
+    entry_of(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
     draft.body = drafts.envelope(draft.urn, draft.data, draft.queue)
     draft.kind, draft.fill = "json", True
     made = drafts.fill(draft.body, 1, context_of(request).now_ms(), lambda: str(uuid4()))

@@ -14,6 +14,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, OutputFormat
+from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 
 class TrashQuery(BaseModel):
@@ -21,7 +22,7 @@ class TrashQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    queue: str = Field("", max_length=255)
+    queue: str = Field("", max_length=LONGEST_NAME)
     cursor: Cursor = None
     limit: Limit = 50
     format: OutputFormat = "html"

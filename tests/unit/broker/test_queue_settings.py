@@ -55,6 +55,10 @@ def test_setting_is_taken(name: str, value: Any) -> None:
         ("on_expire", "forward:a\0b", "control character"),
         ("on_expire", "forward:" + "x" * 256, "256 bytes"),
         ("on_expire", "forward:\ud800", "UTF-8"),
+        ("on_expire", "forward:" + "x" * 250 + ".retry", "256 bytes, it may have 1 to 255"),
+        ("dead_letter_queue", "x" * 256, "256 bytes, it may have 1 to 255"),
+        ("dead_letter_queue", "x" * 250 + ".retry", "256 bytes, it may have 1 to 255"),
+        ("dead_letter_queue", "x" * 252 + ".dlq.dlq", "260 bytes, it may have 1 to 259"),
         ("on_expire", "forward:orders", "the same queue"),
         ("note", "x" * 2_001, "the limit is 2000"),
         ("note", "\ud800", "UTF-8"),
@@ -69,7 +73,9 @@ def test_setting_is_refused(name: str, value: Any, text: str) -> None:
     assert str(caught.value).startswith(f"{name} ")
 
 
-@pytest.mark.parametrize("name", ["a", "é" * 127, "a\nb", "..", "a/b", "~x", " "])
+@pytest.mark.parametrize(
+    "name", ["a", "é" * 127, "a\nb", "..", "a/b", "~x", " ", "x" * 255, "x" * 255 + ".dlq"]
+)
 def test_name_is_taken(name: str) -> None:
     check_name(name)
 

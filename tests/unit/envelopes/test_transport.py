@@ -14,7 +14,7 @@ from phpmq_lite.envelopes.idempotency import Claim
 from phpmq_lite.envelopes.transport import PhpmqTransport
 from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
 from tests.envelope_cases import CASES, Case, body, record_of
-from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
+from tests.unit.envelopes.fake_link import FakeLink, Told, delivery, transport_on
 
 ID = f"{1:032x}"
 OTHER_CAPABILITIES = (
@@ -118,6 +118,15 @@ def test_retry_waits_in_the_retry_queue_then_the_job_is_acknowledged(
         ("publish", "orders.retry", changed, ttl_s, f"{ID}:2".encode()),
         ("ack", ID),
     ]
+
+
+def test_retry_comes_at_once_when_the_retry_queue_cannot_exist() -> None:
+    """The job would be put back for ever: no client can write a name of 256 bytes."""
+    link = FakeLink()
+    link.waiting.append(delivery(body(), queue="q" * 250))
+    transport = transport_on(link)
+    transport.redeliver(popped(transport), retry_body(body(), 1), 7.0)
+    assert [act[:2] for act in link.acts] == [("publish", "q" * 250), ("ack", ID)]
 
 
 def test_retry_at_once_goes_back_with_the_time_left() -> None:

@@ -61,6 +61,7 @@ def test_client_writes_the_newer_revision() -> None:
     [
         lambda: CLIENT.publish("", b"x"),
         lambda: CLIENT.publish("q" * 256, b"x"),
+        lambda: CLIENT.publish("q" * 256 + ".dlq", b"x"),
         lambda: CLIENT.publish("é" * 128, b"x"),
         lambda: CLIENT.publish("a\x00b", b"x"),
         lambda: CLIENT.publish("\udc80", b"x"),
