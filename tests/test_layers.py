@@ -63,6 +63,7 @@ OURS: Final[dict[str, set[str]]] = {
         "server.commits",
         "server.dissector",
         "server.endpoints",
+        "server.explain",
         "server.figures",
         "server.inspector",
         "server.progress",

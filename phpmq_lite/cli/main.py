@@ -97,6 +97,9 @@ COMMANDS: Final = {
     ),
     "outbox": Entry("phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."),
     "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
+    "frame": Entry(
+        "phpmq_lite.cli.frame", "Look at bytes of the PHPMQ protocol, without a broker."
+    ),
     "schema": Entry("phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."),
     "pipeline": Entry(
         "phpmq_lite.cli.pipeline", "Read the history with Spark: archive, metrics, replay."

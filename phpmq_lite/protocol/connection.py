@@ -190,6 +190,21 @@ class ClientSide:
         """Bytes of a frame begun and not complete; 0 between frames."""
         return self._parser.partial_bytes
 
+    @property
+    def framing(self) -> str | None:
+        """See ``ServerSide``."""
+        return self._parser.framing
+
+    @property
+    def packet_header(self) -> int:
+        """See ``ServerSide``."""
+        return self._parser.packet_header or 32
+
+    @property
+    def revision(self) -> str | None:
+        """See ``ServerSide``."""
+        return self._parser.shown
+
     def receive(self, data: bytes) -> list[BrokerFrame]:
         """Return the frames that this read completes, in order; then look at :attr:`error`."""
         return cast("list[BrokerFrame]", self._parser.feed(data))

@@ -199,7 +199,7 @@ class Parser:
             elif index == 5:
                 self._check_type(int(head[3:6]))
             elif index == 7:
-                detail = f"a message of type {int(head[3:6]):03} has not {int(head[6:])} packets"
+                detail = wire.wrong_count(self._shapes, int(head[3:6]), int(head[6:]))
                 self._fail(wire.BAD_PACKET_COUNT, detail, self._began + 6)
 
     def _check_type(self, message_type: int) -> None:

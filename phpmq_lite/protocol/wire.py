@@ -52,6 +52,19 @@ FROM_BROKER: Final = _shapes(
     (RECEIPT, (QUEUE, ID, CONTENT)),
 )
 
+
+def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
+    """Say how many packets a message type has, and what the count may mean (R18)."""
+    known = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
+    detail = f"a message of type {message_type:03} has {known} packets, not {count}"
+    if (message_type, count) == (REQUEUE, 2):
+        detail += (
+            ": with 2 packets 005 was the message receipt of an earlier revision,"
+            " here it is a requeue with queue, message id and TTL"
+        )
+    return detail
+
+
 # R7: what a frame shows about the revision its sender speaks.  002 and 004 show nothing.
 SHOWS: Final = {
     message_header(PUBLISH, 2): "legacy",

@@ -84,6 +84,25 @@ class Dissector:
         self._left = -1  # bytes of content to come; -1: a header is due
         self._size = 0
 
+    def begun(self) -> Frame | None:
+        """Return the pieces of the frame that is begun, the last one as far as it came."""
+        if self.is_between:
+            return None
+        if not self._frame:
+            header = Piece(self._head, f"message header, {len(self._head)} of 8 bytes")
+            return Frame("unknown", None, (header,), self._size)
+        found = _decoded(self._frame, self._pieces, self._size)
+        count = len(self._pieces) + self._packets_left
+        pieces = [Piece(self._frame, f"{found.kind}, {count} packets"), *found.pieces[1:]]
+        if self._left >= 0:
+            came = self._length - self._left
+            meaning = f"content, {came} of {self._length} bytes"
+            raw = self._head + self._content
+            pieces.append(Piece(raw, meaning, came - len(self._content)))
+        elif self._head:
+            pieces.append(Piece(self._head, "packet header, not whole"))
+        return Frame(found.kind, found.queue, tuple(pieces), self._size)
+
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that ``data`` completes."""
         done: list[Frame] = []

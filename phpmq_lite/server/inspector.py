@@ -42,6 +42,11 @@ _EXPECTED: Final = {
 }
 
 
+def expected_of(code: str) -> str:
+    """Return what the grammar expects where there is an error of this code."""
+    return _EXPECTED.get(code, "")
+
+
 @dataclass(slots=True, frozen=True)
 class Recorded:
     """A frame that passed; ``number`` counts the frames of the recording from 1."""
@@ -282,7 +287,7 @@ class Inspector:
                 address=address,
                 code=error.code,
                 detail=error.detail,
-                expected=_EXPECTED.get(error.code, ""),
+                expected=expected_of(error.code),
                 offset=error.offset,
                 before=data[max(0, at - NEAR_BYTES) : at] if is_here else b"",
                 found=data[at : at + NEAR_BYTES] if is_here else b"",

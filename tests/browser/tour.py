@@ -29,6 +29,7 @@ MORE: Final = {
                  "?release=nightly"),
     "overview": ("?span=24h",),
     "system": ("?tab=starts", "?tab=settings", "?tab=log"),
+    "frame": ("?frame=H0100202P0100000000000000000000000000003FooP0300", "?frame=zz&encoding=hex"),
     "messages": ("?q=queue:orders", "?q=nothing-like-this", "?q=deliveries:x"),
     "message": ("?view=raw", "?view=hex"),
 }  # fmt: skip

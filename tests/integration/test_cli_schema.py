@@ -1,5 +1,6 @@
-"""The groups ``schema`` and ``envelope`` of the command line: files in, verdicts and codes out."""
+"""The groups ``schema``, ``envelope`` and ``frame``: files in, verdicts and codes out."""
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -230,3 +231,42 @@ def test_what_is_no_envelope_is_shown_as_that(run: Run) -> None:
     assert json.loads(result.stdout)["envelope"] is None
     assert "poison" in json.loads(result.stdout)["verdict"]
     run("envelope", "show", "-", "-o", "table", code=1, input=b'{"x": "\\ud800"}')
+
+
+# -- frame
+
+PUBLISH = b"H0100102P0100000000000000000000000000003FooP0200000000000000000000000000002\n\xff"
+
+
+@pytest.mark.parametrize("encode", [bytes, lambda b: b.hex().encode(), base64.b64encode])
+def test_frame_is_explained(run: Run, encode: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    file = tmp_path / "frame"
+    file.write_bytes(encode(PUBLISH))
+    [found] = rows(run("frame", "explain", file))
+    [frame] = found["frames"]
+    assert (frame["kind"], frame["queue"], frame["size"]) == ("publish", "Foo", len(PUBLISH))
+    assert [piece["meaning"] for piece in frame["pieces"]] == [
+        "publish, 2 packets",
+        "queue Foo",
+        "content, 2 bytes",
+    ]
+    assert found["revision"].startswith("older")
+    assert found["wrong"] is None
+    shown = run("frame", "explain", "-", "-o", "table", input=encode(PUBLISH)).stdout
+    assert "P0200000000000000000000000000002\\n\\xff  content, 2 bytes" in shown
+
+
+def test_frame_with_a_wrong_byte_ends_with_1(run: Run) -> None:
+    [found] = rows(run("frame", "explain", code=1, input=PUBLISH + b"H0100502"))
+    assert (found["wrong"]["code"], found["wrong"]["offset"]) == (
+        "bad-packet-count",
+        len(PUBLISH) + 6,
+    )
+    shown = run("frame", "explain", "-o", "table", code=1, input=PUBLISH + b"H0100502").stdout
+    assert "message receipt of an earlier revision" in shown
+    assert "H01005>>0<<2" in shown
+
+
+def test_frame_in_another_encoding_than_named_is_refused(run: Run) -> None:
+    result = run("frame", "explain", "--as", "hex", code=1, input="H0100102")
+    assert "not hex: give pairs of the digits 0 to 9 and a to f" in result.stderr

@@ -134,6 +134,40 @@ async def test_client_that_never_was_is_not_there(browser: Pages, number: str) -
     assert (await browser.get(f"/api/v1/clients/{number}"))[0] == 404
 
 
+async def test_frame_is_explained_from_the_page_of_a_connection(
+    browser: Pages, worker: Client
+) -> None:
+    _, page = await browser.get(f"/clients/{await client_number(browser)}")
+    assert 'action="/frame"' in page
+    consume = "483031303032303250303130303030303030303030303030303030303030303030303030303030334D"
+    _, page = await browser.get(f"/frame?frame={consume}")
+    assert "Dispatch messages" not in page
+    assert "content, 1 of 3 bytes" in page
+    consume += "7171503034" + "30" * 28 + "3135"
+    _, page = await browser.get(f"/frame?frame={consume}&encoding=hex")
+    assert "Dispatch messages of &#39;Mqq&#39;, at most 5 unacknowledged" in page
+
+
+async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: Pages) -> None:
+    frame = (
+        "H0100102%0D%0AP0100000000000000000000000000004%0D%0A<b>!%0D%0A"
+        "P0200000000000000000000000000003%0D%0Aa%0D%0Ab"
+    )
+    _, page = await browser.get(f"/frame?frame={frame}")
+    assert "line framing, LF" in page
+    assert "<b>!" not in page
+    assert "Store a message of 3 bytes" in page
+    _, page = await browser.get("/frame?frame=H0100502&encoding=raw")
+    assert "message receipt of an earlier revision" in page
+    _, page = await browser.get("/frame?frame=zz&encoding=hex")
+    assert "not hex" in page
+
+
+@pytest.mark.parametrize("query", ["frame=" + "0" * 4_001, "encoding=utf-7"])
+async def test_frame_that_cannot_be_asked_for_is_refused(browser: Pages, query: str) -> None:
+    assert (await browser.get(f"/frame?{query}"))[0] == 422
+
+
 async def test_label_of_a_network_is_shown_and_taken_away(browser: Pages, worker: Client) -> None:
     status, _ = await posted(browser, "/clients/label", name="127.0.0.0/8", label="lab <1>")
     assert status == 303

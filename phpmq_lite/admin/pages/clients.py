@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import cursors, formats, peers
 from phpmq_lite.admin.context import context_of, status_of
@@ -14,10 +14,12 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import ClientOut, ClientsQuery
+from phpmq_lite.server import explain
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.clients import ClientRow, Clients
 
 SHOWN: Final = 200  # open connections on the page
+FRAME_CHARACTERS: Final = 4_000  # an address may have 8 KiB, and most bytes are escaped in it
 _SCOPE: Final = "closed clients"
 
 
@@ -44,6 +46,15 @@ class ClientLiveQuery(ClientsQuery):
     """The filter of the page, as far as what is live needs it."""
 
     state: str = Field("open", max_length=10)
+
+
+class FrameQuery(BaseModel):
+    """The bytes to explain; what is longer than an address may be is for the command line."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    frame: str = Field("", max_length=FRAME_CHARACTERS)
+    encoding: explain.Encoding = "auto"
 
 
 async def clients(request: web.Request) -> web.StreamResponse:
@@ -127,4 +138,21 @@ async def live_clients(
     }
 
 
-ROUTES: Final = (Route("GET", "/clients", Role.VIEWER, "clients", clients),)
+async def frame(request: web.Request) -> web.StreamResponse:
+    """Bytes that somebody pastes, explained: packets, revision, framing, what would be done."""
+    query = query_of(request, FrameQuery)
+    found, error = None, ""
+    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # as a browser sends a text
+    if pasted:
+        try:
+            data = explain.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
+            found = explain.as_data(explain.explain(data))
+        except explain.UnreadableError as wrong:
+            error = str(wrong)
+    return await page(request, "frame.html", query=query, found=found, error=error)
+
+
+ROUTES: Final = (
+    Route("GET", "/clients", Role.VIEWER, "clients", clients),
+    Route("GET", "/frame", Role.VIEWER, "frame", frame),
+)

@@ -261,6 +261,19 @@ def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
     assert "looks like HTTP" in kept.detail
 
 
+def test_inspector_names_the_message_receipt_of_an_earlier_revision() -> None:
+    """R18: 005 with two packets; in the newer revision it is a requeue with three."""
+    side, inspector = ServerSide(WireLimits()), Inspector()
+    data = b"H0100502P0100000000000000000000000000003FooP0300000000000000000000000000001x"
+    assert side.receive(data) == []
+    assert side.error is not None
+    inspector.note_error(side.error, 7, "127.0.0.1:5", data, 0)
+    (bad,) = inspector.errors
+    assert (bad.code, bad.offset, bad.before) == ("bad-packet-count", 6, b"H01005")
+    assert "005 has 3 packets, not 2" in bad.detail
+    assert "the message receipt of an earlier revision" in bad.detail
+
+
 def test_inspector_shows_what_was_right_before_the_wrong_byte() -> None:
     side, inspector = server(), Inspector()
     data = CLIENT.consume("mail", 1) + b"H0100x02"
