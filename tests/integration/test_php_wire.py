@@ -294,7 +294,7 @@ async def test_longest_queue_has_a_dead_letter_queue_and_retries_at_once(
     for name, *more in (("deadLetter", BODY), ("release", BODY, 5)):
         async with php_at(broker) as php:
             await do(php, name, await take(php, queue), *more)
-            assert await asyncio.to_thread(php.take, f"{queue}.dlq")
+            assert (await asyncio.to_thread(php.take, f"{queue}.dlq")).body == BODY
             await do(php, "close")
     sent = [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
     published = [frame.queue for frame in sent if isinstance(frame, Publish)]
