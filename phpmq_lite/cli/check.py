@@ -9,7 +9,7 @@ import click
 
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import Node, node_options
+from phpmq_lite.cli.node import NoAnswerError, Node, node_options
 from phpmq_lite.cli.options import duration
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import escape
@@ -50,7 +50,7 @@ def _wrong_use() -> Iterator[None]:
 
 
 class Checks(click.Group):
-    """A broker that does not answer is unknown to monitoring, not an error of ours."""
+    """A figure that cannot be read is unknown to monitoring, not an error of ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the flags of the group itself."""
@@ -86,8 +86,11 @@ def level_of(value: float, warning: float, critical: float) -> int:
 @check.command()
 @node_options
 def ready(node: Node) -> None:
-    """Does the broker take messages?"""
-    stats = node.get("/stats")
+    """Does the broker take messages? Critical, too, where nothing answers."""
+    try:
+        stats = node.get("/stats")
+    except NoAnswerError as error:
+        end(CRITICAL, f"the broker does not take messages: {error}")
     reason = stats["storing_stopped"] or stats["publishing_stopped"]
     if stats["is_ready"] and not stats["is_draining"] and reason is None:
         end(OK, "the broker takes messages")

@@ -38,6 +38,10 @@ _TOKEN_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TIMEOUT_S: Final = 600.0  # a purge of millions goes in slices
 
 
+class NoAnswerError(CommandError):
+    """The broker is not there, does not answer in time, or cannot serve now: 503."""
+
+
 class Node(NamedTuple):
     """Where the broker is: ``socket``, or ``url`` with a token where it asks for one.
 
@@ -128,9 +132,17 @@ class Node(NamedTuple):
             ):
                 yield response
         except TimeoutError:
-            raise CommandError(f"no answer within {timeout_s:.0f} s", TIMED_OUT) from None
+            raise NoAnswerError(
+                f"{self.socket or self.url} did not answer within {timeout_s:.0f} s", TIMED_OUT
+            ) from None
         except aiohttp.ClientConnectorError as error:
-            raise CommandError(f"{self._nobody()}: {os_reason(error.os_error)}") from None
+            if isinstance(error.os_error, PermissionError):
+                raise CommandError(
+                    f"{self.socket} belongs to another account: run this as that account "
+                    "(`sudo -u ACCOUNT`), or give --url http://HOST:9101",
+                    REFUSED,
+                ) from None
+            raise NoAnswerError(f"{self._nobody()}: {os_reason(error.os_error)}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(f"{self.socket or self.url}: {error}") from None
 
@@ -167,7 +179,8 @@ def read_answer(status: int, content: bytes) -> Any:
     if problem.get("code") == "login":
         text = _HAS_USERS
     text = _with_bound(str(text), problem.get("field"), problem.get("bound"))
-    raise CommandError(escape(text), code)
+    kind = NoAnswerError if status == 503 else CommandError
+    raise kind(escape(text), code)
 
 
 def _with_bound(text: str, field: object, bound: object) -> str:

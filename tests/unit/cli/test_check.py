@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from phpmq_lite.cli import check
 from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.node import Node, read_answer
 
 
 @pytest.mark.parametrize(
@@ -17,10 +18,25 @@ def test_level_rises_at_each_bound(value: int, level: int) -> None:
     assert check.level_of(value, 10, 100) == level
 
 
-def test_check_of_a_broker_that_does_not_answer_is_unknown() -> None:
-    result = CliRunner().invoke(commands, ["check", "ready", "--data", "/no/such/folder"])
-    assert result.exit_code == check.UNKNOWN
-    assert result.stdout.startswith("UNKNOWN: no broker answers on /no/such/folder/control.sock")
+@pytest.mark.parametrize("where", [["--data", "/no/such/folder"], ["--url", "http://127.0.0.1:9"]])
+def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: list[str]) -> None:
+    result = CliRunner().invoke(commands, ["check", "ready", *where])
+    words = "CRITICAL: the broker does not take messages: no broker answers on "
+    assert (result.exit_code, result.stdout[: len(words)]) == (check.CRITICAL, words)
+    for name in ("backlog", "age", "dead", "disk", "backup", "consumer"):
+        queue = ["q"] if name == "consumer" else []
+        result = CliRunner().invoke(commands, ["check", name, *queue, *where])
+        assert result.exit_code == check.UNKNOWN
+        assert result.stdout.startswith("UNKNOWN: no broker answers on ")
+
+
+def test_broker_that_starts_is_critical_and_a_refusal_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for status, code in ((503, check.CRITICAL), (401, check.UNKNOWN)):
+        monkeypatch.setattr(Node, "get", lambda *_, status=status: read_answer(status, b"{}"))
+        result = CliRunner().invoke(commands, ["check", "ready", "--url", "http://127.0.0.1:9"])
+        assert result.exit_code == code
 
 
 @pytest.mark.parametrize(
