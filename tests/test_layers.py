@@ -103,7 +103,7 @@ OURS: Final[dict[str, set[str]]] = {
     "envelopes.verdict": set(),
     "envelopes.record": set(),
     "moving": {"client", "envelopes", "errors"},
-    "spark": {"storage.ranges", "envelopes.record", "lazy", "errors"},
+    "spark": {"storage.ranges", "envelopes.record", "build", "lazy", "errors"},
     "service": {
         "admin",
         "broker",

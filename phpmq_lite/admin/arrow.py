@@ -15,6 +15,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker import operations
+from phpmq_lite.build import install_command
 
 MEDIA: Final = "application/vnd.apache.arrow.stream"
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
@@ -61,7 +62,7 @@ def need_arrow() -> None:
     if find_spec("pyarrow") is None:
         raise Problem(
             501, "no_arrow", "This broker speaks no Arrow: it was installed without pyarrow. "
-            "Install it with the extra: pip install 'phpmq-lite[export]'.",
+            f"Install it with the extra: {install_command('export')}",
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from phpmq_lite.build import install_command
 from phpmq_lite.server.endpoints import PhpmqListener
 
 QUEUE = "orders"
@@ -49,7 +50,7 @@ def pipeline(base: str, *, needs_token: bool) -> list[Snippet]:
     """Give what makes the first insights; ``base`` is the address of the admin."""
     url = f"--url {base}" + (" --token-file token" if needs_token else "")
     made = [
-        Snippet("install", "Install once", "pip install 'phpmq-lite[spark]'"),
+        Snippet("install", "Install once", install_command("spark")),
         Snippet("doctor", "See what is missing", f"phpmq-lite pipeline doctor {url}"),
         Snippet("run", "Archive, compute, compact", f"phpmq-lite pipeline run {url}"),
     ]

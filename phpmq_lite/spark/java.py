@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
+from phpmq_lite.build import install_command
 from phpmq_lite.spark.errors import JavaError
 
 NEEDED: Final = 17
@@ -119,7 +120,7 @@ def find_java(
         f"Spark needs Java {NEEDED} or newer, and there is none ({found})."
         " Install one (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk)"
         " and set JAVA_HOME if it lies elsewhere, or get it from PyPI:"
-        " pip install 'phpmq-lite[java]'"
+        f" {install_command('java')}"
     )
 
 

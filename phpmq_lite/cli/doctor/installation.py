@@ -12,7 +12,6 @@ from phpmq_lite import __version__, build
 from phpmq_lite.admin.systems import sqlite_note
 from phpmq_lite.cli.findings import OK, Finding, bad, ok, warn
 from phpmq_lite.cli.installed import (
-    DISTRIBUTION,
     installed,
     look_at_python,
     package_finding,
@@ -23,7 +22,6 @@ from phpmq_lite.model import checksum
 from phpmq_lite.resources import migrations_folder, templates_folder
 from phpmq_lite.storage.migrate import migrate
 
-_AGAIN: Final = f"pip install --upgrade {DISTRIBUTION}"
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.listening")
 PAGES: Final = (
     "base.html",
@@ -54,16 +52,17 @@ def package_findings(
     ``find`` gives a version; ``problem`` is why something cannot be imported.
     """
     name, own = "packages", f"phpmq-lite {__version__} ({build.kind()})"
-    found = [package_finding(one, find(one.name), _AGAIN) for one in needed]
+    again = build.install_command(flags="--upgrade")
+    found = [package_finding(one, find(one.name), again) for one in needed]
     wrong = [one for one in found if one.state != OK]
     yield from wrong
     if problem:
-        yield bad(name, problem, _AGAIN)
+        yield bad(name, problem, again)
     elif not needed:
         yield warn(
             name,
             f"{own} is not installed, so no version was compared",
-            f"pip install {DISTRIBUTION}",
+            build.install_command(),
         )
     elif not wrong:
         yield ok(name, f"{own} and the {len(needed)} packages that it needs")
@@ -111,7 +110,7 @@ def _pages() -> Finding:
         return bad(
             "pages",
             f"{folder} has no {', '.join(missing)}",
-            f"pip install --force-reinstall {DISTRIBUTION}",
+            build.install_command(flags="--force-reinstall"),
         )
     return ok("pages", "all files of the web pages are there")
 
@@ -138,12 +137,12 @@ def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding
         return ok(
             "pipeline",
             "no Spark, which only `phpmq-lite pipeline` needs",
-            "to use it: pip install 'phpmq-lite[spark,java]'",
+            f"to use it: {build.install_command('spark', 'java')}",
         )
     if problem:
         return warn(
             "pipeline",
             f"Spark {spark}, no Java: {problem}",
-            "pip install 'phpmq-lite[java]', or install Java 17 or newer",
+            f"{build.install_command('java')}, or install Java 17 or newer",
         )
     return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` looks closer")

@@ -41,6 +41,6 @@ class PipelineCommands(LazyGroup):
 def pipeline() -> None:
     """Read the history with Spark: archive, metrics, replay.
 
-    Needs the extra `spark` and Java 17 or newer (extra `java` where the machine has none):
-    pip install 'phpmq-lite[spark,java]'; `phpmq-lite pipeline doctor` says what is missing.
+    Needs the extra `spark` and Java 17 or newer (extra `java` if the machine has none):
+    `phpmq-lite pipeline doctor` says what is missing, and the command that installs it.
     """

@@ -11,17 +11,17 @@ from urllib.parse import urlsplit
 import click
 from packaging.requirements import Requirement
 
+from phpmq_lite.build import install_command
 from phpmq_lite.cli.findings import BAD, OK, WARN, Finding, end_with, warn
 from phpmq_lite.cli.installed import installed, look_at_python, package_finding, requirements
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import output_option
-from phpmq_lite.cli.pipeline.sessions import INSTALL, probe
+from phpmq_lite.cli.pipeline.sessions import probe
 from phpmq_lite.cli.pipeline.target import Target, target_options
 from phpmq_lite.errors import PhpmqError
 
 _WITHOUT: Final = "exports go through Python: a half to a fifth of the rows/s"
 OPTIONAL: Final = {"adbc-driver-manager": _WITHOUT, "adbc-driver-sqlite": _WITHOUT}
-EXPORT: Final = "pip install 'phpmq-lite[export]'"
 BROKER_TIMEOUT_S: Final = 10.0
 
 
@@ -55,8 +55,12 @@ def look(target: Target) -> Iterator[Finding]:
 def _package(needed: Requirement) -> Finding:
     found = installed(needed.name)
     if found is None and needed.name in OPTIONAL:
-        return warn(needed.name, "not installed", f"{INSTALL}; without: {OPTIONAL[needed.name]}")
-    return package_finding(needed, found, f"{INSTALL} --upgrade")
+        return warn(
+            needed.name,
+            "not installed",
+            f"{install_command('spark')}; without: {OPTIONAL[needed.name]}",
+        )
+    return package_finding(needed, found, install_command("spark", flags="--upgrade"))
 
 
 def _java() -> Finding:
@@ -103,7 +107,7 @@ def _broker(target: Target) -> Iterator[Finding]:
         yield Finding("export", OK, "the broker hands out its history")
     except CommandError as error:
         is_bad = error.code == ERROR  # else it is busy, perhaps
-        hint = f"where the broker runs: {EXPORT}, and a restart" if is_bad else ""
+        hint = "install its extra export where the broker runs, and restart it" if is_bad else ""
         yield Finding("export", BAD if is_bad else WARN, str(error), hint)
     try:
         ask("claims/state", subscription="pipeline")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from phpmq_lite.build import install_command
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.pipeline import causes, packing
 from phpmq_lite.cli.pipeline.progress import Progress, shown
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 NEEDED: Final = ("pyspark", "pyarrow", "pandas")
-INSTALL: Final = "pip install 'phpmq-lite[spark]'"
 _PROBE_ROWS: Final = 1_000
 
 
@@ -37,7 +37,8 @@ def require_spark() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise CommandError(
-            f"the pipeline needs the extra spark ({', '.join(missing)} not installed): {INSTALL}"
+            f"the pipeline needs the extra spark ({', '.join(missing)} not installed): "
+            + install_command("spark")
         )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.build import install_command
 from phpmq_lite.spark import java
 from phpmq_lite.spark.errors import JavaError
 
@@ -80,7 +81,7 @@ def test_error_says_what_was_found_and_both_ways() -> None:
     assert "needs Java 17 or newer" in text
     assert "JAVA_HOME /x/old: Java 11" in text
     assert "openjdk-17-jre" in text
-    assert "pip install 'phpmq-lite[java]'" in text
+    assert install_command("java") in text
 
 
 def test_error_says_so_when_nothing_was_found() -> None:

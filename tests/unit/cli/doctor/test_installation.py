@@ -3,6 +3,7 @@
 import pytest
 from packaging.requirements import Requirement
 
+from phpmq_lite.build import install_command
 from phpmq_lite.cli.doctor import installation
 from phpmq_lite.cli.findings import BAD, OK, WARN
 from phpmq_lite.resources import templates_folder
@@ -23,7 +24,7 @@ def test_packages_that_will_not_are_named() -> None:
         ("click", BAD, "7.0"),
         ("uvloop", BAD, "not installed"),
     ]
-    assert "pip install --upgrade phpmq-lite" in found[0].hint
+    assert found[0].hint == f">=8.1 is needed: {install_command(flags='--upgrade')}"
 
 
 def test_package_that_cannot_be_imported_is_bad() -> None:
@@ -33,7 +34,7 @@ def test_package_that_cannot_be_imported_is_bad() -> None:
 
 def test_package_that_was_not_installed_is_only_told() -> None:
     (found,) = installation.package_findings([], lambda name: None, "")
-    assert (found.state, found.hint) == (WARN, "pip install phpmq-lite")
+    assert (found.state, found.hint) == (WARN, install_command())
 
 
 @pytest.mark.parametrize(

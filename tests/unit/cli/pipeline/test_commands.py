@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from phpmq_lite.build import install_command
 from phpmq_lite.cli import contexts, findings
 from phpmq_lite.cli.main import ERROR, REFUSED, CommandError, commands
 from phpmq_lite.cli.node import Node
@@ -58,7 +59,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, asked: list[Any
         assert result.exit_code == 1, name
         assert result.stderr == (
             "Error: the pipeline needs the extra spark (pyspark not installed):"
-            " pip install 'phpmq-lite[spark]'\n"
+            f" {install_command('spark')}\n"
         )
     assert asked == []
 
@@ -247,7 +248,7 @@ def test_doctor_tells_a_broker_without_the_extra_from_a_busy_one(
     target = Target("http://mq:9101", None, None, "out", "local", {}, Path("log"))
     found = {one.check: one for one in doctor.look(target)}
     assert found["export"].state == state
-    assert ("phpmq-lite[export]" in found["export"].hint) == (state == findings.BAD)
+    assert ("extra export" in found["export"].hint) == (state == findings.BAD)
 
 
 SUMMARY: dict[str, Any] = {

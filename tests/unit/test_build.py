@@ -1,0 +1,86 @@
+"""The command that installs this package again works as it is printed."""
+
+import json
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite import build
+
+PIP = f"{shlex.quote(sys.executable)} -m pip install"
+REQUIRES = [
+    "click>=8.4",
+    "pyarrow>=16; extra == 'export'",
+    'phpmq-lite[export]; extra == "spark"',
+    "pyspark<5,>=4.2; extra == 'spark'",
+]
+
+
+class Installed:
+    """Stands in for the metadata of an installation; ``origin`` is its direct_url.json."""
+
+    requires = REQUIRES
+
+    def __init__(self, **origin: Any) -> None:
+        self.origin = origin
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return json.dumps(self.origin) if self.origin else None
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, found: Installed, *extras: str, flags: str = ""
+) -> str:
+    monkeypatch.setattr(build, "distribution", lambda _: found)
+    text = build.install_command(*extras, flags=flags)
+    assert text.startswith(PIP)
+    return text.removeprefix(PIP).strip()
+
+
+def test_checkout_is_installed_again_from_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = tmp_path.as_uri()
+    plain, editable = Installed(url=url, dir_info={}), Installed(url=url, dir_info={"editable": 1})
+    assert command(monkeypatch, plain, "spark") == f"'{tmp_path}[spark]'"
+    assert command(monkeypatch, editable, "spark", "java") == f"-e '{tmp_path}[spark,java]'"
+    assert command(monkeypatch, plain, flags="--upgrade") == f"--upgrade {tmp_path}"
+
+
+def test_wheel_is_named_while_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = tmp_path / "my wheels.whl"
+    wheel.touch()
+    found = Installed(url=wheel.as_uri(), archive_info={})
+    assert command(monkeypatch, found, "spark") == f"'{wheel}[spark]'"
+    wheel.unlink()
+    assert command(monkeypatch, found, "spark") == "'pyarrow>=16' 'pyspark<5,>=4.2'"
+
+
+def test_packages_of_the_extra_are_named_when_the_origin_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert command(monkeypatch, Installed(), "export") == "'pyarrow>=16'"
+    assert command(monkeypatch, Installed()) == "phpmq_lite-VERSION-py3-none-any.whl"
+
+
+def test_checkout_that_was_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(build, "distribution", missing)
+    checkout = Path(build.__file__).parent.parent
+    assert build.install_command("java") == f"{PIP} -e '{checkout}[java]'"
+
+
+def test_no_remedy_names_the_package_as_if_an_index_had_it() -> None:
+    package = Path(build.__file__).parent
+    pages = [*(package.parent / "docs").rglob("*.md"), package.parent / "README.md"]
+    for path in [*package.rglob("*.py"), *pages]:
+        text = path.read_text(encoding="utf-8")
+        assert "pip install 'phpmq-lite" not in text, path
+        assert "pip install phpmq-lite" not in text, path
