@@ -168,6 +168,16 @@ class QueueRow:
     live_count: int = 0
     live_bytes: int = 0
     stored: tuple[int, int] = (0, 0)  # both as the writer was given them last
+    created_by: str = ""  # an actor, or the address of a connection; empty: not known
+
+
+def has_room(own: int, total: int, more: int, limit: int) -> bool:
+    """Return whether an owner of ``own`` out of ``total`` may have ``more``.
+
+    Alone, one owner may have all of ``limit``.  So that others still get something then, an owner
+    that has little may exceed it by a quarter, and leaves as much of that as it has to the next.
+    """
+    return total + more <= limit or own + more <= limit + limit // 4 - total
 
 
 @dataclass(slots=True, frozen=True)

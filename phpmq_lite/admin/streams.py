@@ -196,7 +196,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.is_closed = False
-        self.waits: set[asyncio.Event] = set()  # who waits for something else; woken at the end
+        self.waits: dict[asyncio.Event, str] = {}  # identities by what wakes them; set at the end
         self.kept: dict[Hashable, Kept] = {}  # by feed
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
         self._number = 0

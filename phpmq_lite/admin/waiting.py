@@ -5,6 +5,7 @@ between a cursor and the wait is read first, so nothing is missed.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from typing import Final, Literal, Self
 from phpmq_lite.admin import cursors
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.streams import Hub
-from phpmq_lite.model import Batch
+from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.fair_slots import asker
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.search import Search
 from phpmq_lite.storage.tails import Tails
@@ -139,10 +141,14 @@ async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
     Raises:
         Problem: 429 where too many wait.
     """
-    if len(hub.waits) >= WAITS:
+    owner, owners = asker.get(), Counter(hub.waits.values())
+    if not has_room(owners[owner], owners.total(), 1, WAITS):
         hub.waits_refused += 1
         raise Problem(
-            429, "too_many_waits", f"{WAITS} requests wait already. Try again in a moment.",
+            429, "too_many_waits",
+            f"{owners.total()} requests wait already, {owners[owner]} of them yours. Try again in a"
+            " moment.",
+            bound=f"{WAITS} at once, a quarter more for users with few",
             headers={"Retry-After": "5"},
         )  # fmt: skip
     woken = asyncio.Event()
@@ -151,7 +157,7 @@ async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
         if batch.born or batch.copied or batch.settled:
             woken.set()
 
-    hub.waits.add(woken)
+    hub.waits[woken] = owner
     try:
         remove = tap(look)
         try:
@@ -159,4 +165,4 @@ async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
         finally:
             remove()
     finally:
-        hub.waits.discard(woken)
+        del hub.waits[woken]

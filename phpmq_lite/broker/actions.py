@@ -255,7 +255,7 @@ class Act:
             return "not deleted"
         if body is None:
             return "body gone"
-        queue = lives.by_id.get(old.queue_id) or lives.revive(old.queue_id)
+        queue = lives.by_id.get(old.queue_id) or lives.revive(old.queue_id, self._entry.actor)
         if queue is None:
             return "queue gone"
         if (reason := queue.refusal()) is not None and reason != "paused":
@@ -276,7 +276,7 @@ class Act:
 
     def _target(self, name: str, *, create: bool = False) -> Queue | None:
         lives = self._lives
-        return lives.queue(name) if create else lives.queues.get(name)
+        return lives.queue(name, self._entry.actor) if create else lives.queues.get(name)
 
 
 def _short(refusal: str) -> str:
@@ -284,7 +284,9 @@ def _short(refusal: str) -> str:
     return refusal.partition(":")[0]
 
 
-def check(core: Broker, action: Action, seqs: Sequence[int], options: Options) -> None:
+def check(
+    core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
+) -> None:
     """Refuse an action as a whole, before anything is done.
 
     Raises:
@@ -298,4 +300,4 @@ def check(core: Broker, action: Action, seqs: Sequence[int], options: Options) -
     if name is None or action not in (Action.MOVE, Action.REDRIVE):
         return
     may_create = options.create and action is Action.MOVE
-    core.goal(name, create=may_create)
+    core.goal(name, entry.actor, create=may_create)

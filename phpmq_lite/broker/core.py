@@ -240,7 +240,7 @@ class Broker:
         ``judged`` is what ``judge_ahead`` gave for this content.
         """
         lives = self.lives
-        queue = lives.queues.get(name) or lives.queue(name)
+        queue = lives.queues.get(name) or lives.queue(name, connection.origin)
         if queue is None:
             return self._refuse(connection, name, key, "too many queues", None)
         if key is not None and (
@@ -345,7 +345,7 @@ class Broker:
         """
         if self.lives.shut is not None and self.lives.shut.is_bare:
             return Result.PARK
-        queue = self.lives.queue(name)
+        queue = self.lives.queue(name, connection.origin)
         if queue is not None:
             looked: Looked | None = None
             if queue.judges:
@@ -360,7 +360,7 @@ class Broker:
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:
         """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""
-        queue = self.lives.queue(name)
+        queue = self.lives.queue(name, connection.origin)
         if queue is None:
             return Result.CLOSE
         former = connection.consumers.get(queue.queue_id)
@@ -470,7 +470,7 @@ class Broker:
             raise RefusedError("unknown_queue", f"there is no queue {name!r}")
         return queue
 
-    def goal(self, name: str, *, create: bool) -> Queue | None:
+    def goal(self, name: str, creator: str, *, create: bool) -> Queue | None:
         """Return a queue that messages are to come to; None: ``lives.queue`` will make it.
 
         Raises:
@@ -481,9 +481,23 @@ class Broker:
             if not create:
                 return self.existing(name)
             check_name(name)
-            if len(self.lives.queues) >= self.limits.queues:
-                raise RefusedError("too_many_queues", f"the limit is {self.limits.queues} queues")
+            self.check_queues(creator, 1)
         return queue
+
+    def check_queues(self, creator: str, more: int) -> None:
+        """Refuse new queues past the limit.
+
+        Raises:
+            RefusedError: ``too_many_queues``.
+        """
+        lives = self.lives
+        if not lives.takes_queues(creator, more):
+            raise RefusedError(
+                "too_many_queues",
+                f"there are {len(lives.queues)} queues, {lives.created[creator]} of them made by"
+                f" {creator!r}; the limit is {lives.limits.queues} (limits.max_queues). Remove"
+                " empty queues, or raise the limit.",
+            )
 
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
         """Have new settings count for what is held, for who waits, and for who is hungry."""

@@ -363,7 +363,7 @@ class Lives(Runs):
             self.kill(message, "expired")
             return
         if on_expire.startswith("forward:"):
-            target = self.queue(on_expire.removeprefix("forward:"))
+            target = self.queue(on_expire.removeprefix("forward:"), queue.row.created_by)
             if target is not None and target is not queue:
                 self.forward(message, target)
                 return
@@ -432,7 +432,7 @@ class Lives(Runs):
             self._store_record(message, queue, content, reason)
 
     def _store_record(self, message: Message, queue: Queue, content: bytes, reason: str) -> None:
-        target = self.queue(self.dead_letter_name(queue))
+        target = self.queue(self.dead_letter_name(queue), queue.row.created_by)
         if target is None:
             return
         looked = Looked((message.urn, message.trace_id, message.meta_id, message.attempts))

@@ -87,7 +87,7 @@ def act(
     Raises:
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
     """
-    actions.check(core, action, seqs, options)
+    actions.check(core, entry, action, seqs, options)
     actions.Act(core, entry, action, seqs, options, answer)
 
 
@@ -188,8 +188,8 @@ def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> 
         RefusedError: ``bad_name`` or ``too_many_queues``.
     """
     is_new = name not in core.lives.queues
-    core.goal(name, create=True)
-    core.lives.queue(name)
+    core.goal(name, entry.actor, create=True)
+    core.lives.queue(name, entry.actor)
     audit.count(core, entry, int(is_new))
     core.lives.batch.answers.append((answer, is_new))
 

@@ -57,13 +57,13 @@ def publish(
             ``database_full``.
     """
     _check(core, messages, key)
-    known = core.goal(name, create=create)
+    known = core.goal(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
         _repeat(core, entry, name, key, first, answer)
         return
     _check_room(core, known, messages)
     lives = core.lives
-    queue = lives.queue(name)
+    queue = lives.queue(name, entry.actor)
     if queue is None:  # goal() has looked
         raise RefusedError("too_many_queues", "no room for another queue")
     looked = _looked(core, queue, messages, judged or {})

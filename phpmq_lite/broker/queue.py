@@ -50,6 +50,12 @@ class Connection:
         self.published = 0
         self.acked = 0
 
+    @property
+    def origin(self) -> str:
+        """Who it counts as where queues are made: all connections of one address."""
+        host = self.address.rpartition(":")[0]
+        return f"{self.kind} {host}" if host else self.kind
+
 
 class Claimant:
     """Stands as the holder of messages that subscriptions hold; these are on disk only."""

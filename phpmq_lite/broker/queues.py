@@ -12,7 +12,7 @@ from phpmq_lite.broker.queue import (
     home_of,
     settings_of,
 )
-from phpmq_lite.model import Batch, Envelopes, Limits, Now, QueueRow, QueueSettings
+from phpmq_lite.model import Batch, Envelopes, Limits, Now, QueueRow, QueueSettings, has_room
 
 ASIDE_BYTES: Final = 64 << 10  # longer content is looked at in a thread
 AT_ONCE_BYTES: Final = 256 << 10  # what is looked at in one batch, all together
@@ -48,20 +48,26 @@ class Queues:
         self.limited: set[Connection] = set()  # got all that one batch may send to them
         self.shut: Shut | None = None
         self.removed: dict[str, QueueRow] = {}  # their names are in the history
+        self.created: Counter[str] = Counter()  # queues, by who made them
         self.next_queue_id = 1
         self._named: Counter[str] = Counter()  # by how many queues as their dead-letter queue
 
-    def queue(self, name: str) -> Queue | None:
+    def takes_queues(self, creator: str, more: int = 1) -> bool:
+        """Return whether that many new queues of one creator are within the limit."""
+        own, total = self.created[creator], len(self.queues)
+        return has_room(own, total, more, self.limits.queues)
+
+    def queue(self, name: str, creator: str = "") -> Queue | None:
         """Return the queue, made now where there is none; None where the limit is reached."""
         queue = self.queues.get(name)
-        if queue is None and len(self.queues) < self.limits.queues:
+        if queue is None and self.takes_queues(creator):
             row = self.removed.pop(name, None)
             if row is None:
-                row = QueueRow(self.next_queue_id, name, self.now.wall_ms)
+                row = QueueRow(self.next_queue_id, name, self.now.wall_ms, created_by=creator)
                 self.batch.new_queues.append(row)
                 self.batch.counters["next_queue_id"] = self.next_queue_id + 1
             else:  # under its old number: what the history has of it is the same queue
-                row.own = {}
+                row.own, row.created_by = {}, creator
                 self.batch.configured.append(row)
             queue = self.adopt(row)
         return queue
@@ -75,6 +81,7 @@ class Queues:
         queue = Queue(row, self.defaults)
         queue.shut = None if self.shut is None else self.shut.reason
         self.queues[row.name] = self.by_id[row.queue_id] = queue
+        self.created[row.created_by] += 1
         self.configure(queue)
         return queue
 
@@ -85,17 +92,18 @@ class Queues:
         self.removed[row.name] = row
         self.batch.configured.append(row)
         del self.queues[row.name], self.by_id[row.queue_id]
+        self.created[row.created_by] -= 1
         self.hungry.pop(row.queue_id, None)
         self.batch.wakes |= queue.parked  # whoever waits publishes to a new one
         queue.parked.clear()
         self._rename(queue.settings.dead_letter_queue, "")
         self._refresh_retry(queue)
 
-    def revive(self, queue_id: int) -> Queue | None:
+    def revive(self, queue_id: int, creator: str) -> Queue | None:
         """Make a removed queue again; None where there was none, or the limit is reached."""
         names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
         name = next(names, None)
-        return None if name is None else self.queue(name)
+        return None if name is None else self.queue(name, creator)
 
     def takes_at_once(self, size: int) -> bool:
         """Tell whether this batch may judge a content of that size, or make a record of it.
@@ -173,7 +181,7 @@ class Queues:
 
         Makes the dead-letter queue where there is none.
         """
-        target = self.queue(self.dead_letter_name(queue))
+        target = self.queue(self.dead_letter_name(queue), queue.row.created_by)
         if target is None:
             return None, "too many queues"
         reason = target.refusal(number, size)

@@ -89,7 +89,7 @@ def stage(
             ``bad_name`` or ``too_many_queues``.
     """
     _check_stage(core, token, rows, after)
-    queues = _queues(core, [row[0] for row in rows])
+    queues = _queues(core, [row[0] for row in rows], entry.actor)
     policies = {queue.queue_id: _policy(queue) for queue in queues.values()}
     given = [
         _Given(queues[name], policies[queues[name].queue_id], body, ttl_s)
@@ -153,14 +153,13 @@ def _check_stage(core: Broker, token: str, rows: Sequence[StagedRow], after: int
             raise RefusedError("stage_full", detail)
 
 
-def _queues(core: Broker, names: Sequence[str]) -> dict[str, Queue]:
+def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
     """Give the queues, made where there are none; all or nothing."""
     lives = core.lives
     wanted = dict.fromkeys(names)
-    new = [name for name in wanted if core.goal(name, create=True) is None]
-    if len(lives.queues) + len(new) > lives.limits.queues:
-        raise RefusedError("too_many_queues", f"the limit is {lives.limits.queues} queues")
-    found = {name: lives.queue(name) for name in wanted}
+    new = [name for name in wanted if core.goal(name, creator, create=True) is None]
+    core.check_queues(creator, len(new))
+    found = {name: lives.queue(name, creator) for name in wanted}
     return {name: queue for name, queue in found.items() if queue is not None}
 
 
@@ -367,7 +366,7 @@ class _Publish:
         core, lives = self.core, self.core.lives
         queues = {}
         for queue_id, part in parts.items():
-            queue = lives.by_id.get(queue_id) or lives.revive(queue_id)
+            queue = lives.by_id.get(queue_id) or lives.revive(queue_id, self.entry.actor)
             if queue is None:
                 raise RefusedError(
                     "too_many_queues",

@@ -3,10 +3,9 @@
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Consumer, Queue
 from phpmq_lite.broker.window import Window
-from phpmq_lite.model import WindowRequest
+from phpmq_lite.model import WindowRequest, has_room
 
 _BODIES_AHEAD = 200  # loaded together where a returned message has none in memory
-_RESERVE = 4  # this part of limits.held is added to it for queues that hold little
 
 
 def serve(lives: Lives, batch_number: int) -> None:
@@ -151,10 +150,7 @@ def _may_hold(lives: Lives, queue: Queue, size: int) -> bool:
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:
     """Return whether one of ``sharing`` queues that hold ``total`` may have ``more``."""
-    if own * sharing >= limit:
-        return False
-    reserve = limit // _RESERVE
-    return total + more <= limit or own + more <= limit + reserve - total
+    return own * sharing < limit and has_room(own, total, more, limit)
 
 
 def _is_near_a_bound(lives: Lives, consumer: Consumer, size: int, batch_number: int) -> bool:

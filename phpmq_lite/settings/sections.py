@@ -172,7 +172,11 @@ class Limits(Section):
     """What one peer, or all together, may cost."""
 
     max_content: ContentSize = size(8 * MIB, "content of a message; longer: closed, HTTP 413")
-    max_queues: Number = field(10_000, "queues; past it a publish to a new one is refused")
+    max_queues: Number = field(
+        10_000,
+        "queues; past it a new one is refused; users, tokens and addresses that made few may exceed"
+        " it by a quarter",
+    )
     connections: Number = field(500, "PHPMQ connections in all")
     connections_per_address: Number = field(100, "the same from one address")
     connections_per_loopback_address: Number = field(500, "the same from this machine")

@@ -27,7 +27,10 @@ def lay_out(batch: Batch) -> list[Step]:
     steps: list[Step] = []
     if batch.new_queues:
         text = load("live")["insert_queue"]
-        steps += [(text, (row.queue_id, row.name, row.created_at), ()) for row in batch.new_queues]
+        steps += [
+            (text, (row.queue_id, row.name, row.created_at, row.created_by), ())
+            for row in batch.new_queues
+        ]
     if batch.born:
         steps += _born(batch)
     gone, held = _dispatched(batch)
@@ -57,7 +60,7 @@ def _seldom(batch: Batch) -> list[Step]:
     return [
         *((sql["close_client"], closed, ()) for closed in batch.closed_clients),
         *(
-            (sql["configure_queue"], (*_own_values(row), row.queue_id), ())
+            (sql["configure_queue"], (*_own_values(row), row.created_by, row.queue_id), ())
             for row in batch.configured
         ),
         *((sql["set_counter"], counter, ()) for counter in batch.counters.items()),

@@ -343,5 +343,5 @@ def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     own = dict(zip(OWN_COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
     return QueueRow(
         row[0], row[1], row[2], {name: v for name, v in own.items() if v is not None},
-        row[10], row[11], (row[10], row[11]),
+        row[10], row[11], (row[10], row[11]), row[12],
     )  # fmt: skip

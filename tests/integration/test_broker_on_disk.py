@@ -5,7 +5,7 @@ import pytest
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.storage import store as stores
 from tests.driving import Driver
-from tests.integration.driven import MakeDriver
+from tests.integration.driven import MakeDriver, ask
 
 # -- restart
 
@@ -22,6 +22,17 @@ def test_held_messages_are_ready_again_in_their_place_after_a_restart(make: Make
     assert [d.body for d in again.take()] == [b"a", b"b", b"c", b"d", b"e"]
     assert driver.states()[:3] == [(1, 1, 2), (2, 1, 2), (3, 1, 2)]
     assert driver.rows("SELECT sum(charged) FROM message") == [(0,)]  # a restart charges nobody
+
+
+def test_queues_count_with_who_made_them_after_a_restart(make: MakeDriver) -> None:
+    driver = make(Limits(queues=4))
+    driver.publish(b"a", queue="mails")
+    ask(driver, "create_queue", "late")
+    created = +driver.core.lives.created
+    assert sum(created.values()) == 2
+    assert len(created) == 2
+    driver.kill_and_restart()
+    assert +driver.core.lives.created == created
 
 
 def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) -> None:

@@ -20,7 +20,7 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 500
-RUNNING_MAX: Final = 4  # each has up to a million numbers, and as many places to go back to
+RUNNING_MAX: Final = 4  # of one owner; of all twice that.  Each has up to a million numbers
 KEPT_MAX: Final = 100  # finished ones
 KEPT_MS: Final = 3_600_000
 
@@ -96,6 +96,19 @@ class Jobs:
         self._forget()
         return list(reversed(self._kept.values()))
 
+    def _check_running(self, owner: str) -> None:
+        """Refuse more than the share of one owner: it leaves as much as it has to the others."""
+        running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
+        bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
+        if running[owner] >= bound:
+            raise Problem(
+                429, "too_many_jobs",
+                f"{running.total()} pieces of bulk work are under way, {running[owner]} of them"
+                " yours. Wait until one ends, or cancel one.",
+                bound=f"{RUNNING_MAX} at once of one user, fewer while those of others run",
+                headers={"Retry-After": "5"},
+            )  # fmt: skip
+
     def find(self, number: int) -> Job | None:
         """Give a job, None where it is not remembered."""
         return self._kept.get(number)
@@ -116,11 +129,7 @@ class Jobs:
             if order.token and (known := self.of_selection(order.token, entry.actor)) is not None:
                 return known
             self._forget()
-            if len(self._tasks) >= RUNNING_MAX:
-                raise Problem(
-                    429, "too_many_jobs", "Too much bulk work is under way.",
-                    bound=f"{RUNNING_MAX} at once", headers={"Retry-After": "5"},
-                )  # fmt: skip
+            self._check_running(entry.actor)
             job = Job(order, entry, self._now_ms(), len(order.seqs))
             undo = undo_of(order.action, entry.actor, entry.target)
             await _slice(act, job, undo)
@@ -179,12 +188,20 @@ class Jobs:
         job.ended.set()
 
     def _forget(self) -> None:
-        """Forget finished work: what is too old, and the oldest above the limit."""
+        """Forget finished work: what is too old, and above the limit that of who has most."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
-        for at, job in enumerate(reversed(ended)):
-            if at >= KEPT_MAX or (job.ended_at or 0) + KEPT_MS <= self._now_ms():
-                del self._kept[job.number]
-                self._by_token.pop(job.order.token, None)
+        late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
+        rest = [job for job in ended if job not in late]
+        counts = Counter(job.owner for job in rest)
+        while len(rest) > KEPT_MAX:
+            owner, _ = counts.most_common(1)[0]
+            job = next(job for job in rest if job.owner == owner)
+            counts[owner] -= 1
+            rest.remove(job)
+            late.append(job)
+        for job in late:
+            del self._kept[job.number]
+            self._by_token.pop(job.order.token, None)
 
 
 async def _slice(act: Act, job: Job, undo: Undo | None) -> None:

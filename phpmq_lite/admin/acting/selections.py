@@ -3,10 +3,11 @@
 A message that arrives later is not in it; one that has left meanwhile is skipped by the action.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.storage.search import Frozen
@@ -14,6 +15,21 @@ from phpmq_lite.storage.search import Frozen
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
 BYTES_MAX: Final = 32 << 20  # of all selections
+
+
+class Owned(Protocol):
+    """What somebody has, and how large it is."""
+
+    @property
+    def owner(self) -> str:
+        """Who has it."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+
+
+T = TypeVar("T", bound=Owned)
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,9 +47,17 @@ class Selection:
         """How many messages these are."""
         return len(self.frozen.seqs)
 
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+        return len(self.frozen.seqs) * self.frozen.seqs.itemsize
+
 
 class Selections:
-    """Selections by token, oldest first; past ``limit_bytes`` the oldest are dropped."""
+    """Selections by token, oldest first.
+
+    Past ``limit_bytes`` the oldest of the owner that has most is dropped.
+    """
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
@@ -53,13 +77,12 @@ class Selections:
         """Keep a selection for ten minutes; the newest is kept whatever its size."""
         made = Selection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
         self._kept[made.token] = made
-        self._bytes += _size(made)
-        while len(self._kept) > 1:
-            first = next(iter(self._kept.values()))
-            if self._bytes <= self._limit_bytes and first.expires_at > now_ms:
-                break
-            self.dropped += first.expires_at > now_ms
-            self._drop(first)
+        self._bytes += made.size
+        for late in [one for one in self._kept.values() if one.expires_at <= now_ms]:
+            self._drop(late)
+        while self._bytes > self._limit_bytes and len(self._kept) > 1:
+            self.dropped += 1
+            self._drop(first_of_largest(self._kept.values(), made))
         return made
 
     def find(self, token: str, owner: str, now_ms: int) -> Selection:
@@ -83,8 +106,14 @@ class Selections:
 
     def _drop(self, selection: Selection) -> None:
         del self._kept[selection.token]
-        self._bytes -= _size(selection)
+        self._bytes -= selection.size
 
 
-def _size(selection: Selection) -> int:
-    return len(selection.frozen.seqs) * selection.frozen.seqs.itemsize
+def first_of_largest(kept: Iterable[T], newest: T) -> T:
+    """Return the oldest of the owner that has most bytes; ``newest`` only if nothing else is."""
+    others = [one for one in kept if one is not newest]
+    sizes = Counter({newest.owner: newest.size})
+    for one in others:
+        sizes[one.owner] += one.size
+    largest = max((one.owner for one in others), key=lambda owner: sizes[owner])
+    return next(one for one in others if one.owner == largest)

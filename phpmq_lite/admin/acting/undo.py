@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from typing import Final
 
+from phpmq_lite.admin.acting.selections import first_of_largest
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.broker.operations import Action, Outcome
 
@@ -76,8 +77,9 @@ def undo_of_publish(ids: Sequence[str], owner: str, target: str) -> Undo:
 
 
 class Undos:
-    """What can be taken back, by token, for an hour; past ``limit_bytes`` the oldest are dropped.
+    """What can be taken back, by token, for an hour.
 
+    Past ``limit_bytes`` the oldest of the owner that has most is dropped.
     After that, and after a restart, deleted messages are still restored one by one or by a search.
     """
 
@@ -97,11 +99,11 @@ class Undos:
         undo.expires_at = now_ms + LIFE_MS
         self._kept[token] = undo
         self._bytes += undo.size
-        while len(self._kept) > 1:
-            first, oldest = next(iter(self._kept.items()))
-            if self._bytes <= self._limit_bytes and oldest.expires_at > now_ms:
-                break
-            self._drop(first)
+        for late in [key for key, one in self._kept.items() if one.expires_at <= now_ms]:
+            self._drop(late)
+        while self._bytes > self._limit_bytes and len(self._kept) > 1:
+            oldest = first_of_largest(self._kept.values(), undo)
+            self._drop(next(key for key, one in self._kept.items() if one is oldest))
         return token
 
     def find(self, token: str, owner: str, now_ms: int) -> Undo:

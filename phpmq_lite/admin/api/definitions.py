@@ -22,7 +22,6 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue_settings import check_circle, check_name, check_settings
-from phpmq_lite.errors import RefusedError
 from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, Saved, put
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
@@ -101,8 +100,7 @@ async def define(request: web.Request) -> web.StreamResponse:
     operations.check_rows(rows)  # what is refused within the batch is refused before any change
 
     def run(core: Broker, answer: Answer) -> None:
-        if len(core.lives.queues.keys() | queues.keys()) > core.limits.queues:
-            raise RefusedError("too_many_queues", f"the limit is {core.limits.queues} queues")
+        core.check_queues(entry.actor, len(queues.keys() - core.lives.queues.keys()))
         _check_circles(core, queues)
         for name, settings in queues.items():
             operations.create_queue(core, entry, name, _nobody)

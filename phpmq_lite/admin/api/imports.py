@@ -191,7 +191,7 @@ def _publish(entry: AuditEntry, runs: Sequence[Run], core: Broker, answer: Answe
     """
     count = 0
     for queue, messages in runs:
-        known = core.lives.queue(queue)
+        known = core.lives.queue(queue, entry.actor)
         if known is None or known.judges:
             if not count:
                 operations.publish(core, entry, queue, messages, partial(_counted, answer))

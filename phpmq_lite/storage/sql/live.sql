@@ -119,8 +119,8 @@ INSERT INTO event (seq, at_ms, kind, detail) VALUES {rows:(?,?,?,?)};
 INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
 
 -- name: insert_queue
--- parameters: queue_id, name, created_at
-INSERT INTO queue (queue_id, name, created_at) VALUES (?, ?, ?);
+-- parameters: queue_id, name, created_at, created_by
+INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
 
 -- name: update_queue
 -- How much is alive in each queue that a batch touched.
@@ -130,9 +130,9 @@ FROM (VALUES {rows:(?,?,?)}) AS given WHERE queue.queue_id = given.column1;
 
 -- name: configure_queue
 -- parameters: payload_policy, on_expire, max_deliveries, ack_timeout_s, max_messages, max_bytes,
---   settings (JSON), queue_id
+--   settings (JSON), created_by, queue_id
 UPDATE queue SET payload_policy = ?, on_expire = ?, max_deliveries = ?, ack_timeout_s = ?,
-  max_messages = ?, max_bytes = ?, settings = ? WHERE queue_id = ?;
+  max_messages = ?, max_bytes = ?, settings = ?, created_by = ? WHERE queue_id = ?;
 
 -- name: insert_client
 -- rows: client, kind, address, opened_at
@@ -267,7 +267,7 @@ WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.se
 
 -- name: queues
 SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ack_timeout_s,
-  max_messages, max_bytes, settings, live_count, live_bytes FROM queue;
+  max_messages, max_bytes, settings, live_count, live_bytes, created_by FROM queue;
 
 -- name: forget_queues
 -- At start: removed queues that neither the history nor a key needs any more.

@@ -191,7 +191,7 @@ async def test_place_of_a_peer_that_has_gone_is_free(hub: Hub) -> None:
 
 async def test_close_ends_streams_and_waits(hub: Hub) -> None:
     stream, wait = opened(hub, Source()), asyncio.Event()
-    hub.waits.add(wait)
+    hub.waits[wait] = "anna"
     hub.close()
     assert await stream.next() is None
     assert stream.reason == "stopping"

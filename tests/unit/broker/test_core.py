@@ -1,8 +1,14 @@
 """Commands of connections: publish, consume, acknowledge, requeue; who may do what to which."""
 
+from collections import Counter
+
+import pytest
+
 from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.operations import create_queue
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, Message, State
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry, Limits, Loaded, Message, State
 from tests.unit.broker.rig import (
     STEADY_MS,
     Rig,
@@ -413,6 +419,25 @@ def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
     assert rig.core.refused == {"paused": 1}
     rig.turn(lambda: rig.pause("orders", "publishing", False))
     assert receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
+
+
+def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
+    rig = Rig(Limits(queues=40))
+    stranger = rig.connect()
+    rig.begin()
+    made = [rig.core.publish(stranger, f"q{n}", b"", None, None) for n in range(50)]
+    rig.finish()
+    assert made.count(Result.DONE) == 40  # alone: all
+    for name, count in (("anna", 5), ("bert", 3), ("carl", 1)):
+        for number in range(count):
+            create_queue(rig.core, AuditEntry(name, "ui", "", "queue.create"), f"{name}{number}",
+                         rig.answers.append)  # fmt: skip
+        with pytest.raises(RefusedError, match=r"made by '\w+'; the limit is 40"):
+            create_queue(rig.core, AuditEntry(name, "ui", "", "queue.create"), "more",
+                         rig.answers.append)  # fmt: skip
+    assert Counter(queue.row.created_by for queue in rig.core.lives.queues.values()) == Counter(
+        {stranger.origin: 40, "anna": 5, "bert": 3, "carl": 1}
+    )
 
 
 def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:

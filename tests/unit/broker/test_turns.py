@@ -405,7 +405,7 @@ def test_queue_goes_on_beside_one_whose_consumer_hangs_with_all_that_may_be_held
     hung, worker = rig.consumer("hung", credit=100), rig.consumer("orders", credit=100)
     assert len(sent(rig.publish(*numbered(20), queue="hung"), hung)) == 8  # alone: all
     batch = rig.publish(*numbered(10))
-    done: list[bytes] = []
+    done: list[bytes | None] = []
     while held := sent(batch, worker):
         assert sent(batch, hung) == []
         done += bodies(held)

@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -33,9 +34,10 @@ class Rig:
 
     async def start(
         self, broker: Broker, count: int, action: Action = Action.DELETE, token: str = "",
-        rate: int | None = None, number: int = 7,
+        rate: int | None = None, number: int = 7, owner: str = "anna",
     ) -> Job:  # fmt: skip
         made = entry()
+        made.actor = owner
         made.audit_id = number
         order = Order(action, Options(), array("Q", range(1, count + 1)), rate=rate, token=token)
         return await self.jobs.start(broker.act, made, order, self.undos)
@@ -134,6 +136,27 @@ async def test_too_much_work_at_once_is_refused(rig: Rig) -> None:
     assert caught.value.status == 429
     await rig.jobs.close()
     assert {job.state for job in jobs} == {JobState.STOPPED}
+
+
+async def test_work_of_one_user_leaves_room_for_that_of_others(rig: Rig) -> None:
+    """Each gets what the ones before left, as much as they have themselves at most."""
+    started: Counter[str] = Counter()
+    for at, owner in enumerate(["anna"] * 6 + ["bert"] * 3 + ["carl"] * 2 + ["dora"] * 2):
+        with suppress(Problem):
+            await rig.start(Broker(), 5, rate=1, number=at + 1, owner=owner)
+            started[owner] += 1
+    assert started == Counter(anna=RUNNING_MAX, bert=2, carl=1, dora=1)
+    with pytest.raises(Problem, match="Wait until one ends, or cancel one"):
+        await rig.start(Broker(), 5)
+    await rig.jobs.close()
+
+
+async def test_finished_work_of_one_user_does_not_push_out_that_of_another(rig: Rig) -> None:
+    job = await rig.start(Broker(), 1, owner="bert")
+    for number in range(100, 100 + KEPT_MAX + 5):
+        await rig.start(Broker(), 1, number=number)
+    assert job in rig.jobs.all
+    assert len(rig.jobs.all) == KEPT_MAX
 
 
 async def test_finished_work_is_forgotten_after_an_hour(rig: Rig) -> None:

@@ -42,3 +42,13 @@ def test_old_selections_are_dropped_by_the_next() -> None:
     selections.add("", frozen(), "anna", 0)
     selections.add("", frozen(), "anna", LIFE_MS)
     assert len(selections) == 1
+
+
+def test_selections_of_one_user_do_not_push_out_those_of_another() -> None:
+    selections = Selections(limit_bytes=100)
+    kept = selections.add("", frozen(5), "bert", 1)
+    for _ in range(10):
+        newest = selections.add("", frozen(5), "anna", 1)
+    assert selections.find(kept.token, "bert", 1) is kept
+    assert selections.find(newest.token, "anna", 1) is newest
+    assert (selections.bytes, selections.dropped) == (80, 9)

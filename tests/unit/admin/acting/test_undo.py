@@ -78,3 +78,15 @@ def test_oldest_undo_makes_room() -> None:
     assert tokens[1] is not None
     assert list(undos.find(tokens[1], "anna", 0).seqs) == [1, 2]
     assert len(undos) == 1
+
+
+def test_undos_of_one_user_do_not_push_out_those_of_another() -> None:
+    undos = Undos(limit_bytes=40)
+    theirs = undo(Action.DELETE, Outcome([1, 2]))
+    theirs.owner = "bert"
+    kept = undos.add(theirs, 0)
+    for _ in range(5):
+        undos.add(undo(Action.DELETE, Outcome([1, 2])), 0)
+    assert kept is not None
+    assert undos.find(kept, "bert", 0) is theirs
+    assert len(undos) == 2
