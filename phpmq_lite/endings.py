@@ -11,11 +11,12 @@ import time
 from typing import Final
 
 from phpmq_lite import logs
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.errors import DatabaseReplacedError, PhpmqError
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.storage.seal import seal
-from phpmq_lite.storage.space import Space
+from phpmq_lite.storage.writer import Writer
 
 EX_IOERR: Final = 74
 LAST_WORDS_S: Final = 0.5  # for the reason of a fail-stop to be written
@@ -36,13 +37,15 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 
 
 def record_stop(
-    folder: DataFolder, space: Space, _kind: object, failure: BaseException | None, _trace: object
+    folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
     """Say that no WAL will lie there any more; where that cannot be said, let it lie.
 
-    ``failure`` is what ended the broker, if it was not told to stop.
+    ``failure`` is what ended the broker, if it was not told to stop.  Where the database was
+    replaced, the process ends here: closing it would remove a log that belongs to another one.
     """
-    space.make_way()
+    writer.check_files()
+    writer.space.make_way()
     try:
         folder.record(is_running=False)
     except OSError as error:
@@ -54,10 +57,12 @@ def record_stop(
         os._exit(0 if failure is None else EX_IOERR)
 
 
-def seal_at_end(folder: DataFolder) -> None:
+def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
     """Seal the closed database; without a seal the next start checks its structure."""
     try:
-        seal(folder)
+        seal(folder, files)
+    except DatabaseReplacedError as error:
+        fail_stop(folder, error)
     except OSError as error:
         _log.warning("not_sealed", reason=str(error))
 

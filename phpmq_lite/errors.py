@@ -10,6 +10,7 @@ PhpmqError
 │   ├── StorageFullError      known outcome: rolled back
 │   ├── NotWritableError      known outcome: rolled back; fail-stop where it lasts, exit 74
 │   ├── OutcomeUnknownError   fail-stop, exit 74
+│   │   └── DatabaseReplacedError  the files are not those that were opened
 │   └── DataDamagedError      start refused, exit 65
 ├── SettingsError             start refused, exit 78
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
@@ -94,6 +95,10 @@ class ReadTooLongError(StorageError):
 
 class OutcomeUnknownError(StorageError):
     """A commit failed in a way that leaves open what is on disk: stop at once, answer nobody."""
+
+
+class DatabaseReplacedError(OutcomeUnknownError):
+    """The database or its log was unlinked or replaced while it was open: touch neither."""
 
 
 class DataDamagedError(StorageError):

@@ -273,15 +273,16 @@ class Service:
     ) -> Engine:
         """Make the core of what was stored; from here on the folder counts as in use."""
         settings = self.settings
-        stack.push_async_callback(asyncio.to_thread, seal_at_end, folder)  # behind writer.close
-        resting = RestingSeal(folder.database)
+        # After writer.close:
+        stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
+        resting = RestingSeal(folder.database, writer.files)
         stack.callback(resting.close)
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._end_reading)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, folder, writer.space))  # ahead of writer.close
+        stack.push(partial(record_stop, folder, writer))  # ahead of writer.close
         core = Broker(
             stored, limits_of(settings), queue_defaults_of(settings), Intake(self.schemas)
         )

@@ -37,6 +37,7 @@ class Care:
             every_h=settings().backups.every_h,
             version=version,
             tell=_tell,
+            check_files=engine.check_files,
         )
         self.scrub = Scrubbing(engine, figures, database, settings)
 

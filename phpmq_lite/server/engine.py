@@ -105,6 +105,14 @@ class Engine:
         """As ``submit``, ahead of all others: for what waits one batch for something loaded."""
         self._first.append(command)
 
+    def check_files(self) -> None:
+        """See that the database is the file that was opened; may be called in any thread.
+
+        Raises:
+            DatabaseReplacedError: it is not; the process is about to end.
+        """
+        self._writer.check_files()
+
     def wake(self) -> None:
         """Have it looked soon at what there is to do; for who changes what is due, too."""
         if not self._is_coming and self._ended is not None:
@@ -392,6 +400,8 @@ class Engine:
         batch = self.core.finish()
         self._open = None
         if not (batch.stores or batch.loads):
+            if batch.sends:  # receipts of what was stored before
+                self._writer.check_files()
             return batch
         began_at = time.perf_counter()
         done = self._writer.commit(batch)

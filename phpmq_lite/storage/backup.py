@@ -82,8 +82,16 @@ class Making:
     """
 
     def __init__(
-        self, database: Path, folder: Path, version: str, *, reserve: int = 0, is_open: bool = True
+        self,
+        database: Path,
+        folder: Path,
+        version: str,
+        *,
+        reserve: int = 0,
+        is_open: bool = True,
+        check_files: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_files = check_files  # raises StorageError: it is not the broker's database
         self._reserve = reserve  # bytes that stay free on the disk of the database
         self._is_open = is_open
         self._database = database
@@ -116,6 +124,7 @@ class Making:
             self._prepare()
             with self._unnamed() as place:
                 self._copy(place / DATABASE)
+                self._check_files()
                 return self._name(place, began_at)
         except sqlite3.Error as error:
             raise self._refusal(error, limit_s) from error

@@ -30,7 +30,9 @@ class Backups:
         every_h: float = 0,
         version: str = "",
         tell: Callable[[Backup | StorageError], None] = lambda result: None,
+        check_files: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_files = check_files
         self.folder = folder
         self.newest: Manifest | None = None
         self.made: str | None = None  # id of the last one made since the start
@@ -97,8 +99,9 @@ class Backups:
 
     async def _make(self) -> Backup:
         self._making = making = Making(
-            self._database, self.folder, self._version, reserve=self._reserve()
-        )
+            self._database, self.folder, self._version, reserve=self._reserve(),
+            check_files=self._check_files,
+        )  # fmt: skip
         try:
             backup = await asyncio.to_thread(making.run)
             self.newest = backup.manifest

@@ -13,7 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from phpmq_lite.errors import DatabaseReplacedError
 from phpmq_lite.storage import seal_file
+from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.storage.seal import SEALED_BYTES, checksum_of_file
 
 _SHARE: Final = 100  # of the time at most one part in so many is spent on it,
@@ -26,7 +28,8 @@ class RestingSeal:
     ``close`` it behind the last connection.  No seal lies there when it is made.
     """
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, files: OpenedFiles | None = None) -> None:
+        self._files = files or OpenedFiles(database)
         # Open until the end: to close the database any earlier would take SQLite's locks away.
         self._database = database.open("rb", buffering=0)
         self._file = _opened(database.parent)
@@ -72,7 +75,9 @@ class RestingSeal:
 
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
-        with suppress(OSError):  # behind a crash the structure is looked at instead
+        # Behind a crash the structure is looked at instead.  A database that was replaced is not
+        # sealed; the writer finds it too, and stops.
+        with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)
                 found = checksum_of_file(self._database, lambda: checkpoints == self._checkpoints)
@@ -83,6 +88,7 @@ class RestingSeal:
     def _write(self, found: int, checkpoints: int) -> None:
         with self._lock:
             if self._file is not None and checkpoints == self._checkpoints:
+                self._files.check()
                 self._has_seal = True
                 seal_file.write(self._file, found)
 

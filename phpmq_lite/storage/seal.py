@@ -13,17 +13,27 @@ from typing import Final, Protocol
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage import seal_file
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.storage.wal_guard import keep_damaged
 
 SEALED_BYTES: Final = 1 << 30
 _CHUNK_BYTES: Final = 1 << 20
 
 
-def seal(folder: DataFolder) -> None:
-    """Seal a database that was closed; not where a WAL lies beside it, or it is too large."""
+def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
+    """Seal a database that was closed; not where a WAL lies beside it, or it is too large.
+
+    Raises:
+        DatabaseReplacedError: it is not the one of ``files``; nothing was sealed.
+    """
+    if files is not None:
+        files.check_database()
     if _has_wal(folder) or folder.database.stat().st_size > SEALED_BYTES:
         return
-    folder.seal(checksum_of(folder.database))
+    checksum = checksum_of(folder.database)
+    if files is not None:
+        files.check_database()
+    folder.seal(checksum)
 
 
 def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import aiosqlite
 
 from phpmq_lite.errors import (
+    DatabaseReplacedError,
     NotWritableError,
     OutcomeUnknownError,
     StorageError,
@@ -18,6 +19,7 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.model import Batch, Loaded
 from phpmq_lite.storage.layout import Step, lay_out
+from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.storage.outcomes import told
 from phpmq_lite.storage.space import Space
 from phpmq_lite.storage.store import Store
@@ -52,6 +54,7 @@ class Writer:
     ) -> None:
         self.path = path
         self.space = space or Space(path.parent)
+        self.files = OpenedFiles(path)
         self._on_fatal = on_fatal
         self._failed: Fatal | None = None  # nothing may follow on it: no second fsync
         self._connection: _OneHop | None = None
@@ -60,6 +63,7 @@ class Writer:
 
     async def open(self, cache_bytes: int) -> None:
         """Open the file writable and set its pragmas."""
+        self.files.note_database()
         self._connection = connection = _OneHop(
             lambda: sqlite3.connect(
                 self.path, isolation_level=None, cached_statements=256, check_same_thread=False
@@ -71,6 +75,7 @@ class Writer:
         await self.run(lambda store: store.configure(cache_bytes))
         # Before the first write: a power cut in the middle of a start then finds an empty WAL.
         await self.run(lambda store: store.checkpoint("TRUNCATE"))
+        self.files.note_log()
 
     @property
     def wal_bytes(self) -> int:
@@ -136,6 +141,7 @@ class Writer:
         """
         try:
             loaded = store.end(batch)
+            self.files.check()
         except (StorageFullError, NotWritableError):
             return self._hop(lambda store: self._store_whole(store, steps, batch))
         except OutcomeUnknownError as error:
@@ -192,7 +198,9 @@ class Writer:
             if self._failed is not None:
                 raise self._failed
             try:
-                return work(store)
+                done = work(store)
+                self.files.check()  # before anybody is answered
+                return done  # noqa: TRY300 - the answer of what was checked
             except (NotWritableError, OutcomeUnknownError) as error:
                 self._end(error)
                 raise
@@ -208,8 +216,26 @@ class Writer:
         """Do the same, and wait for what the function returns."""
         return await self.start(work)
 
+    def check_files(self) -> None:
+        """See that what was stored before is still in the files that a start will find.
+
+        Raises:
+            DatabaseReplacedError: it is not, and ``on_fatal`` was called.
+        """
+        try:
+            self.files.check()
+        except DatabaseReplacedError as error:
+            self._end(error)
+            raise
+
     async def close(self) -> None:
-        """Checkpoint, close the file, and end the thread."""
+        """Checkpoint, close the file, and end the thread.
+
+        Raises:
+            DatabaseReplacedError: nothing was closed: SQLite would remove the log of another file.
+        """
+        if isinstance(self._failed, DatabaseReplacedError):
+            raise self._failed
         if self._connection is not None:
             if self._store is not None and self._failed is None:
                 await self._hop(_cut_log)

@@ -25,6 +25,7 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.seal import seal
 from phpmq_lite.storage.space import Space
+from phpmq_lite.storage.writer import Writer
 from phpmq_lite.testing import running_service
 from tests.acceptance.peers import (
     WAIT_S,
@@ -350,7 +351,7 @@ async def test_seal_of_a_slow_disk_does_not_hold_up_the_end_of_a_stop(
 ) -> None:
     """The loop has to go on: it ends the process after ten seconds."""
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(endings, "seal", lambda _folder: threads.append(threading.current_thread()))
+    monkeypatch.setattr(endings, "seal", lambda *_given: threads.append(threading.current_thread()))
     async with running_service(data):
         pass
     assert len(threads) == 1
@@ -377,6 +378,6 @@ def test_stop_that_cannot_be_recorded_tells_a_failure_from_a_stop(
         raise OSError("no room")
 
     monkeypatch.setattr(DataFolder, "record", fail)
-    record_stop(folder, Space(data), None, failure, None)
+    record_stop(folder, Writer(folder.database, Space(data)), None, failure, None)
     folder.close()
     assert codes == [code]

@@ -1,0 +1,141 @@
+"""A database that is unlinked or replaced under a running broker: nothing more is confirmed."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite.errors import DatabaseReplacedError
+from phpmq_lite.storage.backup import Making
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.opened_files import OpenedFiles
+from phpmq_lite.storage.resting import RestingSeal
+from phpmq_lite.storage.seal import seal
+from tests.acceptance.peers import Peer
+from tests.driving import empty_database
+from tests.preloaded import BrokerProcess, broker_process
+
+FILES = (DATABASE, f"{DATABASE}-wal")
+FOREIGN = empty_database()
+
+
+def unlink(file: Path) -> None:
+    file.unlink()
+
+
+def replace(file: Path) -> None:
+    new = file.with_suffix(".new")
+    new.write_bytes(FOREIGN)
+    new.rename(file)
+
+
+def link(file: Path) -> None:
+    os.link(file, file.with_suffix(".link"))
+
+
+Disturb = Callable[[Path], None]
+disturbed = pytest.mark.parametrize("disturb", [unlink, replace, link])
+of_both = pytest.mark.parametrize("name", FILES)
+
+
+def assert_stopped(broker: BrokerProcess, file: Path, disturb: Disturb) -> None:
+    """It has ended as by a fail-stop, and what lies there is as it was put there."""
+    assert broker.process is not None
+    assert broker.process.wait(30) == 74
+    if disturb is replace:
+        assert file.read_bytes() == FOREIGN
+    assert file.exists() == (disturb is not unlink)
+    told = json.loads((broker.data / "last_error.json").read_text())
+    assert told["error"] == "DatabaseReplacedError"
+    assert str(file) in told["message"]
+    assert json.loads((broker.data / "meta.json").read_text())["seal"] is None
+    assert "was re" in broker.log.read_text()  # removed, or replaced
+
+
+@of_both
+@disturbed
+def test_broker_confirms_nothing_once_its_file_is_another_one(
+    tmp_path: Path, name: str, disturb: Disturb
+) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        file = broker.data / name
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"a", key=b"a") is None
+            disturb(file)
+            peer.publish("orders", b"b", key=b"b")
+            assert peer.rest() == b""
+        assert_stopped(broker, file, disturb)
+
+
+def test_broker_does_not_confirm_again_what_lies_in_a_lost_file(tmp_path: Path) -> None:
+    """Nothing is stored for the second receipt of a key."""
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"a", key=b"a") is None
+            unlink(broker.data / DATABASE)
+            peer.publish("orders", b"a", key=b"a")
+            assert peer.rest() == b""
+        assert_stopped(broker, broker.data / DATABASE, unlink)
+
+
+@of_both
+@disturbed
+def test_stop_leaves_a_foreign_file_alone(tmp_path: Path, name: str, disturb: Disturb) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        file = broker.data / name
+        with Peer(broker.port) as peer:
+            assert peer.confirm("orders", b"a") is None
+        disturb(file)
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGTERM)
+        assert_stopped(broker, file, disturb)
+
+
+def test_idle_broker_stops_too(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        replace(broker.data / DATABASE)
+        assert_stopped(broker, broker.data / DATABASE, replace)
+
+
+def opened(folder: Path) -> OpenedFiles:
+    """Give the files of a database that was closed: there is no log."""
+    folder.joinpath(DATABASE).write_bytes(FOREIGN)
+    files = OpenedFiles(folder / DATABASE)
+    files.note_database()
+    return files
+
+
+def test_foreign_file_is_not_sealed(tmp_path: Path) -> None:
+    folder = DataFolder.open(tmp_path)
+    files = opened(tmp_path)
+    replace(folder.database)
+    with pytest.raises(DatabaseReplacedError, match=r"phpmq.db was replaced while"):
+        seal(folder, files)
+    assert folder.meta.seal is None
+    folder.close()
+
+
+def test_foreign_file_is_not_sealed_between_two_checkpoints(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    resting = RestingSeal(tmp_path / DATABASE, files)
+    replace(tmp_path / DATABASE)
+    resting.take()
+    assert resting._thread is not None
+    resting._thread.join()
+    assert not resting._has_seal
+    resting.close()
+
+
+def test_backup_of_a_foreign_file_gets_no_name(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    replace(tmp_path / DATABASE)
+    backups = tmp_path / "backups"
+    making = Making(
+        tmp_path / DATABASE, backups, "1", is_open=False, check_files=files.check_database
+    )
+    with pytest.raises(DatabaseReplacedError):
+        making.run()
+    assert list(backups.iterdir()) == []
