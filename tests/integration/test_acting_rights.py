@@ -1,6 +1,7 @@
 """Whoever is limited to some queues acts on those only; whoever only reads acts on nothing."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import aiohttp
 import pytest
 
 from tests.integration.site import Site, running_site
+from tests.integration.visitors import Visitor, house
 
 
 @pytest.fixture
@@ -163,3 +165,69 @@ async def test_admin_of_some_queues_is_not_admin_of_the_broker(site: Site) -> No
         async with session.post(f"{site.url}/system/drain", data=asked) as page:
             assert page.status == 403
     assert (await site.ok("GET", "/stats"))["is_draining"] is False
+
+
+def _template(queue: str, name: str) -> dict[str, str]:
+    return {
+        "do": "save", "queue": queue, "body": f"secret of {queue}", "kind": "text",
+        "template": name, "count": "1",
+    }  # fmt: skip
+
+
+async def test_limited_user_uses_templates_and_views_of_their_queues_only(
+    tmp_path: Path,
+) -> None:
+    """A template holds a body, so that of a foreign queue must not be read, changed or removed."""
+    async with house(tmp_path / "data") as home:
+        await home.add("ann")
+        await home.add("bob", "operator", "orders*")
+        ann, bob = Visitor(home.url), Visitor(home.url)
+        async with ann, bob:
+            for who, name in ((ann, "ann"), (bob, "bob")):
+                assert (await who.log_in(name)).status == 303
+            for queue in ("mail", "orders", ""):
+                assert (
+                    await ann.post("/publish", **_template(queue, f"of {queue or 'all'}"))
+                ).status == 200
+            for name, q in (("mine", "queue:orders"), ("theirs", "queue:mail"), ("all", "age:>1h")):
+                assert (await ann.post("/views", name=name, q=q)).status == 303
+
+            page = (await bob.get("/publish")).text
+            assert ("of orders" in page, "of mail" in page) == (True, False)
+            assert (await bob.get("/publish?template=of+mail")).status == 404
+            assert "secret of orders" in (await bob.get("/publish?template=of+orders")).text
+            page = (await bob.get("/messages")).text
+            assert [f"q={q}" in page for q in ("queue%3Aorders", "queue%3Amail")] == [True, False]
+            defined = json.loads((await bob.get("/api/v1/definitions")).text)
+            assert sorted(defined["templates"]) == ["of all", "of orders"]
+            assert sorted(defined["views"]) == ["all", "mine"]
+
+            before = home.rows("SELECT * FROM saved ORDER BY kind, name")
+            for path, fields, status in (
+                ("/publish", _template("mail", "new"), 403),
+                ("/publish", _template("", "new"), 403),
+                ("/publish", _template("orders", "of mail"), 409),
+                ("/publish", _template("orders", "of all"), 409),
+                ("/publish/forget", {"template": "of mail"}, 409),
+                ("/views", {"name": "theirs", "remove": "1"}, 409),
+                ("/views", {"name": "all", "remove": "1"}, 409),
+                ("/views", {"name": "theirs", "q": "queue:orders"}, 409),
+                ("/views", {"name": "new", "q": "queue:mail"}, 403),
+                ("/views", {"name": "new", "q": "ttl:<5s"}, 403),
+            ):
+                assert (path, fields, (await bob.post(path, **fields)).status) == (
+                    path, fields, status,
+                )  # fmt: skip
+            assert home.rows("SELECT * FROM saved ORDER BY kind, name") == before
+            assert (await bob.post("/publish", **_template("orders", "new"))).status == 200
+            assert (await bob.post("/publish/forget", template="of orders")).status == 303
+
+        secret = await home.token("half", "admin", "orders*")
+        async with Visitor(home.url, secret) as half:
+            for asked, status in (
+                ({"templates": {"of mail": {"queue": "orders"}}}, 409),
+                ({"templates": {"x": {"queue": "mail"}}}, 403),
+                ({"views": {"x": {"q": "queue:mail"}}}, 403),
+                ({"templates": {"x": {"queue": "orders"}}}, 200),
+            ):
+                assert (await half.call("PUT", "/definitions", asked)).status == status

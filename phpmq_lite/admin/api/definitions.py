@@ -6,6 +6,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from phpmq_lite.admin import saved_items
 from phpmq_lite.admin.access.identity import (
     check_forward_right,
     check_queue_right,
@@ -22,7 +23,7 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue_settings import check_circle, check_name, check_settings
-from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, Saved, put
+from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, put
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
@@ -57,9 +58,8 @@ async def definitions(request: web.Request) -> web.StreamResponse:
 async def _read(request: web.Request) -> DefinitionsOut:
     context = context_of(request)
     own = await _own_settings(context)
-    saved = Saved(context.readers)
     kinds = {
-        member: {row.name: row.content for row in await saved.all(kind)}
+        member: {row.name: row.content for row in await saved_items.visible(request, kind)}
         for member, kind in _KINDS.items()
     }
     queues = {name: settings for name, settings in own.items() if may_use(request, name)}
@@ -97,6 +97,7 @@ async def define(request: web.Request) -> web.StreamResponse:
         for member, kind in _KINDS.items()
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
+    await _check_saved(request, asked)
     operations.check_rows(rows)  # what is refused within the batch is refused before any change
 
     def run(core: Broker, answer: Answer) -> None:
@@ -110,6 +111,13 @@ async def define(request: web.Request) -> web.StreamResponse:
 
     await commands.call(context, run)
     return as_json(await _read(request))
+
+
+async def _check_saved(request: web.Request, asked: DefinitionsIn) -> None:
+    """Refuse views and templates that the caller's queues do not allow to change."""
+    for member in ("views", "templates"):
+        for name, content in getattr(asked, member).items():
+            await saved_items.check_change(request, _KINDS[member], name, content or {})
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:

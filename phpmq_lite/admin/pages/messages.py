@@ -8,7 +8,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin import paging
+from phpmq_lite.admin import paging, saved_items
 from phpmq_lite.admin.access.identity import entry_of, identity_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.acting.flash import leave
@@ -25,7 +25,7 @@ from phpmq_lite.admin.schemas import Cursor, Limit, OutputFormat
 from phpmq_lite.admin.shelves import has_records, named
 from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow, is_message_id
-from phpmq_lite.storage.saved import NAME_MAX, Saved
+from phpmq_lite.storage.saved import NAME_MAX
 from phpmq_lite.storage.terms import Query
 
 VIEWS_SHOWN: Final = 50
@@ -76,11 +76,10 @@ async def _page(
     found: paging.FoundPage | None,
     problem: Problem | None,
 ) -> web.Response:
-    context = context_of(request)
     typed = asked.q.strip() if problem is not None else str(query)
     views = [
         (row.name, str(row.content.get("q", "")))
-        for row in await Saved(context.readers).all("view")
+        for row in await saved_items.visible(request, "view")
         if isinstance(row.content, dict)
     ]
     return await page(
@@ -138,9 +137,11 @@ async def save_view(request: web.Request) -> web.StreamResponse:
                       bound=f"1 to {NAME_MAX} characters")  # fmt: skip
     entry = entry_of(request, target=name)
     if form.flag("remove"):
+        await saved_items.check_change(request, "view", name)
         await commands.forget(context, entry, "view", name)
         leave(request, Note(f"The view {name} is gone."))
     else:
+        await saved_items.check_change(request, "view", name, {"q": str(query)})
         await commands.save(context, entry, "view", name, {"q": str(query)})
         leave(request, Note(f"Saved as the view {name}."))
     raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from phpmq_lite.admin import envelopes, formats
+from phpmq_lite.admin import envelopes, formats, saved_items
 from phpmq_lite.admin.access.identity import check_queue_right, entry_of, identity_of
 from phpmq_lite.admin.acting import commands, drafts, words
 from phpmq_lite.admin.acting.flash import back, leave
@@ -27,7 +27,7 @@ from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.saved import NAME_MAX, Saved
+from phpmq_lite.storage.saved import NAME_MAX
 
 TOTAL_MAX: Final = 64 << 20  # bytes of all copies
 JUDGED_MAX: Final = 100  # copies that differ, before they are sent
@@ -67,11 +67,11 @@ def _draft_of(form: Form) -> Draft:
 
 async def publish_page(request: web.Request) -> web.StreamResponse:
     """Write a message, from nothing or from a template."""
-    context, asked = context_of(request), request.query
+    asked = request.query
     draft = Draft(queue=asked.get("queue", ""))
     name = asked.get("template", "")
     if name:
-        saved = await Saved(context.readers).one("template", name)
+        saved = await saved_items.visible_one(request, "template", name)
         if saved is None:
             raise Problem(404, "unknown_template", f"There is no template {name!r}.")
         draft = _from_template(name, saved.content, draft.queue)
@@ -99,7 +99,7 @@ async def _show(
     return await page(
         request, "publish.html", status=status, draft=draft, source=row, known=known,
         queues=[queue.name for queue in status_of(request).queues][:500],
-        templates=await Saved(context.readers).all("template"),
+        templates=await saved_items.visible(request, "template"),
         max_content=int(context.settings.limits.max_content), max_count=PUBLISH_MAX,
         max_name=NAME_MAX,
     )  # fmt: skip
@@ -270,6 +270,7 @@ async def _save(request: web.Request, draft: Draft, row: MessageRow | None) -> w
         )  # fmt: skip
     entry = entry_of(request, target=name)
     entry.action = "template.save"
+    await saved_items.check_change(request, "template", name, content)
     await commands.save(context_of(request), entry, "template", name, content)
     draft.checked = f"Saved as {name}."
     return await _show(request, draft, row)
@@ -279,7 +280,9 @@ async def forget(request: web.Request) -> web.StreamResponse:
     """Take a template away."""
     context, form = context_of(request), await form_of(request)
     name = form.raw("template")
-    await commands.forget(context, entry_of(request, target=name[:255]), "template", name)
+    entry = entry_of(request, target=name[:255])
+    await saved_items.check_change(request, "template", name)
+    await commands.forget(context, entry, "template", name)
     leave(request, Note(f"The template {name[:NAME_MAX]} is gone."))
     raise web.HTTPSeeOther(context.urls.to("publish"))
 

@@ -1,0 +1,72 @@
+"""Templates and views that people saved, as far as their queues are among the caller's."""
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.access.identity import check_queue_right, identity_of, may_use
+from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.query import parse
+from phpmq_lite.storage.saved import Saved, SavedRow
+
+_OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
+
+
+async def visible(request: web.Request, kind: str) -> list[SavedRow]:
+    """Return what was saved of a kind, without what names queues that the caller may not use."""
+    rows = await Saved(context_of(request).readers).all(kind)
+    return [row for row in rows if _may_see(request, kind, row.content)]
+
+
+async def visible_one(request: web.Request, kind: str, name: str) -> SavedRow | None:
+    """Return one by its name; None if there is none, or none that the caller may see."""
+    row = await Saved(context_of(request).readers).one(kind, name)
+    return row if row is not None and _may_see(request, kind, row.content) else None
+
+
+async def check_change(request: web.Request, kind: str, name: str, content: Any = None) -> None:
+    """Refuse to save or remove what belongs to other queues; ``content`` None: to remove.
+
+    A caller who is limited to some queues changes what names their queues only: anything else is
+    there for everybody.
+
+    Raises:
+        Problem: 403, or 409 if the name is taken.
+    """
+    if not identity_of(request).queues:
+        return
+    if content is not None:
+        queues = _queues(kind, content)
+        for queue in queues:
+            check_queue_right(request, queue)
+        if not queues:
+            raise Problem(
+                403, "foreign_queue", f"{identity_of(request).actor!r} may save a {kind} for "
+                "their own queues only. Name one.", field="queue",
+                bound=", ".join(identity_of(request).queues),
+            )  # fmt: skip
+    row = await Saved(context_of(request).readers).one(kind, name)
+    if row is None:
+        return
+    named = _queues(kind, row.content)
+    if not named or not all(may_use(request, queue) for queue in named):
+        raise Problem(409, "taken", f"There is a {kind} {name!r} for other queues.", field="name")
+
+
+def _may_see(request: web.Request, kind: str, content: Any) -> bool:
+    return all(may_use(request, queue) for queue in _queues(kind, content))
+
+
+def _queues(kind: str, content: Any) -> list[str]:
+    """Return the queues, or patterns of queues, that a saved thing names."""
+    if not isinstance(content, dict):
+        return []
+    if kind == "template":
+        queue = content.get("queue")
+        return [queue] if isinstance(queue, str) and queue else []
+    try:
+        terms = parse(str(content.get("q", ""))).terms
+    except Problem:
+        return []
+    return [term.value for term in terms if term.kind in _OF_QUEUES]
