@@ -107,7 +107,8 @@ class Connection:
         if (self.url is None) == (self.path is None):
             raise OptionError(
                 "give one of url (the broker's admin address, http://127.0.0.1:9101) and path"
-                " (its database file, local master only)"
+                " (its database file, local master only); a table that was created with columns"
+                " keeps no options: create it without, or query it WITH ('url' = '...')"
             )
         if self.url is not None:
             _check_url(self.url)

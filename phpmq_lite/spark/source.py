@@ -1,6 +1,6 @@
 """The data source ``phpmq``: which reader or writer does what was asked for."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -28,6 +28,7 @@ from phpmq_lite.spark.reader import (
     HistoryStreamReader,
     QueueStreamReader,
 )
+from phpmq_lite.spark.tables import of_table, options_in, plain, with_options
 from phpmq_lite.spark.writer import BatchWriter, StreamWriter, check_schema
 
 if TYPE_CHECKING:
@@ -56,10 +57,15 @@ class PhpmqSource(DataSource):
 
     def schema(self) -> StructType:
         """Give the columns; Spark asks before it says whether this is a batch or a stream."""
-        check_names(self.options)
-        if read_mode(self.options) == "queue":
+        given = of_table(self.options)
+        made = self._columns(self.options if given is None else given)
+        return made if given is None else with_options(made, given)
+
+    def _columns(self, given: Mapping[str, str]) -> StructType:
+        check_names(given)
+        if read_mode(given) == "queue":
             return columns.QUEUE
-        options = history_options(_without(self.options, *_OF_ONE_USE), Use.BATCH_READ)
+        options = history_options(_without(given, *_OF_ONE_USE), Use.BATCH_READ)
         return columns.history(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -68,23 +74,25 @@ class PhpmqSource(DataSource):
         Raises:
             OptionError: an option is wrong, or a queue is asked for: reading must not consume.
         """
-        if read_mode(self.options) == "queue":
+        given = options_in(schema) | dict(self.options)
+        if read_mode(given) == "queue":
             raise OptionError(
                 "a batch read does not consume: mode=queue is for readStream; to look at messages"
                 " without taking them, use the browser or the HTTP API"
             )
-        options = history_options(self.options, Use.BATCH_READ)
+        options = history_options(given, Use.BATCH_READ)
         columns.check(schema, columns.history(body=True))
         kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
-        return kind(options, schema)
+        return kind(options, plain(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Give the reader of a stream."""
-        if read_mode(self.options) == "queue":
+        given = options_in(schema) | dict(self.options)
+        if read_mode(given) == "queue":
             columns.check(schema, columns.QUEUE)
-            return QueueStreamReader(queue_options(self.options), schema)
+            return QueueStreamReader(queue_options(given), plain(schema))
         columns.check(schema, columns.history(body=True))
-        return HistoryStreamReader(history_options(self.options, Use.HISTORY_STREAM), schema)
+        return HistoryStreamReader(history_options(given, Use.HISTORY_STREAM), plain(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Give the writer of a batch."""
@@ -116,6 +124,6 @@ _OF_ONE_USE = (
 )
 
 
-def _without(options: MutableMapping[str, str], *names: str) -> dict[str, str]:
+def _without(options: Mapping[str, str], *names: str) -> dict[str, str]:
     lower = {name.lower() for name in names}
     return {name: value for name, value in options.items() if name.lower() not in lower}

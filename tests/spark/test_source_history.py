@@ -246,6 +246,37 @@ def test_stream_starts_at_the_end_by_default(
     assert sink.all == [11, 12, 13, 14, 15]
 
 
+def test_table_of_a_catalog_is_created_and_queried(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(5)
+    broker.ready = [b"1", b"2"]
+    given = f"url '{broker.url}', token 'geheim'"
+    spark.sql(f"CREATE TABLE history USING phpmq OPTIONS ({given}, columns 'queue,offset')"
+              " TBLPROPERTIES (team = 'a')")  # fmt: skip
+    spark.sql(f"CREATE TABLE work USING phpmq OPTIONS ({given}, mode 'queue', queue 'work',"
+              " subscription 's')")  # fmt: skip
+    spark.sql(f"CREATE TABLE named (offset BIGINT) USING phpmq OPTIONS ({given})")
+    try:
+        rows = spark.sql("SELECT * FROM history WHERE offset > 3").collect()
+        assert [(row.queue, row.offset) for row in rows] == [("orders", 4), ("orders", 5)]
+        late = spark.sql("SELECT * FROM history WITH ('startingOffsets' = '5')")
+        assert late.count() == 1
+        assert "geheim" not in spark.table("history").schema.json()
+        sink = Batches("claim")
+        stream = spark.readStream.table("work").writeStream.foreachBatch(sink)
+        located = stream.option("checkpointLocation", str(tmp_path))
+        located.trigger(availableNow=True).start().awaitTermination()
+        assert sink.all == [1, 2]
+        with pytest.raises((AnalysisException, PySparkException), match="WITH"):
+            spark.table("named").collect()
+        with pytest.raises(AnalysisException, match="did you mean 'queue'"):
+            spark.sql(f"CREATE TABLE wrong USING phpmq OPTIONS ({given}, queuee 'a')")
+    finally:
+        for name in ("history", "work", "named"):
+            spark.sql(f"DROP TABLE {name}")
+
+
 def test_source_is_found_by_its_name_alone(spark: SparkSession, broker: FakeBroker) -> None:
     assert import_module("pyspark_phpmq").DefaultSource is PhpmqSource
     broker.settle(3)
