@@ -21,6 +21,7 @@ ALWAYS: Final[Mapping[str, str]] = {
     "spark.sql.python.filterPushdown.enabled": "true",  # else the option pushFilters is an error
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has no statistics
 }
 LOCAL: Final[Mapping[str, str]] = {  # this machine only: nothing listens beyond loopback
     "spark.ui.enabled": "false",

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyarrow.dataset import dataset
+from pyarrow.parquet import ParquetFile
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs.checkpoint import Done
@@ -132,6 +134,57 @@ def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     summary = json.loads((site.out / "summary.json").read_text())
     assert [(g["lo"], g["hi"], g["rows"]) for g in summary["gaps"]] == [(10, 70, 60)]
     assert (summary["archive"]["gaps"], summary["archive"]["missing"]) == (1, 60)
+
+
+def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> None:
+    from phpmq_lite.spark.jobs.archived import TIMES, read_archive
+
+    def kinds(date: str) -> dict[str, tuple[str, bool]]:
+        found = {}
+        for file in sorted((site.out / "archive" / date).rglob("*.parquet")):
+            group = ParquetFile(file).metadata.row_group(0)
+            [times] = [
+                group.column(n)
+                for n in range(group.num_columns)
+                if group.column(n).path_in_schema == "settled_at"
+            ]
+            has_range = times.statistics is not None and times.statistics.has_min_max
+            found[file.parent.name] = (times.physical_type, has_range)
+        return found
+
+    def times() -> list[Any]:
+        rows = read_archive(site.spark, site.files)
+        millis = [sf.unix_millis(name) for name in TIMES]
+        return sorted(map(tuple, rows.select("offset", *millis).collect()))
+
+    output = "spark.sql.parquet.outputTimestampType"
+    assert site.spark.conf.get(output) == "TIMESTAMP_MICROS"
+    rows = days(1, 40, 0)
+    site.settle(rows)
+    site.spark.conf.set(output, "INT96")  # as archives were written before
+    try:
+        site.archive()
+    finally:
+        site.spark.conf.set(output, "TIMESTAMP_MICROS")
+    rows += days(40, 60, 0)
+    site.settle(rows[39:])
+    site.archive()
+    first, second = kinds("date=2026-03-01").values()
+    assert (first, second) == (("INT96", False), ("INT64", True))
+    site.settle(more := days(60, 65, 2))
+    site.archive()
+    expected = times()
+    assert expected == sorted(
+        (row["offset"], *(row[name] for name in TIMES)) for row in rows + more
+    )
+    assert site.metrics().rows == 64
+    tables = {name: site.table(name) for name in ("minutes", "hours", "paths")}
+    site.compact()
+    assert list(kinds("date=2026-03-01").values()) == [("INT64", True)]
+    assert times() == expected
+    shutil.rmtree(site.out / "metrics")
+    site.metrics()
+    assert {name: site.table(name) for name in tables} == tables
 
 
 def test_new_checkpoint_overwrites_no_older_batch(site: Site) -> None:
