@@ -75,6 +75,9 @@ def look_at_examples(walk: Walk, said: Said) -> None:
     stored = f"1 message stored in orders by the broker on {walk.broker.phpmq[0]}\n"
     assert said.of("plain_worker.py") == stored + "order 42\n"
     assert "urn:babel:orders:created took" in said.of("handlers:app")
+    stored, first, again, _ = said.of("phpmq.go consume").split("\n")
+    assert (stored, first) == ("stored", "from Node  (3600 s left)")
+    assert re.fullmatch(r"from Node  \([1-6]?[0-9] s left\)", again)
 
 
 def published_client(walk: Walk) -> None:

@@ -33,7 +33,7 @@ from tests.preloaded import BrokerProcess, broker_of_all
 
 TIMEOUT_S: Final = 90.0
 BIN: Final = ".bin"
-PROGRAMS: Final = ("curl", "jq", "nc", "php")  # that a machine may not have
+PROGRAMS: Final = ("curl", "go", "jq", "nc", "node", "php")  # that a machine may not have
 STRICT: Final = {
     "php": ("php", "-d", "error_reporting=-1", "-d", "display_errors=stderr"),
     "python": (sys.executable, "-W", "error"),

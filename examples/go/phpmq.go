@@ -1,0 +1,491 @@
+// A PHPMQ client for Go 1.19 or newer: one file, the standard library only.
+//
+//	client := NewClient("127.0.0.1:9100")
+//	defer client.Close()
+//	err := client.Publish("orders", []byte(`{"order_id": 1042}`), 3600, "") // on the broker's disk
+//	for message := range client.Consume("orders", 10) {
+//		fmt.Println(string(message.Content))
+//		message.Ack() // or message.Requeue(60), message.DeadLetter()
+//	}
+//
+// It connects by itself, and again when the connection is lost: publishes without a receipt are
+// repeated under their keys, so each is stored once; messages that were not acknowledged come again.
+//
+// As a program:
+//
+//	go run phpmq.go publish 127.0.0.1:9100 orders '{"order_id": 1042}' [TTL]
+//	go run phpmq.go consume 127.0.0.1:9100 orders [MESSAGES]
+//	go run phpmq.go requeue 127.0.0.1:9100 orders TTL
+//
+// Copy the file into your project, change the package and leave out main.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	mathrand "math/rand"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	publish, consume, dispatch, acknowledge = "001", "002", "003", "004"
+	requeue, deadLetter, receipt            = "005", "006", "007"
+
+	queuePacket, contentPacket = "01", "02"
+	idPacket                   = "03" // the id of a message, or the key of a publish
+	countPacket, ttlPacket     = "04", "05"
+
+	receiptTimeout = 30 * time.Second // over all connections
+	dialTimeout    = 5 * time.Second
+	writeTimeout   = 30 * time.Second
+	closeTimeout   = 2 * time.Second // for the broker to read what was sent
+	maxPacketBytes = 1 << 30         // of the broker; more is no PHPMQ
+)
+
+// ErrTimeout says that no receipt came in time: the message may be stored. Publish it again with
+// the same key.
+var ErrTimeout = errors.New("no receipt in time: the message may be stored")
+
+// ErrClosed says that the client was closed before the receipt came.
+var ErrClosed = errors.New("closed before the receipt: the message may be stored")
+
+// Refused is the broker's reason for not storing a message: paused, queue full, disk full …
+type Refused struct{ Reason string }
+
+func (refused Refused) Error() string { return "refused: " + refused.Reason }
+
+// packet is one part of a frame.
+type packet struct{ kind, content string }
+
+// frame returns the bytes of a frame: a header of 8 bytes, then each packet behind one of 32.
+func frame(kind string, packets ...packet) []byte {
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "H01%s%02d", kind, len(packets))
+	for _, one := range packets {
+		fmt.Fprintf(&out, "P%s%029d", one.kind, len(one.content))
+		out.WriteString(one.content)
+	}
+	return out.Bytes()
+}
+
+func checkQueue(queue string) error {
+	longest := 255
+	if strings.HasSuffix(queue, ".dlq") {
+		longest = 259
+	}
+	isControl := func(r rune) bool { return unicode.IsControl(r) && r != '\n' }
+	if len(queue) < 1 || len(queue) > longest || !utf8.ValidString(queue) || strings.IndexFunc(queue, isControl) >= 0 {
+		return errors.New("a queue has 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters")
+	}
+	return nil
+}
+
+// Message is one that the broker dispatched. End it with Ack, Requeue or DeadLetter.
+type Message struct {
+	Queue, ID string
+	Content   []byte
+	TTL       int64 // seconds left; 0: it never expires
+	client    *Client
+}
+
+// Ack settles the message.
+func (m *Message) Ack() {
+	m.client.settle(frame(acknowledge, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}))
+}
+
+// Requeue moves it to the end of its queue, to live for so many seconds from now on (0: for ever).
+func (m *Message) Requeue(ttl int64) {
+	seconds := strconv.FormatInt(ttl, 10)
+	m.client.settle(frame(requeue, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}, packet{ttlPacket, seconds}))
+}
+
+// DeadLetter takes it out of its queue; a record of it goes to <queue>.dlq.
+func (m *Message) DeadLetter() {
+	m.client.settle(frame(deadLetter, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}))
+}
+
+type consumer struct {
+	credit   int
+	messages chan *Message // room for credit messages, so that sending never blocks
+}
+
+func (c *consumer) open(queue string) []byte {
+	return frame(consume, packet{queuePacket, queue}, packet{countPacket, strconv.Itoa(c.credit)})
+}
+
+type waiting struct {
+	bytes []byte
+	done  chan error
+}
+
+// Client is one connection to a broker, made by NewClient. All methods may be called at once.
+type Client struct {
+	address string
+
+	mutex     sync.Mutex
+	changed   *sync.Cond
+	conn      *net.TCPConn // nil: not connected
+	isClosed  bool
+	outgoing  [][]byte           // for conn, in order
+	publishes map[string]waiting // by key, without a receipt
+	consumers map[string]*consumer
+	unsent    [][]byte // frames that end messages, for the next connection
+	stopped   chan struct{}
+	ended     chan struct{} // run has returned
+}
+
+// NewClient connects to HOST:PORT, a listener with TTL (9100), in the background.
+func NewClient(address string) *Client {
+	client := &Client{
+		address:   address,
+		publishes: map[string]waiting{},
+		consumers: map[string]*consumer{},
+		stopped:   make(chan struct{}),
+		ended:     make(chan struct{}),
+	}
+	client.changed = sync.NewCond(&client.mutex)
+	go client.run()
+	return client
+}
+
+// Publish returns when the message is on the broker's disk. An empty key stands for a random one;
+// ttl is in seconds, 0 for a message that never expires. The error is a Refused, ErrTimeout or
+// ErrClosed, or says what cannot be published.
+func (c *Client) Publish(queue string, content []byte, ttl int64, key string) error {
+	if err := checkQueue(queue); err != nil {
+		return err
+	}
+	if ttl < 0 || len(key) > 64 {
+		return errors.New("a TTL is 0 or more seconds, a key has 1 to 64 bytes")
+	}
+	if key == "" {
+		random := make([]byte, 16)
+		if _, err := rand.Read(random); err != nil {
+			return err
+		}
+		key = hex.EncodeToString(random)
+	}
+	sent := waiting{frame(publish, packet{queuePacket, queue}, packet{contentPacket, string(content)},
+		packet{ttlPacket, strconv.FormatInt(ttl, 10)}, packet{idPacket, key}), make(chan error, 1)}
+	c.mutex.Lock()
+	if _, isKnown := c.publishes[key]; c.isClosed || isKnown {
+		c.mutex.Unlock()
+		if isKnown {
+			return errors.New("a message with this key is being published")
+		}
+		return ErrClosed
+	}
+	c.publishes[key] = sent
+	c.write(sent.bytes)
+	c.mutex.Unlock()
+	timer := time.NewTimer(receiptTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-sent.done:
+		return err
+	case <-timer.C:
+		c.mutex.Lock()
+		delete(c.publishes, key)
+		c.mutex.Unlock()
+		return ErrTimeout
+	}
+}
+
+// Consume returns a channel of messages; at most credit of them are unacknowledged at a time. Close
+// closes the channel. A name that no queue can have closes it at once.
+func (c *Client) Consume(queue string, credit int) <-chan *Message {
+	one := &consumer{credit, make(chan *Message, credit)}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if err := checkQueue(queue); err != nil || c.isClosed {
+		close(one.messages)
+		return one.messages
+	}
+	c.consumers[queue] = one
+	c.write(one.open(queue))
+	return one.messages
+}
+
+// Close ends the connection after what was sent; what is not acknowledged goes back to its queue.
+func (c *Client) Close() {
+	c.mutex.Lock()
+	if c.isClosed {
+		c.mutex.Unlock()
+		return
+	}
+	c.isClosed = true
+	close(c.stopped)
+	for _, sent := range c.publishes {
+		sent.done <- ErrClosed
+	}
+	for queue, one := range c.consumers {
+		close(one.messages)
+		one.credit = 0 // gives back what is not acknowledged
+		c.write(one.open(queue))
+	}
+	c.publishes, c.consumers = nil, nil
+	conn := c.conn
+	c.changed.Broadcast()
+	c.mutex.Unlock()
+	select {
+	case <-c.ended: // the broker has read everything
+	case <-time.After(closeTimeout):
+	}
+	if conn != nil {
+		conn.Close()
+	}
+}
+
+// settle sends 004, 005 or 006; without a connection, first on the next one.
+func (c *Client) settle(bytes []byte) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.conn == nil && !c.isClosed {
+		c.unsent = append(c.unsent, bytes)
+	}
+	c.write(bytes)
+}
+
+// write sends on the connection there is. What is lost with it is sent on the next one (begin), or
+// the broker has taken the message back.
+func (c *Client) write(bytes []byte) {
+	if c.conn != nil {
+		c.outgoing = append(c.outgoing, bytes)
+		c.changed.Broadcast()
+	}
+}
+
+// -- the connection
+
+func (c *Client) run() {
+	defer close(c.ended)
+	pause := 100 * time.Millisecond
+	for {
+		conn, err := net.DialTimeout("tcp", c.address, dialTimeout)
+		if err == nil {
+			var isBroker bool
+			if isBroker, err = c.serve(conn.(*net.TCPConn)); isBroker {
+				pause = 100 * time.Millisecond
+			}
+		}
+		select {
+		case <-c.stopped:
+			return
+		default:
+			log.Printf("phpmq: %v", err)
+		}
+		select {
+		case <-c.stopped:
+			return
+		case <-time.After(pause/2 + time.Duration(mathrand.Int63n(int64(pause/2)))):
+			if pause *= 2; pause > 10*time.Second {
+				pause = 10 * time.Second
+			}
+		}
+	}
+}
+
+// serve reads a connection to its end, and says whether a frame of a broker came over it.
+func (c *Client) serve(conn *net.TCPConn) (isBroker bool, err error) {
+	defer conn.Close()
+	if !c.begin(conn) {
+		return false, ErrClosed
+	}
+	defer c.lost()
+	go c.send(conn) // reading never waits for writing, or both sides could wait for each other
+	for reader := bufio.NewReader(conn); ; isBroker = true {
+		kind, packets, err := readFrame(reader)
+		if err != nil {
+			return isBroker, err
+		}
+		c.handle(kind, packets)
+	}
+}
+
+func (c *Client) send(conn *net.TCPConn) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for c.conn == conn {
+		if len(c.outgoing) == 0 && c.isClosed {
+			conn.CloseWrite()
+			return
+		}
+		if len(c.outgoing) == 0 {
+			c.changed.Wait()
+			continue
+		}
+		batch := net.Buffers(c.outgoing)
+		c.outgoing = nil
+		c.mutex.Unlock()
+		conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+		_, err := batch.WriteTo(conn)
+		if err != nil {
+			conn.Close() // which ends serve
+		}
+		c.mutex.Lock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (c *Client) begin(conn *net.TCPConn) bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.isClosed {
+		return false
+	}
+	c.conn = conn
+	for _, bytes := range c.unsent { // nobody holds these messages yet
+		c.write(bytes)
+	}
+	c.unsent = nil
+	for _, sent := range c.publishes {
+		c.write(sent.bytes)
+	}
+	for queue, one := range c.consumers {
+		c.write(one.open(queue))
+	}
+	return true
+}
+
+func (c *Client) lost() {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.conn, c.outgoing = nil, nil
+	c.changed.Broadcast()
+	for _, one := range c.consumers {
+		for len(one.messages) > 0 { // the broker dispatches them again
+			select {
+			case <-one.messages:
+			default:
+			}
+		}
+	}
+}
+
+// -- what the broker sends
+
+func readFrame(reader io.Reader) (kind string, packets map[string][]byte, err error) {
+	header := make([]byte, 8)
+	if _, err = io.ReadFull(reader, header); err != nil {
+		return "", nil, err
+	}
+	kind = string(header[3:6])
+	count, err := strconv.ParseUint(string(header[6:]), 10, 8)
+	if string(header[:3]) != "H01" || kind != dispatch && kind != receipt || err != nil {
+		return "", nil, fmt.Errorf("what answers is not a PHPMQ broker: %q", header)
+	}
+	packets = map[string][]byte{}
+	for ; count > 0; count-- {
+		head := make([]byte, 32)
+		if _, err = io.ReadFull(reader, head); err != nil {
+			return "", nil, err
+		}
+		size, err := strconv.ParseUint(string(head[3:]), 10, 63)
+		if head[0] != 'P' || err != nil || size > maxPacketBytes {
+			return "", nil, fmt.Errorf("the broker sent a broken packet header: %q", head)
+		}
+		content := make([]byte, size)
+		if _, err = io.ReadFull(reader, content); err != nil {
+			return "", nil, err
+		}
+		packets[string(head[1:3])] = content
+	}
+	return kind, packets, nil
+}
+
+func (c *Client) handle(kind string, packets map[string][]byte) {
+	queue, id := string(packets[queuePacket]), string(packets[idPacket])
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if kind == receipt {
+		if sent, isKnown := c.publishes[id]; isKnown { // else it comes too late
+			delete(c.publishes, id)
+			if reason, isRefused := packets[contentPacket]; isRefused {
+				sent.done <- Refused{string(reason)}
+			} else {
+				sent.done <- nil
+			}
+		}
+		return
+	}
+	one := c.consumers[queue]
+	if one == nil {
+		return
+	}
+	ttl, _ := strconv.ParseInt(string(packets[ttlPacket]), 10, 64) // none: 0
+	select {
+	case one.messages <- &Message{queue, id, packets[contentPacket], ttl, c}:
+	default: // more than the credit: this is no broker of ours
+	}
+}
+
+// -- the program
+
+func run(arguments []string) error {
+	if len(arguments) < 3 {
+		return errors.New("usage: phpmq publish|consume|requeue HOST:PORT QUEUE …")
+	}
+	command, queue, rest := arguments[0], arguments[2], arguments[3:]
+	number := func(at int, otherwise int64) (int64, error) {
+		if len(rest) <= at {
+			return otherwise, nil
+		}
+		return strconv.ParseInt(rest[at], 10, 64)
+	}
+	client := NewClient(arguments[1])
+	defer client.Close()
+	if command == "publish" && len(rest) > 0 {
+		ttl, err := number(1, 0)
+		if err == nil {
+			err = client.Publish(queue, []byte(rest[0]), ttl, "")
+		}
+		if err == nil {
+			fmt.Println("stored")
+		}
+		return err
+	}
+	left, err := number(0, 1)
+	if err != nil || command != "consume" && command != "requeue" {
+		return errors.New("give publish with a content, consume with a number, or requeue with a TTL")
+	}
+	ttl := left
+	for message := range client.Consume(queue, 1) {
+		note := ""
+		if message.TTL > 0 {
+			note = fmt.Sprintf("  (%d s left)", message.TTL)
+		}
+		fmt.Printf("%s%s\n", message.Content, note)
+		if command == "requeue" {
+			message.Requeue(ttl)
+			return nil
+		}
+		message.Ack()
+		if left--; left == 0 {
+			return nil
+		}
+	}
+	return checkQueue(queue)
+}
+
+func main() {
+	log.SetFlags(0)
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}

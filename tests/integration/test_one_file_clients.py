@@ -1,0 +1,237 @@
+"""The one-file clients of ``examples/node`` and ``examples/go``: one story, two languages."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from time import monotonic, sleep
+from urllib.parse import quote
+
+import pytest
+
+from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, Requeue
+from tests.acceptance.peers import Admin, Peer
+from tests.integration.php_peer import ROOT
+from tests.integration.scripted_broker import Peer as ScriptedPeer
+from tests.integration.scripted_broker import ScriptedBroker
+from tests.preloaded import BrokerProcess, broker_of_all, broker_process
+
+pytestmark = pytest.mark.acceptance
+
+NODE = ROOT / "examples" / "node" / "phpmq.mjs"
+GO = ROOT / "examples" / "go" / "phpmq.go"
+ID = b"0123456789abcdef" * 2
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A client as a command."""
+
+    command: tuple[str, ...]
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run it to its end; give what it prints."""
+        done = subprocess.run(
+            [*self.command, *arguments], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.command, *arguments,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["node", "go"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"missing: {request.param}")
+    if request.param == "node":
+        return Program(("node", str(NODE)))
+    built = tmp_path_factory.mktemp("go") / "phpmq"
+    subprocess.run(["go", "build", "-o", str(built), str(GO)], check=True, timeout=100)
+    return Program((str(built),))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    data = tmp_path_factory.mktemp("clients") / "data"
+    with broker_of_all(data) as running:
+        yield running
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedBroker]:
+    async with ScriptedBroker() as made:
+        yield made
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"orders-{next(_numbers)} ü"
+
+
+def wait_until_acked(broker: BrokerProcess, queue: str) -> None:
+    """Wait until the acknowledgement of a message is stored."""
+    asked = "/api/v1/messages?q=" + quote(f'queue:"{queue}" state:acked')
+    ends_at = monotonic() + 30
+    while not Admin(broker.admin[0]).get(asked)["items"]:
+        assert monotonic() < ends_at
+        sleep(0.01)
+
+
+async def ended(process: asyncio.subprocess.Process) -> str:
+    """Wait for a good end; give what it printed."""
+    out, error = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, error.decode()
+    return out.decode()
+
+
+# -- a real broker
+
+
+@pytest.mark.parametrize("port", [0, 1], ids=["newer", "older"])
+def test_client_consumes_what_it_published(
+    program: Program, broker: BrokerProcess, queue: str, port: int
+) -> None:
+    for content in ("first", "Grüße, 世界", "third"):
+        assert program.run("publish", broker.phpmq[0], queue, content) == "stored\n"
+    shown = program.run("consume", broker.phpmq[port], queue, "2")
+    assert shown == "first\nGrüße, 世界\n"
+    assert Admin(broker.admin[0]).queue(queue)["ready"] == 1
+
+
+def test_client_requeues_with_a_new_ttl(
+    program: Program, broker: BrokerProcess, queue: str
+) -> None:
+    for content in ("first", "second"):
+        program.run("publish", broker.phpmq[0], queue, content)
+    assert program.run("requeue", broker.phpmq[0], queue, "3600") == "first\n"
+    assert program.run("consume", broker.phpmq[0], queue, "1") == "second\n"
+    with Peer(broker.port) as peer:
+        peer.consume(queue, 1)
+        (again,) = peer.dispatches(1)
+    assert again.content == b"first"
+    assert again.ttl_s is not None
+    assert 0 < again.ttl_s <= 3600
+
+
+def test_client_publishes_with_a_ttl(program: Program, broker: BrokerProcess, queue: str) -> None:
+    program.run("publish", broker.phpmq[0], queue, "short", "3600")
+    assert program.run("consume", broker.phpmq[0], queue).startswith("short  (3")
+
+
+def test_client_says_what_the_broker_refuses(
+    program: Program, broker: BrokerProcess, queue: str
+) -> None:
+    with Peer(broker.port) as peer:
+        assert peer.confirm(queue, b"x") is None
+    Admin(broker.admin[0]).pause(queue, "publishing")
+    assert "paused" in program.run("publish", broker.phpmq[0], queue, "x", code=1)
+
+
+@pytest.mark.parametrize("wrong", ["", "q" * 256, "a\x07"])
+def test_client_refuses_a_queue_that_cannot_be(
+    program: Program, broker: BrokerProcess, wrong: str
+) -> None:
+    for command in ("publish", "consume"):
+        assert "a queue has 1 to 255" in program.run(command, broker.phpmq[0], wrong, "1", code=1)
+
+
+async def test_consumer_goes_on_after_a_restart_of_the_broker(
+    program: Program, tmp_path: Path, queue: str
+) -> None:
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+        await asyncio.to_thread(program.run, "publish", broker.phpmq[0], queue, "before")
+        process = await program.start("consume", broker.phpmq[0], queue, "2")
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"before\n"
+        await asyncio.to_thread(wait_until_acked, broker, queue)
+        await asyncio.to_thread(broker.kill)
+        late = await program.start("publish", broker.phpmq[0], queue, "after")
+        await asyncio.to_thread(broker.start)
+        assert await ended(late) == "stored\n"
+        assert await ended(process) == "after\n"
+
+
+# -- a broker that does what a test says
+
+
+async def test_publish_is_repeated_under_its_key_after_a_lost_connection(
+    program: Program, scripted: ScriptedBroker, queue: str
+) -> None:
+    keys: list[bytes | None] = []
+
+    def cutting(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        assert isinstance(frame, Publish)
+        keys.append(frame.key)
+        if len(keys) < 3:
+            peer.cut()
+        else:
+            peer.answer(frame)
+
+    scripted.script = cutting
+    process = await program.start("publish", f"127.0.0.1:{scripted.port}", queue, "once")
+    assert await ended(process) == "stored\n"
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+    assert keys[0]
+
+
+async def test_message_in_pieces_is_acknowledged_and_given_back_at_the_end(
+    program: Program, scripted: ScriptedBroker, queue: str
+) -> None:
+    def dispatching(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            parts: list[bytes] = []
+            peer.side.append_dispatch(parts, queue, b"x" * 3_000, ID, 7)
+            for byte in b"".join(parts):
+                peer.transport.write(bytes([byte]))
+
+    scripted.script = dispatching
+    process = await program.start("consume", f"127.0.0.1:{scripted.port}", queue)
+    assert (await scripted.next(Consume)).count == 1
+    acknowledged = await scripted.next(Acknowledge)
+    assert (acknowledged.queue, acknowledged.message_id) == (queue, ID)
+    assert (await scripted.next(Consume)).count == 0
+    assert await ended(process) == "x" * 3_000 + "  (7 s left)\n"
+
+
+async def test_requeue_has_its_three_packets(
+    program: Program, scripted: ScriptedBroker, queue: str
+) -> None:
+    def dispatching(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch(queue, b"", ID, 0)
+
+    scripted.script = dispatching
+    process = await program.start("requeue", f"127.0.0.1:{scripted.port}", queue, "60")
+    requeued = await scripted.next(Requeue)
+    assert (requeued.queue, requeued.message_id, requeued.ttl_s) == (queue, ID, 60)
+    assert await ended(process) == "\n"
+
+
+async def test_answer_that_is_no_phpmq_is_named(program: Program, queue: str) -> None:
+    arrived = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n")
+        arrived.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        process = await program.start("publish", f"127.0.0.1:{port}", queue, "x")
+        await arrived.wait()
+        assert process.stderr is not None
+        assert b"not a PHPMQ broker" in await process.stderr.readline()
+        process.kill()
+        await process.communicate()
