@@ -129,6 +129,12 @@ def url_or_none(urls: Urls, route: str) -> str | None:
         return None
 
 
+def may(request: web.Request, name: str) -> bool:
+    """Return whether this reader's role may use a route, so that a page offers nothing else."""
+    needed = next(route.role for route in context_of(request).routes if route.name == name)
+    return identity_of(request).role.may(needed)
+
+
 def rail(request: web.Request, here: str) -> list[RailItem]:
     """Give the rail as it stands beside the page ``here``: what exists and this reader may open."""
     context, mine = context_of(request), identity_of(request).role

@@ -202,9 +202,22 @@ def changes(
         value = _value(kind, read)
         now, default = getattr(queue.settings, kind.name), getattr(plain, kind.name)
         wanted = default if value is None else value
-        if wanted != now:
+        if wanted not in (now, _as_sent(kind, now)):
             found[kind.name] = None if wanted == default else wanted
     return found
+
+
+def _as_sent(kind: _Kind, value: Any) -> Any:
+    """Return what is read when the field of a value comes back from a browser unchanged.
+
+    A field of one line drops line breaks, and we drop white space at both ends.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    if kind.kind != "area":
+        text = text.replace("\n", "")
+    return text if kind.kind == "choice" else text.strip()
 
 
 def _value(kind: _Kind, read: Callable[[str], str]) -> Any:
@@ -220,4 +233,4 @@ def _value(kind: _Kind, read: Callable[[str], str]) -> Any:
         return int(digits)
     if kind.name == "on_expire":
         return FORWARD + read("forward_to") if text == "forward" else text
-    return text if kind.kind == "choice" else text.strip().replace("\r\n", "\n")
+    return text if kind.kind == "choice" else text.replace("\r\n", "\n").strip()

@@ -149,6 +149,7 @@ def frame(request: web.Request, context: Context) -> dict[str, Any]:
         "static": urls.static,
         "here": here,
         "rail": frame_parts.rail(request, here),
+        "may": lambda name: frame_parts.may(request, name),
         "environment": ui.environment,
         "colour": frame_parts.colour_of(ui.environment, ui.colour),
         "theme": theme if theme in THEMES else "auto",

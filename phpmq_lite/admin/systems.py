@@ -13,7 +13,6 @@ from typing import Final
 from phpmq_lite import build
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.limits import Limit
-from phpmq_lite.admin.urls import Urls
 from phpmq_lite.admin.views import plural
 from phpmq_lite.server.status import Status
 from phpmq_lite.settings import Settings
@@ -253,16 +252,3 @@ def refused(status: Status) -> list[Fact]:
         for name, counts in groups.items()
         for reason, count in sorted((counts or {}).items(), key=lambda pair: -pair[1])
     ]
-
-
-def accounts(urls: Urls) -> list[tuple[str, str]]:
-    """Give the pages about who may come in, as far as they are there: title and URL."""
-    pages = (("Users", "users"), ("API tokens", "tokens"), ("Sessions", "sessions"),
-             ("Audit", "audit"), ("HTTP API", "reference"))  # fmt: skip
-    found = []
-    for title, route in pages:
-        try:
-            found.append((title, urls.to(route)))
-        except KeyError:
-            continue
-    return found

@@ -23,7 +23,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 def settings(page_text: str) -> dict[str, str]:
     """Give what stands in the fields of the form of settings."""
     fields = dict(re.findall(r'<input id="set-\w+" name="(\w+)" value="([^"]*)"', page_text))
-    fields |= dict(re.findall(r'<textarea[^>]* name="(\w+)"[^>]*>([^<]*)</textarea>', page_text))
+    fields |= dict(re.findall(r'<textarea[^>]* name="(\w+)"[^>]*>\n?([^<]*)</textarea>', page_text))
     chosen = re.findall(
         r'<select[^>]* name="(\w+)".*?<option value="(\w+)" selected', page_text, flags=re.S
     )

@@ -113,6 +113,11 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
         Problem: 422, naming the bound.
     """
     found = tuple(dict.fromkeys(globs))
+    if broken := next((glob for glob in found if lines(glob) != [glob]), None):
+        raise Problem(
+            422, "invalid", f"queues: {broken!r} has a line break, or white space at an end. "
+            "Write ? in its place.", field="queues",
+        )  # fmt: skip
     if len(found) > GLOBS or not all(1 <= len(glob) <= GLOB_LENGTH for glob in found):
         raise Problem(
             422, "invalid", "queues: too many, too long or empty.", field="queues",
@@ -217,7 +222,7 @@ async def change_user(
     globs: Sequence[str] | None = None,
     password: str | None = None,
 ) -> None:
-    """Change rights or password of a user; all their sessions end."""
+    """Change rights or password of a user; all their sessions end, unless nothing changes."""
     check_may_manage(request)
     before = {"role": user.role, "queues": user.queues}
     after = {
@@ -227,6 +232,8 @@ async def change_user(
     detail: dict[str, object] = {"before": before, "after": after} if before != after else {}
     if password is not None:
         detail["password"] = "changed"  # noqa: S105 - that it was, not what it is
+    if not detail:
+        return
     entry = entry_of(request, target=user.name, detail=json.dumps(detail))
     entrance = context_of(request).entrance
     hashed = None if password is None else await entrance.hasher.hash(password)

@@ -182,7 +182,10 @@ async def label(request: web.Request) -> web.StreamResponse:
                       bound="10.0.0.7, 10.0.0.0/24 or unix")  # fmt: skip
     text = form.text("label", peers.LABEL_MAX)
     entry = entry_of(request, target=name)
-    if text:
+    before = (await peers.labels_of(context)).get(name, "")
+    if text == before.strip():
+        pass  # the form was saved as it was shown
+    elif text:
         await commands.save(context, entry, peers.LABEL, name, text)
     else:
         await commands.forget(context, entry, peers.LABEL, name)

@@ -5,7 +5,6 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.api.dead_groups import GroupOut, find_groups
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data
@@ -47,7 +46,6 @@ async def dead(request: web.Request) -> web.StreamResponse:
         groups=await gather_slowly(groups, context_of(request).engine.pause),
         more=max(0, len(found.groups) - GROUPS_SHOWN),
         query=query,
-        may_act=identity_of(request).role.may(Role.OPERATOR),
     )
 
 

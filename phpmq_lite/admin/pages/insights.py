@@ -95,7 +95,6 @@ async def insights(request: web.Request) -> web.StreamResponse:
         path=str(context.summaries.path),
         state=_state(summary, bounds, context.now_ms()) if summary else {},
         commands=_commands(request, context),
-        may_act=identity_of(request).role.may(Role.OPERATOR),
         **values,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import paging, saved_items
-from phpmq_lite.admin.access.identity import entry_of, identity_of
+from phpmq_lite.admin.access.identity import entry_of
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.acting.flash import leave
 from phpmq_lite.admin.acting.forms import form_of
@@ -98,7 +98,6 @@ async def _page(
         ),
         command=f"phpmq-lite search {shlex.quote(typed)}",
         views=views[:VIEWS_SHOWN],
-        may_act=identity_of(request).role.may(Role.OPERATOR),
     )
 
 

@@ -89,7 +89,6 @@ async def _show(request: web.Request, asked: Check, status: int = 200) -> web.Re
         faults=context.schemas.faults,
         has_folder=context.schemas.folder is not None,
         folder=str(context.schemas.folder or "") if may_act else "",
-        may_check=may_act,
         max_bytes=DOCUMENT_BYTES,
         max_changes=SHOWN_CHANGES,
     )

@@ -79,7 +79,6 @@ async def _health(request: web.Request, _query: SystemQuery) -> dict[str, Any]:
         "limits": reached,
         "waiting": systems.waiting(status, reached),
         "refused": systems.refused(status),
-        "accounts": systems.accounts(context.urls),
     }
 
 

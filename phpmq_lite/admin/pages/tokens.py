@@ -45,6 +45,7 @@ async def _list(
         made=made,
         roles=people.ROLES,
         is_local=identity_of(request).kind == "local",
+        limits=identity_of(request).queues,
     )
 
 

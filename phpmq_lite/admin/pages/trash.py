@@ -6,7 +6,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import cursors
-from phpmq_lite.admin.access.identity import allowed_queues, identity_of
+from phpmq_lite.admin.access.identity import allowed_queues
 from phpmq_lite.admin.api.history import queue_id_of
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data
@@ -50,7 +50,6 @@ async def trash(request: web.Request) -> web.StreamResponse:
         is_cut=found.is_cut,
         next=goes_on,
         query=query,
-        may_act=identity_of(request).role.may(Role.OPERATOR),
     )
 
 

@@ -41,6 +41,7 @@ async def _list(
         roles=people.ROLES,
         shortest=SHORTEST,
         is_local=identity_of(request).kind == "local",
+        limits=identity_of(request).queues,
     )
 
 
@@ -81,6 +82,7 @@ async def _one(request: web.Request, user: User, problem: Problem | None = None)
         "user.html",
         status=problem.status if problem else 200,
         user=user,
+        limits=identity_of(request).queues,
         sessions=sessions,
         roles=people.ROLES,
         shortest=SHORTEST,
@@ -91,8 +93,12 @@ async def _one(request: web.Request, user: User, problem: Problem | None = None)
 async def change_rights(request: web.Request) -> web.StreamResponse:
     """Give a user another role or other queues; their sessions end."""
     user, globs = _named(request), people.lines(await field_of(request, "queues"))
+    if globs == people.lines("\n".join(user.queues)):
+        globs = list(user.queues)
     try:
         role = await field_of(request, "role")
+        if (role, tuple(globs)) == (user.role, user.queues):
+            return _done(request, f"Nothing was changed: {user.name} is {role} already.", user)
         await people.change_user(request, user, role=role, globs=globs)
     except Problem as problem:
         people.refuse(request, problem)
