@@ -15,7 +15,7 @@ from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import RefusedError, StartRefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
@@ -69,7 +69,11 @@ def open_store(path: Path) -> Store:
     """Open the writable connection as the writer does."""
     connection = sqlite3.connect(path, isolation_level=None, cached_statements=256)
     store = Store(connection)
-    store.configure(1 << 20)
+    try:
+        store.configure(1 << 20)
+    except StartRefusedError:
+        connection.close()
+        raise
     return store
 
 

@@ -170,9 +170,7 @@ def test_failing_job_is_tried_with_growing_gaps_then_dead(
     runs = crew.runs
     assert [run["attempts"] for run in runs] == [0, 1, 2, 3]
     gaps = [after["at"] - before["at"] for before, after in pairwise(runs)]
-    assert gaps[0] >= 0.9
-    assert gaps[1] >= gaps[0] + 0.5
-    assert gaps[2] >= gaps[1] + 0.5
+    assert all(gap >= delay_s - 0.1 for gap, delay_s in zip(gaps, [1, 2, 3], strict=True))
     (content,) = taken(peer, f"{crew.queue}.dlq", 1)
     original = written(made | {"attempts": 4})
     assert content.startswith(original[:-1] + b',"dead_letter":{')

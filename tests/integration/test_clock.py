@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -160,8 +160,9 @@ def at(steady_ms: int, step_ms: int = 0) -> dict[str, int]:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Driver:
-    return Driver(tmp_path)
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    with closing(Driver(tmp_path)) as driver:
+        yield driver
 
 
 def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: Driver) -> None:

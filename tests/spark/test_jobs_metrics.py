@@ -2,6 +2,8 @@
 
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
@@ -61,8 +63,9 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def database(rows: list[Row]) -> sqlite3.Connection:
-    return to_sqlite(rows)
+def database(rows: list[Row]) -> Iterator[sqlite3.Connection]:
+    with closing(to_sqlite(rows)) as database:
+        yield database
 
 
 @pytest.fixture(scope="module")
