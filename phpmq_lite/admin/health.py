@@ -65,7 +65,7 @@ def is_started(request: web.Request) -> bool:
 
 
 def _is_known(request: web.Request) -> bool:
-    return identity_of(request).role is not Role.PUBLIC
+    return identity_of(request).role.may(Role.VIEWER)
 
 
 def _detail(found: Iterable[Check]) -> str:
@@ -154,5 +154,5 @@ ROUTES: Final = (
     Route("GET", "/livez", Role.PUBLIC, "livez", live, is_early=True),
     Route("GET", "/readyz", Role.PUBLIC, "readyz", ready, is_early=True),
     Route("GET", "/startupz", Role.PUBLIC, "startupz", started, is_early=True),
-    Route("GET", "/metrics", Role.VIEWER, "metrics", metrics),
+    Route("GET", "/metrics", Role.METRICS, "metrics", metrics),
 )

@@ -17,6 +17,7 @@ class Role(StrEnum):
     """Who may use a route; each may what those before it may (``docs/admin.md``)."""
 
     PUBLIC = "public"  # health and login: needs no login ever
+    METRICS = "metrics"  # of tokens only: /metrics and nothing else
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"

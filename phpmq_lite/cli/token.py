@@ -39,7 +39,11 @@ def ls(node: Node, output: str | None) -> None:
 @token.command()
 @click.argument("name")
 @click.option(
-    "--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it may."
+    "--role",
+    type=click.Choice(("metrics", *ROLES)),
+    default="viewer",
+    show_default=True,
+    help="What it may; metrics: read /metrics only.",
 )
 @click.option("--queues", multiple=True, metavar="GLOB", help="Only these queues. Repeatable.")
 @click.option("--expires", type=duration, metavar="DURATION", help="As 90d; without: never.")

@@ -153,4 +153,7 @@ def test_labels_used_are_those_of_the_metrics() -> None:
 def test_scrape_example_parses_and_names_the_rules() -> None:
     told = yaml.safe_load(SCRAPE.read_text(encoding="utf-8"))
     assert told["rule_files"] == [ALERTS.name]
-    assert told["scrape_configs"][0]["metrics_path"] == "/metrics"
+    scrape = told["scrape_configs"][0]
+    assert scrape["metrics_path"] == "/metrics"
+    assert scrape["authorization"]["type"] == "Bearer"  # needed as soon as there is a user
+    assert "--role metrics" in SCRAPE.read_text(encoding="utf-8")

@@ -89,7 +89,7 @@ async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
     async with always as home, Visitor(home.url) as me:
         assert (await me.get("/queues")).location == "/login?next=/queues"
         assert "no user yet" in (await me.get("/login")).text
-        assert (await me.get("/metrics")).status == 303
+        assert (await me.get("/metrics")).status == 401
 
 
 async def test_proxy_on_this_machine_makes_nobody_local(tmp_path: Path) -> None:
@@ -482,3 +482,28 @@ async def test_form_in_an_unknown_charset_is_refused(home: House) -> None:
     async with Visitor(home.url) as visitor:
         answer = await visitor.ask("POST", "/login", headers, data=part)
     assert answer.status == 400
+
+
+async def test_metrics_need_a_viewer_or_a_token_for_them_alone(home: House) -> None:
+    """Any program of the machine could read the names and figures of all queues."""
+    secret = await home.token("prometheus", "metrics")
+    async with Visitor(home.url) as stranger, Visitor(home.url, secret) as scraper:
+        assert (await stranger.get("/metrics")).status == 401
+        assert "phpmq_" not in (await stranger.get("/metrics")).text
+        answer = await scraper.get("/metrics")
+        assert (answer.status, answer.text.count("phpmq_") > 5) == (200, True)
+        assert (await scraper.get("/api/v1/queues")).status == 403
+        assert (await scraper.get("/")).status == 403
+    asked = {"name": "x", "password": PASSWORD, "role": "metrics", "queues": []}
+    async with Visitor(home.url, await home.token("boss", "admin")) as boss:
+        assert (await boss.call("POST", "/users", asked)).status == 422
+        assert (await boss.get("/metrics")).status == 200
+
+
+async def test_metrics_show_the_queues_of_a_limited_token_only(home: House) -> None:
+    for queue in ("orders", "mail"):
+        await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
+    secret = await home.token("limited", "metrics", "orders*")
+    async with Visitor(home.url, secret) as scraper:
+        text = (await scraper.get("/metrics")).text
+    assert ('queue="orders"' in text, 'queue="mail"' in text) == (True, False)

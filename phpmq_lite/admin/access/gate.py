@@ -24,7 +24,6 @@ from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import AuditEntry
 
 NOTE_S: Final = 10.0  # for the audit row of a refusal
-OPEN_ON_LOOPBACK: Final = frozenset({"metrics"})  # a scraper on this machine needs no token
 _BEARER: Final = "bearer"
 
 _log = get_logger(__name__)
@@ -139,25 +138,15 @@ def check_role(request: web.Request, route: Route) -> None:
         )  # fmt: skip
     if not context.entrance.accounts.is_loaded:
         raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
-    if _is_open(request, route, context):
-        return
     if _is_for_people(request, route):
         raise web.HTTPSeeOther(login_url(request))
     raise _no_login(request)
 
 
-def _is_open(request: web.Request, route: Route, context: Context) -> bool:
-    return (
-        route.name in OPEN_ON_LOOPBACK
-        and context.settings.admin.login == "auto"
-        and bearer_of(request) is None
-        and is_from_here(request)
-    )
-
-
 def _is_for_people(request: web.Request, route: Route) -> bool:
     is_data = request.query.get("format", "html") != "html"
-    return not (route.is_api or route.is_writing or is_data or bearer_of(request) is not None)
+    is_for_programs = route.is_api or route.role is Role.METRICS or is_data
+    return not (is_for_programs or route.is_writing or bearer_of(request) is not None)
 
 
 def _no_login(request: web.Request) -> Problem:

@@ -26,6 +26,7 @@ from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.accounts import Session, Token, User
 
 ROLES: Final = ("viewer", "operator", "admin")
+TOKEN_ROLES: Final = ("metrics", *ROLES)
 NAME_LENGTH: Final = 64
 GLOBS: Final = 50
 GLOB_LENGTH: Final = LONGEST_NAME
@@ -95,14 +96,14 @@ def owner_named(request: web.Request, name: str) -> str:
     return accounts.user_named(name).name
 
 
-def check_role_name(role: str) -> str:
-    """Give a role.
+def check_role_name(role: str, roles: Sequence[str] = ROLES) -> str:
+    """Return a role that is one of ``roles``.
 
     Raises:
         Problem: 422.
     """
-    if role not in ROLES:
-        raise Problem(422, "invalid", "role: unknown.", field="role", bound=" or ".join(ROLES))
+    if role not in roles:
+        raise Problem(422, "invalid", "role: unknown.", field="role", bound=" or ".join(roles))
     return role
 
 
@@ -294,8 +295,8 @@ async def add_token(
             422, "invalid", "expires_at: this has passed.", field="expires_at", bound="later"
         )
     made_by = identity_of(request).actor
-    token = Token(0, check_name(name), b"", check_role_name(role), check_globs(globs), now_ms,
-                  made_by, expires_at)  # fmt: skip
+    check_role_name(role, TOKEN_ROLES)
+    token = Token(0, check_name(name), b"", role, check_globs(globs), now_ms, made_by, expires_at)
     detail = {"role": role, "queues": token.queues, "expires_at": expires_at}
     entry = entry_of(request, target=name, detail=json.dumps(detail))
     secret = await context.entrance.accounts.add_token(entry, token)

@@ -1,12 +1,12 @@
 """API tokens over HTTP; the token itself is in the answer that makes it, and nowhere else."""
 
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.access import people
-from phpmq_lite.admin.api.users import Globs, RoleName
+from phpmq_lite.admin.api.users import Globs
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.requests import json_of
@@ -23,7 +23,7 @@ class TokenIn(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    role: RoleName
+    role: Literal["metrics", "viewer", "operator", "admin"]
     queues: Globs = Field([], description="globs of the queues it may see; empty: all")
     expires_at: int | None = Field(
         None, gt=0, le=_LATEST_MS, description="Unix milliseconds; null: never"

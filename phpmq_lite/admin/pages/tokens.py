@@ -43,7 +43,7 @@ async def _list(
         form=form,
         problem=problem,
         made=made,
-        roles=people.ROLES,
+        roles=people.TOKEN_ROLES,
         is_local=identity_of(request).kind == "local",
         limits=identity_of(request).queues,
     )
