@@ -69,7 +69,7 @@ _REFUSALS: Final = {  # reason in the core -> label
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
 # Shown with 0 too: the first value of a series is no increase to Prometheus.
-_KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries")
+_KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries", "not_forwarded")
 _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
 

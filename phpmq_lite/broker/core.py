@@ -481,7 +481,8 @@ class Broker:
             if not create:
                 return self.existing(name)
             check_name(name)
-            self.check_queues(creator, 1)
+            if not self.lives.counts_with_origin(name):
+                self.check_queues(creator, 1)
         return queue
 
     def check_queues(self, creator: str, more: int) -> None:
@@ -494,7 +495,7 @@ class Broker:
         if not lives.takes_queues(creator, more):
             raise RefusedError(
                 "too_many_queues",
-                f"there are {len(lives.queues)} queues, {lives.created[creator]} of them made by"
+                f"{lives.created.total()} queues count, {lives.created[creator]} of them made by"
                 f" {creator!r}; the limit is {lives.limits.queues} (limits.max_queues). Remove"
                 " empty queues, or raise the limit.",
             )

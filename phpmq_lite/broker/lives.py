@@ -31,6 +31,7 @@ EXPIRED: Final = next_state(State.READY, Event.EXPIRE)
 DEAD: Final = next_state(State.DISPATCHED, Event.DEAD_LETTER)
 DELETED: Final = next_state(State.READY, Event.DELETE)
 
+NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues leaves no room for the destination
 LOOKED_BYTES: Final = 1 << 20  # longer content is not looked at, but where it must be judged
 
 
@@ -364,7 +365,10 @@ class Lives(Runs):
             return
         if on_expire.startswith("forward:"):
             target = self.queue(on_expire.removeprefix("forward:"), queue.row.created_by)
-            if target is not None and target is not queue:
+            if target is None:
+                self.kill(message, NOT_FORWARDED)
+                return
+            if target is not queue:
                 self.forward(message, target)
                 return
         self.settle(message, EXPIRED, None)
@@ -432,9 +436,7 @@ class Lives(Runs):
             self._store_record(message, queue, content, reason)
 
     def _store_record(self, message: Message, queue: Queue, content: bytes, reason: str) -> None:
-        target = self.queue(self.dead_letter_name(queue), queue.row.created_by)
-        if target is None:
-            return
+        target = self.dead_letter_queue(queue)
         looked = Looked((message.urn, message.trace_id, message.meta_id, message.attempts))
         record = self.publish(target, content, 0, message.publisher, looked)
         record.source_seq = message.seq

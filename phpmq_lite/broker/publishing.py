@@ -15,10 +15,7 @@ Piece = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: n
 
 
 class Published(list[str]):
-    """The ids of what was stored, in order; ``quarantined`` has the reason of those dead at once.
-
-    Under a key that was used before only the ids are known.
-    """
+    """The ids of what was stored, in order; ``quarantined`` has reasons of those dead at once."""
 
     def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
         super().__init__(ids)
@@ -47,8 +44,8 @@ def publish(
     Where large ones are judged ahead the answer is a RefusedError if it is refused after that;
     ``judged`` is what came of it, by place in the list.
 
-    The same ``key`` again within the window of receipts stores nothing and answers with the ids
-    of the first time.  ``source`` is a seq and a kind: an event of that kind on both sides ties
+    The same ``key`` again within the window of receipts stores nothing and answers as the first
+    time.  ``source`` is a seq and a kind: an event of that kind on both sides ties
     the first message to it.
 
     Raises:
@@ -210,11 +207,13 @@ def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
 def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
     """Store the key with the first seq and, of several, a second entry with the last.
 
-    The second is the younger one: where it is forgotten, so is the first.
+    Records of what was quarantined are among them.  The second entry is the younger one: where it
+    is forgotten, so is the first.
     """
     entries = [(key, made[0].seq)]
-    if len(made) > 1:
-        entries.append((_last_key(key), made[-1].seq))
+    last = core.lives.next_number - 1
+    if last > made[0].seq:
+        entries.append((_last_key(key), last))
     now_ms = core.lives.now.steady_ms
     for name, seq in entries:
         core.receipts.add(queue.queue_id, name, seq, now_ms)
@@ -224,25 +223,45 @@ def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> No
 def _repeat(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, answer: Answer
 ) -> None:
-    """Answer with the ids of the first time: their tokens are on disk, alive or settled."""
+    """Answer as the first time: the tokens of all messages are on disk, alive or settled."""
     if (known := core.lives.queues.get(name)) is not None:
         known.totals.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
-    seqs = tuple(range(first, min(last, first + MOST_AT_ONCE - 1) + 1))
-    found: dict[int, str] = {}
+    seqs = tuple(range(first, min(last, first + 2 * MOST_AT_ONCE - 1) + 1))
+    found: dict[int, Message] = {}
 
     def take(page: list[Message], _is_last: bool) -> None:
-        found.update((row.seq, row.message_id.decode()) for row in page)
+        found.update((row.seq, row) for row in page)
 
     def take_last(page: list[Message], is_last: bool) -> None:
         take(page, is_last)
-        ids = [found[seq] for seq in seqs if seq in found]
-        core.lives.batch.answers.append((answer, Published(ids)))
+        rows = [found[seq] for seq in seqs if seq in found]
+        core.lives.batch.answers.append((answer, _as_published(rows, first)))
 
     rows = core.lives.batch.rows
     rows.append(RowsRequest(take, seqs))
     rows.append(RowsRequest(take_last, seqs, settled=True))
     audit.count(core, entry, 0)
+
+
+def _as_published(rows: Sequence[Message], first: int) -> Published:
+    """Give the answer to a publish by its messages and, right after each, its record, if any.
+
+    A message that the history has given up is named by its record, as long as that is there.
+    """
+    published = Published([])
+    message_id = ""
+    before: int | None = None  # the message that a record may be about
+    for row in rows:
+        about = row.source_seq
+        is_record = about is not None and row.source_reason is not None and first <= about < row.seq
+        if not is_record or about != before:
+            message_id = row.message_id.decode()
+            published.append(message_id)
+        if is_record:
+            published.quarantined[message_id] = row.source_reason or ""
+        before = row.seq
+    return published
 
 
 def _tie(core: Broker, message: Message, source_seq: int, kind: str) -> None:

@@ -48,40 +48,54 @@ class Queues:
         self.limited: set[Connection] = set()  # got all that one batch may send to them
         self.shut: Shut | None = None
         self.removed: dict[str, QueueRow] = {}  # their names are in the history
-        self.created: Counter[str] = Counter()  # queues, by who made them
+        self.created: Counter[str] = Counter()  # queues that count, by who made them
         self.next_queue_id = 1
         self._named: Counter[str] = Counter()  # by how many queues as their dead-letter queue
 
     def takes_queues(self, creator: str, more: int = 1) -> bool:
         """Return whether that many new queues of one creator are within the limit."""
-        own, total = self.created[creator], len(self.queues)
+        own, total = self.created[creator], self.created.total()
         return has_room(own, total, more, self.limits.queues)
 
+    def counts_with_origin(self, name: str) -> bool:
+        """Return whether a queue of this name is the ``.dlq`` of one that counts already."""
+        origin = name.removesuffix(DEAD_LETTER_SUFFIX)
+        return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
+
     def queue(self, name: str, creator: str = "") -> Queue | None:
-        """Return the queue, made now where there is none; None where the limit is reached."""
+        """Return the queue, made now if there is none; None if the limit is reached."""
         queue = self.queues.get(name)
-        if queue is None and self.takes_queues(creator):
-            row = self.removed.pop(name, None)
-            if row is None:
-                row = QueueRow(self.next_queue_id, name, self.now.wall_ms, created_by=creator)
-                self.batch.new_queues.append(row)
-                self.batch.counters["next_queue_id"] = self.next_queue_id + 1
-            else:  # under its old number: what the history has of it is the same queue
-                row.own, row.created_by = {}, creator
-                self.batch.configured.append(row)
-            queue = self.adopt(row)
+        if queue is None and (self.counts_with_origin(name) or self.takes_queues(creator)):
+            queue = self._make(name, creator)
         return queue
 
-    def adopt(self, row: QueueRow) -> Queue | None:
-        """Take over a queue's row into memory; one that was removed only keeps its name."""
-        self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
+    def _make(self, name: str, creator: str) -> Queue:
+        row = self.removed.pop(name, None)
+        if row is None:
+            row = QueueRow(self.next_queue_id, name, self.now.wall_ms, created_by=creator)
+            self.batch.new_queues.append(row)
+            self.batch.counters["next_queue_id"] = self.next_queue_id + 1
+        else:  # under its old number: what the history has of it is the same queue
+            row.own, row.created_by = {}, creator
+            self.batch.configured.append(row)
+        return self._take_over(row)
+
+    def adopt(self, row: QueueRow) -> None:
+        """Take over a queue's stored row into memory; one that was removed only keeps its name."""
         if REMOVED in row.own:
+            self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
             self.removed[row.name] = row
-            return None
+        else:
+            self._take_over(row)
+
+    def _take_over(self, row: QueueRow) -> Queue:
+        self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
         queue = Queue(row, self.defaults)
         queue.shut = None if self.shut is None else self.shut.reason
+        if not self.counts_with_origin(row.name):
+            self.created[row.created_by] += 1
         self.queues[row.name] = self.by_id[row.queue_id] = queue
-        self.created[row.created_by] += 1
+        self._count_dead_letter_queue(row.name, -1)
         self.configure(queue)
         return queue
 
@@ -91,13 +105,21 @@ class Queues:
         row.own = {REMOVED: True}
         self.removed[row.name] = row
         self.batch.configured.append(row)
+        self._count_dead_letter_queue(row.name, 1)
         del self.queues[row.name], self.by_id[row.queue_id]
-        self.created[row.created_by] -= 1
+        if not self.counts_with_origin(row.name):
+            self.created[row.created_by] -= 1
         self.hungry.pop(row.queue_id, None)
         self.batch.wakes |= queue.parked  # whoever waits publishes to a new one
         queue.parked.clear()
         self._rename(queue.settings.dead_letter_queue, "")
         self._refresh_retry(queue)
+
+    def _count_dead_letter_queue(self, origin: str, change: int) -> None:
+        """Count the ``.dlq`` of a queue that is made or removed no more, or again."""
+        queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
+        if queue is not None and self.counts_with_origin(queue.name):
+            self.created[queue.row.created_by] += change
 
     def revive(self, queue_id: int, creator: str) -> Queue | None:
         """Make a removed queue again; None where there was none, or the limit is reached."""
@@ -160,6 +182,11 @@ class Queues:
             return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
         return self.named_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
 
+    def dead_letter_queue(self, queue: Queue) -> Queue:
+        """Return the queue that has the records of ``queue``, made now past any limit."""
+        name = self.dead_letter_name(queue)
+        return self.queues.get(name) or self._make(name, queue.row.created_by)
+
     def record_places(self, queue: Queue) -> tuple[int, int]:
         """Give the queue_ids where clients write records of ``queue``; 0: there is no such one.
 
@@ -176,14 +203,12 @@ class Queues:
 
     def refuses_dead(
         self, queue: Queue, number: int = 1, size: int = 1
-    ) -> tuple[Queue | None, str] | None:
+    ) -> tuple[Queue, str] | None:
         """Tell why records of ``queue`` would find no room, and in which queue; None: they do.
 
         Makes the dead-letter queue where there is none.
         """
-        target = self.queue(self.dead_letter_name(queue), queue.row.created_by)
-        if target is None:
-            return None, "too many queues"
+        target = self.dead_letter_queue(queue)
         reason = target.refusal(number, size)
         return None if reason is None else (target, f"dead-letter queue {reason}")
 

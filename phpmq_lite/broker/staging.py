@@ -158,6 +158,7 @@ def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue
     lives = core.lives
     wanted = dict.fromkeys(names)
     new = [name for name in wanted if core.goal(name, creator, create=True) is None]
+    new = [name for name in new if not lives.counts_with_origin(name)]
     core.check_queues(creator, len(new))
     found = {name: lives.queue(name, creator) for name in wanted}
     return {name: queue for name, queue in found.items() if queue is not None}

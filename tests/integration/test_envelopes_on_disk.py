@@ -7,6 +7,7 @@ import pytest
 
 from phpmq_lite.broker.judging import ASIDE_BYTES
 from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.publishing import Published
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings, State
@@ -350,3 +351,39 @@ def test_circle_is_refused_and_nothing_stored(make: MakeDriver) -> None:
     driver.step()
     assert isinstance(question.answer, RefusedError)
     assert driver.rows("SELECT settings FROM queue ORDER BY queue_id")[1] == ("{}",)
+
+
+# -- the same key again
+
+
+def publish(driver: Driver, *bodies: bytes) -> Published:
+    """Publish under one key, as the HTTP API does."""
+    question = driver.ask("publish", "orders", [(body, None) for body in bodies], key=b"k")
+    driver.step()
+    assert isinstance(question.answer, Published)
+    return question.answer
+
+
+@pytest.mark.parametrize("bodies", [[b"bad"], [b"bad", b"bad"], [b"bad", body(), b"bad", body()]])
+def test_key_again_gives_the_first_answer_where_messages_were_quarantined(
+    make: MakeDriver, bodies: list[bytes]
+) -> None:
+    driver = make(payload_policy="envelope")
+    first = publish(driver, *bodies)
+    again = publish(driver, *bodies)
+    assert len(first) == len(bodies)
+    assert (again, again.quarantined) == (first, first.quarantined)
+    assert list(first.quarantined.values()) == ["poison"] * bodies.count(b"bad")
+
+
+def test_key_again_names_the_record_of_what_the_history_has_given_up(
+    make: MakeDriver,
+) -> None:
+    driver = make(payload_policy="envelope")
+    publish(driver, b"bad")
+    driver.store.execute("DELETE FROM history")
+    [record] = driver.store.execute(
+        "SELECT printf('%016x%016x', seq, token) FROM message WHERE source_seq IS NOT NULL"
+    ).fetchone()
+    again = publish(driver, b"bad")
+    assert (again, again.quarantined) == ([record], {record: "poison"})

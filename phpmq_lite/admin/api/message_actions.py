@@ -92,7 +92,7 @@ class ActedOut(BaseModel):
 async def publish(request: web.Request) -> web.StreamResponse:
     """Store one message, or an array of them all or none; 201 after the commit.
 
-    A repeated Idempotency-Key stores nothing and gives the first ids.
+    A repeated Idempotency-Key stores nothing and gives the first answer.
     """
     context, name = context_of(request), queue_name_of(request)
     check_queue_name(name)

@@ -164,15 +164,14 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
     assert batch.wakes == {publisher}
 
 
-def test_bad_content_is_refused_where_there_is_no_room_for_its_dead_letter_queue() -> None:
+def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() -> None:
     rig = strict(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
-    assert receipts(batch, publisher) == [(b"k", "too many queues")]
-    rig.begin()
-    assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.CLOSE
-    assert rig.finish().born == []
+    assert receipts(batch, publisher) == [(b"k", None)]
+    assert [m.source_seq for m in batch.born] == [None, batch.born[0].seq]
+    assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
 def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:

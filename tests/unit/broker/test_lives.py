@@ -195,10 +195,45 @@ def test_queue_that_forwards_to_itself_lets_its_messages_expire() -> None:
     assert outcomes(rig.batch) == {EXPIRED: [1]}
 
 
-def test_message_expires_where_there_is_no_room_for_the_queue_to_forward_to() -> None:
+def test_message_that_cannot_be_forwarded_is_a_dead_letter_with_a_reason() -> None:
     rig = Rig(Limits(queues=1), QueueSettings(on_expire="forward:late"))
     expire_one(rig)
-    assert outcomes(rig.batch) == {EXPIRED: [1]}
+    assert outcomes(rig.batch) == {(State.DEAD, "not_forwarded"): [1]}
+    [record] = rig.batch.born
+    assert rig.core.lives.by_id[record.queue_id].name == "orders.dlq"
+
+
+@pytest.mark.parametrize("own", ["", "graves"])
+def test_record_is_stored_although_there_are_as_many_queues_as_may_be(own: str) -> None:
+    rig = Rig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
+    worker = rig.consumer()
+    [held] = sent(rig.publish(b"a"), worker)
+    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    assert outcomes(batch) == {(State.DEAD, "client"): [1]}
+    assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
+    assert [record.source_seq for record in batch.born] == [1]
+    assert rig.turn(lambda: rig.core.publish(worker, "more", b"", None, b"k")).born == []
+
+
+def test_dead_letter_queue_counts_with_its_origin() -> None:
+    rig = Rig(Limits(queues=2))
+    rig.publish(b"a", queue="mails.dlq")
+    rig.publish(b"a", queue="orders")
+    rig.publish(b"a", queue="orders.dlq")  # counts with orders
+    created = rig.core.lives.created
+    assert created.total() == 2
+    publisher = rig.connect()
+    for name in ("mails", "orders.dlq.dlq", "late.dlq"):
+        rig.begin()
+        rig.core.publish(publisher, name, b"", None, b"k")
+        assert rig.finish().born == []
+    rig.turn(lambda: rig.core.lives.remove(rig.queue("orders")))
+    assert created.total() == 2  # orders.dlq counts by itself
+    rig.turn(lambda: rig.core.lives.remove(rig.queue("mails.dlq")))
+    assert created.total() == 1
+    rig.publish(b"a", queue="orders")
+    rig.publish(b"a", queue="mails")
+    assert created.total() == 2
 
 
 def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None:
