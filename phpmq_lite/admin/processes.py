@@ -4,7 +4,7 @@ Reading takes a moment for each process, so it is done in a thread, and only whe
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -13,21 +13,25 @@ from typing import Final
 
 PROC: Final = Path("/proc")
 COMMAND_CHARACTERS: Final = 500
-MASK: Final = "•••"
 
-_SECRET: Final = re.compile(
-    r"pass|secret|token|key|auth|cred|pwd|cookie|session|signature|bearer", re.IGNORECASE
+_INTERPRETERS: Final = re.compile(
+    r"(?:python|pypy|php|node|nodejs|deno|bun|ruby|perl|lua|java|bash|dash|sh|zsh)-?[\d.]*"
 )
-_ASSIGNED: Final = re.compile(r"^(-{0,2}[\w.-]+)=(.*)$", re.DOTALL)
-_IN_URL: Final = re.compile(r"(\w+://)[^/@\s]*@")
-_OWN_TOKEN: Final = re.compile(r"phpmq_\w+")
+_SCRIPT: Final = re.compile(
+    r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
+)
+_PATH: Final = re.compile(
+    r"[\w.+~-]*(?:/[\w.+~-]+)+"
+)  # as the kernel names a script without suffix
+_NAME: Final = re.compile(r"[\w.]+")  # of a module
+_CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
 _ESTABLISHED: Final = "01"
 _LISTENS: Final = "0A"
 
 
 @dataclass(slots=True, frozen=True)
 class Process:
-    """A process; ``command`` is its command line, without what looks like a secret."""
+    """A process; ``command`` is its program and script: arguments may hold passwords."""
 
     pid: int
     command: str
@@ -131,23 +135,38 @@ def describe(pid: int, proc: Path = PROC) -> Process | None:
     except OSError:
         return None
     arguments = [part.decode(errors="replace") for part in raw.rstrip(b"\0").split(b"\0")]
-    return Process(pid, masked(arguments))
+    return Process(pid, program_of(arguments))
 
 
-def masked(arguments: Iterable[str]) -> str:
-    """Join a command line; what looks like a secret becomes ``•••``."""
-    shown: list[str] = []
-    is_secret_next = False
-    for argument in arguments:
-        assigned = _ASSIGNED.match(argument)
-        if is_secret_next and not argument.startswith("--"):
-            text = MASK
-        elif assigned is not None and _SECRET.search(assigned[1]):
-            text = f"{assigned[1]}={MASK}"
-        else:
-            text = _OWN_TOKEN.sub(MASK, _IN_URL.sub(rf"\1{MASK}@", argument))
-        is_option = argument.startswith("-") and assigned is None
-        is_secret_next = is_option and bool(_SECRET.search(argument))
-        shown.append(text)
-    line = " ".join(shown)
-    return line if len(line) <= COMMAND_CHARACTERS else line[:COMMAND_CHARACTERS] + "…"
+def program_of(arguments: Sequence[str]) -> str:
+    """Return the program of a command line, and the script that an interpreter runs.
+
+    Nothing else is shown: no pattern finds every password (``mysql -phunter2``).
+    """
+    program = arguments[0].split(maxsplit=1)[0] if arguments[0].strip() else "unknown"
+    script = None
+    if _INTERPRETERS.fullmatch(program.rpartition("/")[2]):
+        script = _script_of(arguments[1:])
+    shown = program if script is None else f"{program} {script}"
+    return shown if len(shown) <= COMMAND_CHARACTERS else shown[:COMMAND_CHARACTERS] + "…"
+
+
+def _script_of(arguments: Sequence[str]) -> str | None:
+    """Return the script among the arguments of an interpreter; None if none is certain."""
+    is_value = False  # of the option before it, perhaps
+    for at, argument in enumerate(arguments):
+        if argument in ("-m", "-jar"):
+            named = "".join(arguments[at + 1 : at + 2])
+            is_plain = _NAME.fullmatch(named) or _SCRIPT.fullmatch(named)
+            return f"{argument} {named}" if is_plain else None
+        if _CODE.fullmatch(argument):
+            return None
+        if argument.startswith("-"):
+            is_value = True
+            continue
+        if _SCRIPT.fullmatch(argument) or (not is_value and _PATH.fullmatch(argument)):
+            return argument
+        if not is_value:
+            return None
+        is_value = False
+    return None

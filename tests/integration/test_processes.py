@@ -18,4 +18,4 @@ def test_file_that_is_closed_meanwhile_hides_nothing(tmp_path: Path) -> None:
         (files / str(number)).touch()  # no link: reading it fails, as of one that is closed
     (files / "64").symlink_to("socket:[777]")
     (tmp_path / "42" / "cmdline").write_bytes(b"server\0-p\0")
-    assert listener(0x1F90, tmp_path) == Process(42, "server -p")
+    assert listener(0x1F90, tmp_path) == Process(42, "server")
