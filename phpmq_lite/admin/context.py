@@ -1,6 +1,5 @@
 """What every handler needs, made once per application."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,10 +29,11 @@ from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.status import QueueStatus, Status
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
+from phpmq_lite.storage.fair_slots import FairSlots
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.search import Search
 
-UPLOADS: Final = 2  # rows staged by Spark that may lie in memory at once, 64 MiB each
+UPLOADS: Final = 2  # of rows of Spark, up to 64 MiB each, checked and stored at once
 
 Answer = Callable[[Any], None]
 
@@ -102,7 +102,7 @@ class Context:
     requests: Counter[tuple[str, str, int]] = field(
         default_factory=Counter
     )  # route, method, status
-    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS))
+    uploads: FairSlots = field(default_factory=lambda: FairSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # what the pipeline's jobs found out
     exports: Exports = field(init=False)  # to Arrow, in processes of their own
     acting: Acting = field(init=False)  # selections, bulk work, what can be taken back

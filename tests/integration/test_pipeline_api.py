@@ -16,6 +16,7 @@ from yarl import URL
 from phpmq_lite.admin import arrow, uploads
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.api import staging
+from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.insights.file import SummaryFile
 from phpmq_lite.admin.insights.summary import Summary, read_summary
 from tests.integration.site import Site, running_site
@@ -63,6 +64,12 @@ async def stage(
 async def _endless() -> AsyncIterator[bytes]:
     yield b"x"
     await asyncio.Event().wait()
+
+
+def context_of(home: House) -> Context:
+    context = home.broker.service._context
+    assert context is not None
+    return context
 
 
 async def call(visitor: Visitor, path: str, body: Any) -> tuple[int, dict[str, Any]]:
@@ -393,18 +400,35 @@ async def test_upload_without_a_slot_is_told_to_come_again(
     home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
-    waiting = [asyncio.create_task(stage(spark, f"t{at}", _endless())) for at in range(2)]
-    async with asyncio.timeout(10):
-        while (await stage(spark, "t", stream(("orders", "a", None))))[0] != 503:
-            await call(spark, "unstage", {"tokens": ["t"]})
-    status, problem = await stage(spark, "t", stream(("orders", "a", None)))
+    go_on = asyncio.Event()
+    store = staging._store
+
+    async def slowly(*given: Any) -> None:
+        await go_on.wait()
+        await store(*given)
+
+    monkeypatch.setattr(staging, "_store", slowly)
+    raw = stream(("orders", "a", None))
+    waiting = [asyncio.create_task(stage(spark, f"t{at}", raw)) for at in range(2)]
+    await until(lambda: context_of(home).uploads.free == 0)
+    status, problem = await stage(spark, "t", raw)
     assert (status, problem["code"], problem["bound"]) == (503, "busy", "2 at a time")
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(10):  # who went leaves the slot
-        while (await stage(spark, "t", stream(("orders", "a", None))))[0] != 200:
-            pass
+    go_on.set()
+    assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
+    assert (await stage(spark, "t", raw))[0] == 200  # the slots are free again
+
+
+async def test_uploads_that_do_not_end_keep_no_other_from_staging(
+    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_SLOT_S", 0.05)
+    async with program(home, OPERATOR, "b-*") as other:
+        slow = [asyncio.create_task(stage(other, f"s{at}", _endless())) for at in range(8)]
+        await until(lambda: context_of(home).doors.gate.connections >= 8)
+        assert (await stage(spark, "t", stream(("orders", "a", None))))[0] == 200
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_broker_without_pyarrow_names_the_extra(
@@ -414,7 +438,7 @@ async def test_broker_without_pyarrow_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, problem = await stage(spark, "t", raw)
     assert (status, problem["code"]) == (501, "no_arrow")
-    assert "phpmq-lite[export]" in problem["detail"]
+    assert "export]" in problem["detail"]
 
 
 async def test_program_limited_to_queues_stages_for_those_only(home: House) -> None:

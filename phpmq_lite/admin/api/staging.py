@@ -30,6 +30,7 @@ from phpmq_lite.admin.uploads import read_up_to
 from phpmq_lite.broker.operations import StagedRow, Writer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.fair_slots import asker
 from phpmq_lite.storage.pipeline import Pipeline
 
 STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
@@ -138,8 +139,8 @@ async def stage(request: web.Request) -> web.StreamResponse:
     expected = _row_count(request)
     entry = entry_of(request, target=token)
     content_max = int(context.settings.limits.max_content)
+    raw = await read_up_to(request, STAGE_BYTES)  # without a slot: it may come slowly
     async with _slot(context):
-        raw = await read_up_to(request, STAGE_BYTES)
         upload = await asyncio.to_thread(
             read_rows, raw, content_max, lambda name: check_queue_right(request, name)
         )
@@ -165,10 +166,11 @@ def _row_count(request: web.Request) -> int | None:
 
 @asynccontextmanager
 async def _slot(context: Context) -> AsyncIterator[None]:
-    """Take one of the uploads that may lie in memory at a time; others are not read meanwhile."""
+    """Take one of the uploads that are checked and stored at a time; users take turns."""
+    owner = asker.get()
     try:
         async with asyncio.timeout(_SLOT_S):
-            await context.uploads.acquire()
+            await context.uploads.acquire(owner)
     except TimeoutError:
         raise Problem(
             503, "busy", "Too many rows are being staged at once. Nothing was staged.",
@@ -177,7 +179,7 @@ async def _slot(context: Context) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        context.uploads.release()
+        context.uploads.release(owner)
 
 
 async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload) -> None:
