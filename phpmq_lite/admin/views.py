@@ -13,13 +13,15 @@ from phpmq_lite.server.status import ClientStatus, Status
 def totals(status: Status) -> dict[str, float]:
     """Add up what the tiles of the overview show.
 
-    Dead-letter records count as dead only, though they are ready in their own queues.
+    Dead-letter records count as dead only, though they are ready in their own queues; and once,
+    though a queue, its ``.retry`` queue and others may share the queue of their records.
     """
     queues, others = status.queues, named(status.queues)
+    records = {queue.dead_letter_queue: queue.dead for queue in queues if queue.dead}
     return {
         "ready": sum(queue.ready for queue in queues if not has_records(queue.name, others)),
         "dispatched": sum(queue.dispatched for queue in queues),
-        "dead": sum(queue.dead for queue in queues),
+        "dead": sum(records.values()),
         "published": sum(queue.published_per_s for queue in queues),
         "acked": sum(queue.acked_per_s for queue in queues),
     }

@@ -146,7 +146,8 @@ def consumer(node: Node, queue: str, least: int) -> None:
 @node_options
 def dead(node: Node, queue: str | None, warning: int, critical: int) -> None:
     """How many dead letters are there, of QUEUE or of all?"""
-    count = sum(row["dead"] for row in _queues(node, queue))
+    counted = node.get("/stats") if queue is None else _queues(node, queue)[0]
+    count = counted["dead"]  # of all queues each record once, although several may share a queue
     end(level_of(count, warning, critical), f"{count:,} dead letters")
 
 

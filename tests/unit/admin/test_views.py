@@ -9,10 +9,12 @@ def test_tiles_count_dead_letter_records_once() -> None:
     status = broker_status(
         queue_status("orders", 1, ready=5, dead=3, published_per_s=1.5),
         queue_status("orders.dlq", 2, ready=3),
+        queue_status("orders.retry", 3, dead=3, dead_letter_queue="orders.dlq"),
+        queue_status("returns", 4, dead=3, dead_letter_queue="orders.dlq"),
     )
     shown = views.tiles(status, {1: NOW_MS - 60_000, 2: NOW_MS - 9_000_000}, NOW_MS)
     picked = {key: shown[f"total.{key}"] for key in ("ready", "dead", "age", "in", "queues")}
-    assert picked == {"ready": "5", "dead": "3", "age": "1 min", "in": "1.5", "queues": "2"}
+    assert picked == {"ready": "5", "dead": "3", "age": "1 min", "in": "1.5", "queues": "4"}
 
 
 def test_figures_of_a_queue_have_a_dash_where_nothing_waits() -> None:
