@@ -20,7 +20,12 @@ async def publish(page: Any, site: Site, queue: str, body: str, count: int = 1) 
     await page.get_by_label("Body", exact=True).fill(body)
     await page.get_by_label("How many").fill(str(count))
     await page.get_by_role("button", name="Publish", exact=True).click()
-    await page.locator(".note").wait_for()
+    is_new = page.get_by_label("Create this queue")
+    await page.locator(".note").or_(is_new).wait_for()
+    if await is_new.count():
+        await is_new.check()
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await page.locator(".note").wait_for()
 
 
 async def bodies(site: Site, queue: str) -> list[str]:

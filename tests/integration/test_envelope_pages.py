@@ -286,6 +286,30 @@ async def test_envelope_is_made_judged_and_then_sent(site: Site) -> None:
     assert await site.ready("strict.dlq") == 1
 
 
+async def test_data_that_a_schema_does_not_allow_is_sent_only_after_a_confirmation(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    row = {"urn": "urn:babel:cart:done", "schema": "cart.json"}
+    (folder / "registry.json").write_text(json.dumps({"schemas": [row]}))
+    (folder / "cart.json").write_text('{"type": "object", "required": ["total"]}')
+    async with running_site(tmp_path / "data", envelopes={"schemas": folder}) as site:
+        await site.ok("PUT", "/queues/observed")
+        for name, mode in (("warned", "warn"), ("refused", "quarantine")):
+            await require(site, name)
+            await site.ok("PATCH", f"/queues/{name}", {"schema_mode": mode})
+        for name in ("observed", "warned", "refused"):
+            form = {"queue": name, "body": envelope(job="urn:babel:cart:done"), "kind": "json"}
+            page = await site.post("/publish", form)
+            assert page.status == 422
+            assert "schema_mismatch" in error_of(page.text)
+            assert 'name="anyway"' in page.text
+            assert await site.ready(name) == 0
+            await site.submit("/publish", form | {"anyway": "yes"})
+            assert await site.ready(name if name != "refused" else "refused.dlq") == 1
+
+
 async def test_check_judges_what_looks_like_an_envelope(site: Site) -> None:
     form = {"queue": "any", "kind": "json", "do": "check"}
     wrong = await site.post("/publish", form | {"body": envelope(meta=None)})

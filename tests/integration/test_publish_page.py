@@ -18,7 +18,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         yield made
 
 
-PLAIN = {"queue": "orders", "body": '{"a": 1}', "kind": "json", "count": "1", "do": "publish"}
+PLAIN = {"queue": "orders", "body": '{"a": 1}', "kind": "json", "count": "1", "do": "publish",
+         "create": "orders"}  # fmt: skip
 
 
 async def test_message_is_published_and_taken_back(site: Site) -> None:
@@ -27,6 +28,20 @@ async def test_message_is_published_and_taken_back(site: Site) -> None:
     assert await site.contents("orders") == ['{"a": 1}']
     await site.submit(page.undo(), next="/queues/orders")
     assert await site.contents("orders") == []
+
+
+async def test_mistyped_queue_is_created_only_after_a_confirmation(site: Site) -> None:
+    await site.ok("PUT", "/queues/orders")
+    mistyped = PLAIN | {"queue": "ordres"}
+    for asked in (mistyped | {"create": ""}, mistyped, mistyped | {"create": "yes"}):
+        page = await site.post("/publish", asked)
+        assert page.status == 422
+        assert "There is no queue 'ordres'" in unescape(error_of(page.text))
+        assert '<input type="checkbox" name="create" value="ordres">' in page.text
+        assert (await site.api("GET", "/queues/ordres"))[0] == 404
+    await site.submit("/publish", mistyped | {"create": "ordres"})
+    assert await site.contents("ordres") == ['{"a": 1}']
+    await site.ok("POST", "/queues/by-program/messages", {"content": "x"})  # needs no question
 
 
 async def test_copies_are_numbered(site: Site) -> None:
@@ -114,9 +129,9 @@ async def test_template_is_saved_used_and_forgotten(site: Site) -> None:
 
 
 async def test_new_queue_is_pointed_out(site: Site) -> None:
-    assert "This queue is new" in (await site.get("/publish?queue=orders")).text
+    assert "Create this queue" in (await site.get("/publish?queue=orders")).text
     await site.publish("orders", "a")
-    assert "This queue is new" not in (await site.get("/publish?queue=orders")).text
+    assert "Create this queue" not in (await site.get("/publish?queue=orders")).text
 
 
 @pytest.mark.parametrize("body", ["plain\ntext", '{"a": 1}', "a\r\nb", "\n\nlead", "<b>&amp;"])
@@ -128,7 +143,13 @@ async def test_edited_message_is_unchanged_unless_edited(site: Site, body: str) 
     assert shown is not None
     assert kind is not None
     typed = unescape(shown[1]).replace("\n", "\r\n")  # as browsers send it
-    fields = {"queue": "copies", "body": typed, "kind": kind[1], "do": "publish"}
+    fields = {
+        "queue": "copies",
+        "create": "copies",
+        "body": typed,
+        "kind": kind[1],
+        "do": "publish",
+    }
     await site.submit(f"/messages/{ids[0]}/edit", fields)
     copy = (await site.ok("GET", "/queues/copies/messages"))["items"][0]["id"]
     assert (await site.ok("GET", f"/messages/{copy}/body"))["content"] == body

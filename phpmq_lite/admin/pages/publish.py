@@ -24,7 +24,7 @@ from phpmq_lite.admin.requests import find_queue, message_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
-from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.envelopes.schema.rules import REASON as MISMATCH
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow
 from phpmq_lite.storage.saved import NAME_MAX
@@ -49,7 +49,9 @@ class Draft:
     urn: str = ""
     data: str = ""
     template: str = ""  # its name, to save it
-    anyway: bool = False  # although the queue would quarantine it
+    anyway: bool = False  # although the queue would quarantine it, or a schema refuses its data
+    create: str = ""  # the queue that may be created
+    code: str = ""  # why it was not published
     checked: str = ""  # the answer of "Check"
     card: envelopes.Card | None = None  # what "Check" found in an envelope
     errors: dict[str, str] = field(default_factory=dict)  # field -> what is wrong
@@ -61,7 +63,7 @@ def _draft_of(form: Form) -> Draft:
         setattr(draft, name, form.raw(name))
     draft.kind = draft.kind if draft.kind in drafts.KINDS else "json"
     draft.count, draft.fill = form.text("count", 40) or "1", form.flag("fill")
-    draft.anyway = form.flag("anyway")
+    draft.anyway, draft.create = form.flag("anyway"), form.raw("create")
     return draft
 
 
@@ -132,7 +134,7 @@ async def _attempt(request: web.Request, form: Form, row: MessageRow | None) -> 
         problem = problem_of(error)
         if problem is None:
             raise
-        draft.errors[_field_of(problem)] = problem.detail
+        draft.errors[_field_of(problem)], draft.code = problem.detail, problem.code
         entry_of(request).result = problem.code
         return await _show(request, draft, row, problem.status)
     raise web.HTTPSeeOther(back(form.raw("next"), _after(request, draft)))
@@ -151,8 +153,14 @@ async def _publish(request: web.Request, form: Form, draft: Draft, row: MessageR
     count = form.number("count", 1, PUBLISH_MAX) or 1
     ttl_s = form.ttl_s()
     made = await asyncio.to_thread(_bodies, context, form, draft, count)  # a thousand checks
+    queue = find_queue(request, name)
+    if queue is None and draft.create != name:
+        raise Problem(
+            422, "unknown_queue", f"There is no queue {name!r}. Correct the name, or tick that it "
+            "is to be created.", field="queue",
+        )  # fmt: skip
     if not draft.anyway:
-        await asyncio.to_thread(_check_envelopes, find_queue(request, name), made)
+        await asyncio.to_thread(_check_envelopes, context, queue, made)
     pieces = [(body, ttl_s) for body in made]
     entry = entry_of(request, target=row.message_id if row else name, reason=form.reason())
     source = None if row is None else (row.seq, "edit")
@@ -167,22 +175,41 @@ async def _publish(request: web.Request, form: Form, draft: Draft, row: MessageR
     leave(request, Note(told, token, link))
 
 
-def _check_envelopes(queue: QueueStatus | None, made: Sequence[bytes]) -> None:
-    """Refuse what the queue would quarantine, before anything is sent; large ones it judges itself.
+def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
+    """Refuse what the queue would quarantine, and data that its schema refuses, before it is sent.
+
+    The queue itself judges large bodies, and those after the first ``JUDGED_MAX``.
 
     Raises:
         Problem: 422 with the reason.
     """
-    if queue is None or queue.settings.payload_policy != "envelope":
+    settings = None if queue is None else queue.settings
+    policy = "observe" if settings is None else settings.payload_policy
+    if policy == "opaque":
         return
-    empty_list_data = envelopes.empty_list_data_of(queue.settings)
+    asked = envelopes.Asked(
+        envelopes.empty_list_data_of(settings),
+        is_meant=policy == "envelope",
+        is_strict=settings is not None and settings.schema_mode == "quarantine",
+        schemas=context.schemas.registry,
+    )
     for body in dict.fromkeys(made[:JUDGED_MAX]):
-        found = judge(body, empty_list_data).problem if len(body) <= envelopes.CARD_BYTES else None
-        if found is not None:
+        card = envelopes.make_card(body, asked) if len(body) <= envelopes.CARD_BYTES else None
+        if card is None:
+            continue
+        found = card.verdict.problem
+        if policy == "envelope" and found is not None:
             why = f"{found.reason}, {envelopes.cut(found.detail)}"
             raise Problem(
                 422, "bad_envelope", f"The queue would quarantine it: {why}.", field="envelope"
             )
+        mismatch = next((one for one in card.problems if one.reason == MISMATCH), None)
+        if mismatch is not None:
+            urn, why = envelopes.cut(card.index.urn or ""), envelopes.cut(mismatch.detail)
+            raise Problem(
+                422, MISMATCH, f"The schema of {urn} does not allow its data: {MISMATCH}, {why}.",
+                field="envelope",
+            )  # fmt: skip
 
 
 def _bodies(context: Context, form: Form, draft: Draft, count: int) -> Sequence[bytes]:
