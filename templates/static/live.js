@@ -1,5 +1,6 @@
 /* What changes while it is looked at.
    <main data-live="TOPIC" data-live-ids="1,2">  the stream; <body data-events data-poll>  its addresses
+   #broker, #broker-text  the chip of the header and its word; <body data-ready> says how the broker is
    data-live="KEY", data-points="KEY"  a text or <progress>, a small chart
    #live, #live-text, #new-rows, #says  chip, its words, pill, what is read out
    data-hold  holds it
@@ -13,6 +14,9 @@ import { all, main, number, one, setText } from "./dom.js";
 const POLL_MS = 5000;
 const STREAM_AGAIN = 12; // polls
 const SAY_MS = 10000;
+const ASK_MS = 10000; // how often a page that nobody leaves asks whether the broker runs
+const STATES = { ready: ["good", "Running"], degraded: ["good", "Running"], starting: ["warn", "Starting"],
+  draining: ["warn", "Draining"], "not ready": ["bad", "Not ready"] };
 
 const page = document.body.dataset;
 const fields = Map.groupBy(all("[data-live]", main), (node) => node.dataset.live);
@@ -138,7 +142,20 @@ export function filterTail() {
   for (const row of tail?.children ?? []) row.hidden = !row.textContent.toLowerCase().includes(text);
 }
 
+// The chip of the header, on pages without a stream too.
+async function askBroker() {
+  const chip = one("#broker");
+  if (!chip || document.hidden) return;
+  const [kind, text] = await fetch(page.ready, { cache: "no-store", signal: AbortSignal.timeout(POLL_MS) })
+    .then(async (answer) => STATES[(await answer.text()).split("\n", 1)[0]] ?? STATES["not ready"])
+    .catch(() => ["bad", "Not reachable"]);
+  chip.className = `chip ${kind}`;
+  chip.removeAttribute("title");
+  setText(one("#broker-text"), text);
+}
+
 function showState(state) {
+  if (live.isLost !== (state === "lost")) askBroker();
   live.isLost = state === "lost";
   const chip = one("#live");
   if (!chip) return;
@@ -198,6 +215,8 @@ async function poll() {
   live.timer = setTimeout(live.polls % STREAM_AGAIN ? poll : openStream, POLL_MS);
 }
 
+setInterval(askBroker, ASK_MS);
+document.addEventListener("visibilitychange", askBroker);
 if (main.dataset.live && page.events) {
   document.addEventListener("visibilitychange", () => (document.hidden ? closeStream() : openStream()));
   addEventListener("pagehide", closeStream);

@@ -115,6 +115,25 @@ async def test_lost_connection_is_said_and_numbers_stay(tmp_path: Path, chromium
         assert await page.locator("main.stale").count() == 0
 
 
+async def test_status_chip_says_when_the_broker_is_gone_and_back(
+    tmp_path: Path, chromium: Any
+) -> None:
+    live, _ = await open_tab(chromium)
+    still, _ = await open_tab(chromium)  # a page without a stream
+    async with site_of(tmp_path / "data", is_filled=False) as site:
+        await live.goto(site.url("/queues"))
+        await still.goto(site.url("/publish"))
+        for page in (live, still):
+            await expect(page.locator("#broker.good")).to_have_text("Running")
+        listen = [site.running.admin_url.removeprefix("http://").rstrip("/")]
+    for page in (live, still):
+        chip = page.locator("#broker.bad")
+        await expect(chip).to_have_text("Not reachable", timeout=2 * SOON_MS)
+    async with running_service(tmp_path / "data", admin={"listen": listen}):
+        for page in (live, still):
+            await expect(page.locator("#broker.good")).to_have_text("Running", timeout=3 * SOON_MS)
+
+
 @pytest.mark.timeout(90)
 async def test_seven_tabs_stay_live(site: Site, chromium: Any) -> None:
     first, _ = await open_tab(chromium)
