@@ -1,5 +1,5 @@
 <?php
-/** Loads Composer's packages where they are, else the same interfaces from contracts.php. */
+/** Loads Composer's packages if there are any, else the client of this repository. */
 
 declare(strict_types=1);
 
@@ -8,5 +8,6 @@ foreach ([__DIR__ . '/vendor/autoload.php', __DIR__ . '/../../vendor/autoload.ph
         require_once $autoload;
     }
 }
-require_once __DIR__ . '/contracts.php';
-require_once __DIR__ . '/PhpmqTransport.php';
+if (!class_exists(Phpmq\PhpmqTransport::class)) {
+    require_once __DIR__ . '/../../clients/php/autoload.php';
+}

@@ -34,7 +34,10 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "docs/moving-in.md": {"redis-cli": "needs Redis; what reads its output is publish --lines"},
     "docs/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
-    "docs/php.md": {"composer require": "asks another registry; the test has doubles of both"},
+    "docs/php.md": {
+        "composer require": "asks another registry; the test has doubles of both",
+        "sudo ": "changes the machine; tests/integration/test_php_package.py runs the command",
+    },
     "docs/pipeline.md": {
         "pip install": INSTALLS,
         "--continuous": "goes on for ever; tests/spark/test_cluster.py has it go on, and ends it",
@@ -55,7 +58,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "examples/php/README.md": {
         "phpmq-lite serve &": RUNS,
-        "composer install": "asks another registry; the test has a double of the client",
+        "composer install": "asks another registry; tests/integration/test_php_package.py runs it",
     },
 }
 
@@ -70,7 +73,14 @@ INSTEAD: Final[dict[str, dict[str, str]]] = {
         "20261231T235959Z": "$(ls phpmq-data/backups | head -1)",
     },
     "docs/moving-in.md": {"127.0.0.1:11300": "$(cat beanstalkd.address)"},
-    "docs/php.md": {"5.0": "0.5", "--stop-when-empty": "--stop-when-empty --timeout=1"},
+    "docs/php.md": {
+        "5.0": "0.5",
+        "--stop-when-empty": "--stop-when-empty --timeout=1",
+        "vendor/bin/queue work --bootstrap=worker.php --queue=emails": (
+            "PHPMQ_ADDRESS=$PHPMQ_TCP__LISTEN"
+            " vendor/bin/queue work --bootstrap=worker.php --queue=starters"
+        ),
+    },
     "docs/pipeline.md": {
         # its other two jobs take seconds, and test_first_steps.py runs all three
         "pipeline run --bodies": "pipeline archive --bodies",

@@ -13,12 +13,14 @@ from typing import Final
 import pytest
 
 from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.envelopes import codec, decode, lint, urn
 from tests.beanstalkd import beanstalkd_process
 from tests.docs.snippets import Said, Walk
 from tests.envelope_cases import body
 from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
 
 DOUBLES: Final = Path(__file__).parent / "initphp_doubles.php"
+PROTOCOL: Final = Path(__file__).parent / "php_mq_protocol" / "protocol.php"
 PUBLISHED: Final = Path(__file__).parent / "published_client.php"
 
 
@@ -53,10 +55,43 @@ def malformed(walk: Walk) -> None:
 
 def installed(walk: Walk) -> None:
     """Stand in for what Composer installs: classes that do with a transport what InitPHP's do."""
-    (walk.folder / "vendor").mkdir()
-    shutil.copy(DOUBLES, walk.folder / "vendor" / "autoload.php")
+    vendor = walk.folder / "vendor"
+    (vendor / "bin").mkdir(parents=True)
+    shutil.copy(DOUBLES, vendor / "autoload.php")
+    shutil.copy(DOUBLES.with_name("initphp_queue.php"), vendor / "bin" / "queue")
+    (vendor / "bin" / "queue").chmod(0o755)
+
+
+def order(walk: Walk) -> None:
+    """Publish an order."""
     with connect_blocking(walk.broker.phpmq[0]) as client:
         client.publish_confirmed("orders", body())
+
+
+def user(walk: Walk) -> None:
+    """Publish a user; what the page's producers left is looked at after it."""
+    content = body(job='"urn:babel:users:registered"', data='{"user_id":44}')
+    with connect_blocking(walk.broker.phpmq[0]) as client:
+        client.publish_confirmed("starters", content)
+
+
+def look_at_emails(walk: Walk, said: Said) -> None:
+    """See that what PHP produced is as the documents have it."""
+    written = said.of("EnvelopeCodec::make").split()
+    with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("emails", 9, 10) as got:
+        envelopes = [decode(next(got).body) for _ in range(4)]
+    assert [urn(envelope) for envelope in envelopes] == [
+        "urn:babel:orders:invoice.requested",
+        "urn:babel:catalog:item.indexed",
+        "urn:babel:users:registered",
+        "urn:babel:users:registered",
+    ]
+    assert [envelope["meta"]["id"] for envelope in envelopes[:2]] == written
+    assert [envelope["data"] for envelope in envelopes[2:]] == [{"user_id": 42}, {"user_id": 43}]
+    assert {envelope["meta"]["queue"] for envelope in envelopes} == {"emails"}
+    assert envelopes[2]["trace_id"] != envelopes[3]["trace_id"]
+    assert envelopes[3]["trace_id"] == "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
+    assert [lint(codec.encode(envelope)) for envelope in envelopes] == [()] * 4
 
 
 def look_at_php(walk: Walk, said: Said) -> None:
@@ -65,7 +100,8 @@ def look_at_php(walk: Walk, said: Said) -> None:
     order = '{"order_id":1042}\n'
     assert said.of("Envelope::problem($message") == f"urn:babel:orders:created {order}"
     assert '{"order":{"order_id":1042},"attempts":0}' in said.of("worker.php")
-    assert said.of("vendor/autoload") == order
+    assert said.of("HandlerMap") == order
+    look_at_emails(walk, said)
     with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("orders.dlq", 1, 9) as it:
         assert json.loads(next(it).body)["raw"] == "malformed"
 
@@ -76,8 +112,18 @@ def look_at_examples(walk: Walk, said: Said) -> None:
     assert said.of("plain_worker.py") == stored + "order 42\n"
     assert "urn:babel:orders:created took" in said.of("handlers:app")
     stored, first, again, _ = said.of("phpmq.go consume").split("\n")
-    assert (stored, first) == ("stored", "from Node  (3600 s left)")
+    assert stored == "stored"
+    assert re.fullmatch(r"from Node  \(3[0-9]{3} s left\)", first)
     assert re.fullmatch(r"from Node  \([1-6]?[0-9] s left\)", again)
+
+
+def newer_protocol(walk: Walk) -> None:
+    """Stand in for what Composer installs: our package, and the newer classes of php-mq."""
+    vendor = walk.folder / "examples" / "php" / "newer" / "vendor"
+    vendor.mkdir()
+    files = (walk.folder / "clients/php/autoload.php", PROTOCOL)
+    loads = "".join(f"require_once '{file}';\n" for file in files)
+    (vendor / "autoload.php").write_text(f"<?php\n{loads}")
 
 
 def published_client(walk: Walk) -> None:
@@ -141,7 +187,13 @@ EXTRAS: Final = {
         }
     ),
     "docs/php.md": Extra(
-        {"Envelope::problem($message": malformed, "vendor/autoload": installed}, look_at_php
+        {
+            "Envelope::problem($message": malformed,
+            "EnvelopeCodec::make": installed,
+            "HandlerMap": order,
+            "work --bootstrap": user,
+        },
+        look_at_php,
     ),
     "docs/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
     "docs/moving-in.md": Extra(
@@ -149,5 +201,7 @@ EXTRAS: Final = {
         look_at_moved,
     ),
     "examples/README.md": Extra(after=look_at_examples),
-    "examples/php/README.md": Extra({"receive.php": published_client}, look_at_published_client),
+    "examples/php/README.md": Extra(
+        {"settle.php": newer_protocol, "receive.php": published_client}, look_at_published_client
+    ),
 }

@@ -24,7 +24,14 @@ from markdown_it.token import Token
 ROOT: Final = Path(__file__).parent.parent.parent
 PAGES: Final = sorted(
     str(page.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "deploy/**/*.md", "benchmarks/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "clients/**/*.md",
+        "examples/**/*.md",
+        "deploy/**/*.md",
+        "benchmarks/*.md",
+    )
     for page in ROOT.glob(pattern)
 )
 

@@ -33,7 +33,16 @@ from tests.preloaded import BrokerProcess, broker_of_all
 
 TIMEOUT_S: Final = 90.0
 BIN: Final = ".bin"
-PROGRAMS: Final = ("curl", "go", "jq", "nc", "node", "php")  # that a machine may not have
+PROGRAMS: Final = (
+    "composer",
+    "curl",
+    "go",
+    "jq",
+    "nc",
+    "node",
+    "php",
+    "phpunit",
+)  # that a machine may not have
 STRICT: Final = {
     "php": ("php", "-d", "error_reporting=-1", "-d", "display_errors=stderr"),
     "python": (sys.executable, "-W", "error"),
@@ -181,7 +190,8 @@ class Walk:
 @contextmanager
 def walk(tmp_path: Path) -> Iterator[Walk]:
     """Give a fresh folder with the examples in it, and a broker with its data there."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for folder in ("clients", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     with (
         quick_command(tmp_path / BIN),
         broker_of_all(tmp_path / "phpmq-data") as broker,

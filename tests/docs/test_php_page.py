@@ -6,7 +6,7 @@ from tests.docs.pages import ROOT, text_of
 
 
 def test_table_of_arguments_is_that_of_the_constructor() -> None:
-    code = (ROOT / "examples" / "php" / "PhpmqTransport.php").read_text(encoding="utf-8")
+    code = (ROOT / "clients/php/src/PhpmqTransport.php").read_text(encoding="utf-8")
     transport = code[code.index("final class PhpmqTransport") :]
     made = transport[transport.index("__construct(") : transport.index("    ) {")]
     names = ", ".join(re.findall(r"\$(\w+) =", made))

@@ -3,7 +3,7 @@
 
 declare(strict_types=1);
 
-require $argv[1] . '/bootstrap.php';
+require $argv[1] . '/autoload.php';
 
 use Phpmq\Envelope;
 use Phpmq\PhpmqTransport;

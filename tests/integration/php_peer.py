@@ -1,4 +1,4 @@
-"""The transport of ``examples/php`` in a PHP process of its own, called from a test."""
+"""The transport of ``clients/php`` in a PHP process of its own, called from a test."""
 
 import base64
 import json
@@ -12,6 +12,7 @@ from typing import Any, Self
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+CLIENT = ROOT / "clients" / "php"
 EXAMPLES = ROOT / "examples" / "php"
 DRIVER = Path(__file__).parent / "php_driver.php"
 STRICT = ("-d", "error_reporting=-1", "-d", "display_errors=stderr", "-d", "zend.assertions=1")
@@ -43,7 +44,7 @@ class PhpPeer:
     def __init__(self, address: str, **options: Any) -> None:
         arguments = json.dumps({"address": address, **options})
         self.process = subprocess.Popen(
-            ["php", *STRICT, str(DRIVER), str(EXAMPLES), arguments],
+            ["php", *STRICT, str(DRIVER), str(CLIENT), arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The verdict, the copies and the records of ``examples/php``, against the package's own."""
+"""The verdict, the copies and the records of ``clients/php``, against the package's own."""
 
 import json
 from collections.abc import Iterator

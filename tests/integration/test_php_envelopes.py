@@ -1,4 +1,4 @@
-"""Envelopes between the PHP of ``examples/php``, the Python of the package and a real broker."""
+"""Envelopes between the PHP of ``clients/php``, the Python of the package and a real broker."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ from phpmq_lite.envelopes.worker import run
 from tests.acceptance.peers import Admin, Peer
 from tests.envelope_cases import body, edit, with_meta
 from tests.integration.authority import Authority
-from tests.integration.php_peer import EXAMPLES, STRICT, PhpError, PhpPeer, needs_php
+from tests.integration.php_peer import CLIENT, EXAMPLES, STRICT, PhpError, PhpPeer, needs_php
 from tests.preloaded import BrokerProcess, broker_process
 
 pytestmark = [pytest.mark.acceptance, needs_php]
@@ -108,7 +108,10 @@ def ready(broker: BrokerProcess, queue: str) -> int:
 # -- the files
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.php")), ids=lambda path: str(path.name))
+FILES = sorted((*CLIENT.rglob("*.php"), *EXAMPLES.rglob("*.php")))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.name))
 def test_file_is_strict_and_without_a_syntax_error(path: Path) -> None:
     done = subprocess.run(["php", *STRICT, "-l", str(path)], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -1,4 +1,4 @@
-"""What each call of ``examples/php/PhpmqTransport.php`` does on the wire, frame by frame."""
+"""What each call of ``clients/php/src/PhpmqTransport.php`` does on the wire, frame by frame."""
 
 import asyncio
 import json
