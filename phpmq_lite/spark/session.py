@@ -23,6 +23,10 @@ ALWAYS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has no statistics
 }
+SHUFFLES: Final = "spark.sql.shuffle.partitions"
+SPARK_SHUFFLES: Final = "200"  # Spark's default
+ROWS_PER_PARTITION: Final = 500_000
+_FITTED: Final = "phpmq.shuffle.partitions"  # what we set: another value is the user's
 LOCAL: Final[Mapping[str, str]] = {  # this machine only: nothing listens beyond loopback
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -93,7 +97,27 @@ def session(
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
+    fit_shuffles(spark, 0)
     return spark
+
+
+def shuffle_partitions(cores: int, rows: int) -> int:
+    """Return how many partitions a shuffle gets: each core has one, and none too many rows."""
+    return max(cores, -(-rows // ROWS_PER_PARTITION))
+
+
+def fit_shuffles(spark: "SparkSession", rows: int) -> None:
+    """Set the partitions of shuffles for so many rows, unless the user has set them.
+
+    Spark's default, 200, is for a cluster: on two cores most of a short job is starting tasks.
+    """
+    before = spark.conf.get(_FITTED, SPARK_SHUFFLES)
+    is_users = SHUFFLES in dict(spark.sparkContext.getConf().getAll())
+    if is_users or spark.conf.get(SHUFFLES) != before:
+        return
+    wanted = str(shuffle_partitions(spark.sparkContext.defaultParallelism, rows))
+    spark.conf.set(SHUFFLES, wanted)
+    spark.conf.set(_FITTED, wanted)
 
 
 def _start_java(settings: Mapping[str, str], log: Path | None) -> None:

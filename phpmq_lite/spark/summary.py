@@ -49,6 +49,7 @@ from phpmq_lite.spark.jobs.metrics import rows_of
 from phpmq_lite.spark.jobs.options import Common, Report, silent
 from phpmq_lite.spark.jobs.periods import COUNTS, PERCENTILES, SPANS, columns, figures
 from phpmq_lite.spark.jobs.tables import BUCKET_BASE
+from phpmq_lite.spark.session import fit_shuffles
 from phpmq_lite.spark.transport import put_insights
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ class _Tables:
             return []
         since_ms = self._now_ms - _DAY_MS
         dates = {_moment(ms).date() for ms in (since_ms, self._now_ms)}
-        recent = rows_of(read_archive(self._spark, self._files), dates)
+        archive = read_archive(self._spark, self._files)
+        fit_shuffles(self._spark, archive.where(sf.col("date").isin(*dates)).count())
+        recent = rows_of(archive, dates)
         rows = figures(recent, since_ms=since_ms).collect()
         items = [rounded({"queue": row["queue"], **columns(row)}) for row in rows]
         return sorted(items, key=lambda item: (-weight(item), item["queue"]))[:MAX_ROWS]

@@ -26,6 +26,7 @@ from phpmq_lite.spark.jobs.files import Files, open_files
 from phpmq_lite.spark.jobs.options import MetricsOptions, Report, Result, Stop, never, silent
 from phpmq_lite.spark.jobs.periods import HOUR_MS, MINUTE_MS, figures
 from phpmq_lite.spark.jobs.retries import mark
+from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -109,6 +110,7 @@ def _write(
     if not dates:
         return True
     files.write(places.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
+    fit_shuffles(archive.sparkSession, archive.where(sf.col("date").isin(*dates)).count())
     rows = rows_of(archive, dates).persist()
     try:
         for number, (table, compute) in enumerate(TABLES.items()):

@@ -23,6 +23,7 @@ from phpmq_lite.spark.jobs.compact import reading
 from phpmq_lite.spark.jobs.files import Files, open_files
 from phpmq_lite.spark.jobs.options import ReplayOptions, Report, Result, Stop, never, silent
 from phpmq_lite.spark.jobs.plans import Plan
+from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:
     import pyarrow
@@ -98,7 +99,9 @@ def run(
 
 def _history(spark: "SparkSession", files: Files, options: ReplayOptions) -> "DataFrame":
     if options.source == "archive":
-        return read_archive(spark, files)
+        archive = read_archive(spark, files)
+        fit_shuffles(spark, archive.count())
+        return archive
     connection = options.connection.as_options() if options.connection else {}
     given = {
         **connection,

@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from phpmq_lite.spark.session import python_of, settings_of
+from phpmq_lite.spark.session import fit_shuffles, python_of, settings_of, shuffle_partitions
 
 
 def test_local_session_listens_on_loopback_only_and_shows_no_page() -> None:
@@ -46,3 +48,50 @@ def test_workers_take_the_python_that_is_named_on_a_cluster_only(
     master: str, conf: dict[str, str], environ: dict[str, str], expected: str
 ) -> None:
     assert python_of(master, conf, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "rows", "partitions"),
+    [(2, 0, 2), (2, 1_000_000, 2), (2, 1_000_001, 3), (16, 1_000, 16), (4, 100_000_000, 200)],
+)
+def test_shuffles_have_a_partition_for_each_core_and_no_more_than_the_rows_need(
+    cores: int, rows: int, partitions: int
+) -> None:
+    assert shuffle_partitions(cores, rows) == partitions
+
+
+class Conf(dict[str, str]):
+    """The settings of a session."""
+
+    def set(self, key: str, value: str) -> None:
+        """Change one."""
+        self[key] = value
+
+
+def a_session(started_with: dict[str, str]) -> Any:
+    conf = Conf({"spark.sql.shuffle.partitions": "200"} | started_with)
+    context = SimpleNamespace(
+        defaultParallelism=2, getConf=lambda: SimpleNamespace(getAll=started_with.items)
+    )
+    return SimpleNamespace(conf=conf, sparkContext=context)
+
+
+def test_shuffles_follow_the_rows_of_each_job() -> None:
+    spark = a_session({})
+    found = []
+    for rows in (0, 2_000_000, 10):
+        fit_shuffles(spark, rows)
+        found.append(spark.conf["spark.sql.shuffle.partitions"])
+    assert found == ["2", "4", "2"]
+
+
+@pytest.mark.parametrize("value", ["200", "7"])
+def test_shuffles_that_the_user_has_set_stay(value: str) -> None:
+    spark = a_session({"spark.sql.shuffle.partitions": value})  # --conf or spark-defaults.conf
+    fit_shuffles(spark, 2_000_000)
+    assert spark.conf["spark.sql.shuffle.partitions"] == value
+    spark = a_session({})
+    fit_shuffles(spark, 0)
+    spark.conf.set("spark.sql.shuffle.partitions", value)  # while it runs
+    fit_shuffles(spark, 2_000_000)
+    assert spark.conf["spark.sql.shuffle.partitions"] == value

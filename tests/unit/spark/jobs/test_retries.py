@@ -2,6 +2,7 @@
 
 import random
 import sys
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_steps_grow_with_the_attempts_of_a_message_and_not_with_their_square() -
                 events.append(Event("m", n, n, None, 10 * n, 10 * n))
         lines = 0
 
-        def count(*_: object) -> object:
+        def count(*_: Any) -> Any:
             nonlocal lines
             lines += 1
             return count
