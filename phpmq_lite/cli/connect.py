@@ -3,6 +3,7 @@
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -10,9 +11,10 @@ from urllib.parse import urlsplit
 
 import click
 
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, settings_options
-from phpmq_lite.cli.main import ERROR, CommandError
+from phpmq_lite.cli.main import ERROR, NOT_FOUND, CommandError
 from phpmq_lite.cli.node import WILDCARDS, Node, find_node, url_options
 from phpmq_lite.cli.options import is_phpmq, talk
 from phpmq_lite.client.blocking import BlockingClient
@@ -20,13 +22,18 @@ from phpmq_lite.envelopes.link import client_of
 from phpmq_lite.server.endpoints import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
+_LOOKED_AT: Final = 1_000  # queues that a name is compared with
 _RETRY_S: Final = 2.0  # between two tries to find the listener
 
 
 class GiveClient(Protocol):
-    """Returns a closed client; a patient one waits until the admin says where to connect."""
+    """Returns a closed client of the broker that the options name.
 
-    def __call__(self, *, is_patient: bool = False) -> BlockingClient:
+    A patient one waits until the admin says where to connect.  ``queue`` must exist, as far as the
+    admin is asked: a consumer would create it.
+    """
+
+    def __call__(self, *, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
         """See the class."""
 
 
@@ -46,8 +53,10 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         given: Given,
         **others: Any,
     ) -> None:
-        def client(*, is_patient: bool = False) -> BlockingClient:
-            found, content_bytes = _find_listener(given, url, token_file, is_patient=is_patient)
+        def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
+            found, content_bytes = _find_listener(
+                given, url, token_file, is_patient=is_patient, queue=queue
+            )
             context = None
             if tls_ca or tls_cert or found.startswith("phpmqs:"):
                 context = _tls_context(tls_ca, tls_cert, tls_key)
@@ -74,7 +83,7 @@ def _client(
 
 
 def _find_listener(
-    given: Given, url: str | None, token_file: Path | None, *, is_patient: bool
+    given: Given, url: str | None, token_file: Path | None, *, is_patient: bool, queue: str | None
 ) -> tuple[str, int]:
     """Return the URL of a PHPMQ listener and the longest body that it takes.
 
@@ -88,7 +97,16 @@ def _find_listener(
         return named, given.load().settings.limits.max_content
     node = find_node(given, url, token_file)
     found = _listeners(node, is_patient=is_patient)
+    if queue is not None and node.find(f"/queues/{encode_name(queue)}") is None:
+        raise CommandError(no_queue(queue, node), NOT_FOUND)
     return listener_url(found["items"], _host_of(node)), found["content_bytes"]
+
+
+def no_queue(queue: str, node: Node) -> str:
+    """Say that there is no such queue, with those whose names are close to it."""
+    near = get_close_matches(queue, (row["name"] for row in node.list("/queues", _LOOKED_AT)))
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"there is no queue {queue!r}{hint} (--create waits for its first message)"
 
 
 def _listeners(node: Node, *, is_patient: bool) -> dict[str, Any]:

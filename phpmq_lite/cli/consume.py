@@ -51,6 +51,7 @@ Handler = Callable[[Delivery], bool]  # True: the message is done
     "--format", "style", type=click.Choice(["raw", "json"]), default="raw", show_default=True,
     help="raw: the content and a line feed; json: a line with id, ttl_s and content.",
 )  # fmt: skip
+@click.option("--create", is_flag=True, help="Create the queue if it is not there, and wait.")
 @client_options
 def consume(
     client: GiveClient,
@@ -60,10 +61,12 @@ def consume(
     program: str | None,
     timeout_s: float | None,
     style: str,
+    create: bool,
 ) -> None:
     """Take messages from a queue and print them.
 
-    A message is acknowledged after it was printed. Exits with 5 if fewer than -n came in time.
+    A message is acknowledged after it was printed. Exits with 3 if there is no such queue, with 5
+    if fewer than -n came in time.
     """
     if program is not None and not is_acked:
         raise click.UsageError("--exec and --no-ack do not go together")
@@ -74,7 +77,7 @@ def consume(
     if not is_acked:
         credit = number or _CREDIT
     with (
-        client() as broker,
+        client(queue=None if create else queue) as broker,
         broker.consume(queue, credit, timeout_s) as deliveries,
         Interruption() as interruption,
     ):

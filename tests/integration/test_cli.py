@@ -121,6 +121,23 @@ def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
     assert result.stderr.startswith(f"Error: cannot connect to {where}: ")
 
 
+def test_consume_refuses_a_queue_that_does_not_exist(
+    run: Run, queue: str, broker: BrokerProcess
+) -> None:
+    run("publish", queue, "--data", "x")
+    here = ["--set", f"data={broker.data}"]
+    typo = queue.replace("consume", "comsume")
+    refused = CliRunner().invoke(commands, ["consume", typo, "-n", "1", *here])
+    assert refused.exit_code == 3
+    assert f"there is no queue {typo!r}; did you mean {queue!r}" in refused.stderr
+    assert typo not in run("queues", "-o", "jsonl").stdout
+    taken = CliRunner().invoke(commands, ["consume", queue, "-n", "1", *here])
+    assert taken.stdout == "x\n"
+    wait = ["consume", typo, "-n", "1", "--create", "--timeout", "0", *here]
+    assert CliRunner().invoke(commands, wait).exit_code == 5
+    assert typo in run("queues", "-o", "jsonl").stdout
+
+
 def test_consume_takes_no_more_than_asked_for(run: Run, queue: str) -> None:
     run("publish", queue, "--lines", input="".join(f"{i}\n" for i in range(250)))
     taken = run("consume", queue, "-n", "150", "--format", "json").stdout.splitlines()
