@@ -25,13 +25,17 @@ Raise or handle; never log and go on.
 
 import os
 import re
+from typing import Final
+
+_TLS: Final = {"WRONG_VERSION_NUMBER": "it does not speak TLS"}
 
 
 def os_reason(error: OSError) -> str:
     """Return why the system or TLS failed, without numbers and Python's own words."""
-    tls = getattr(error, "verify_message", None) or getattr(error, "reason", None)
-    if tls:
-        return str(tls)
+    if verify := getattr(error, "verify_message", None):  # of TLS
+        return f"its certificate is not trusted: {verify}"
+    if reason := getattr(error, "reason", None):
+        return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")
     text = error.strerror or str(error) or type(error).__name__
     if "Connect call failed" in text or "Multiple exceptions" in text:  # of asyncio
         number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)

@@ -7,6 +7,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
+from phpmq_lite.settings.wording import explain
 
 _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "unknown_queue": 404,
@@ -120,8 +121,8 @@ def _of_validation(error: ValidationError) -> Problem:
     field = ".".join(str(part) for part in first["loc"]) or None
     context = first.get("ctx", {})
     bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
-    where = f"{field}: " if field else ""
-    return Problem(422, "invalid", f"{where}{first['msg']}.", field=field, bound=bound)
+    text = explain(field or "", first).removesuffix(".") + "."
+    return Problem(422, "invalid", text, field=field, bound=bound)
 
 
 def _of_http(error: web.HTTPException) -> Problem:
@@ -136,5 +137,6 @@ def _of_http(error: web.HTTPException) -> Problem:
 
 
 def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
+    if text.partition(" ")[0].isalpha():  # and no name of a field, which stays as it is
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any, Final
 
-from phpmq_lite.errors import ClientError, PhpmqError
+from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
 Piece = Callable[..., Generator[None, None, Any]]
 
@@ -154,7 +154,7 @@ def _work(pipe: Connection, job: Job) -> None:
         ended_s = time.monotonic()
         pipe.send(Outcome(value, began_s, ended_s, time.process_time() - cpu_s))
     except (PhpmqError, OSError) as error:
-        pipe.send(str(error) or type(error).__name__)
+        pipe.send(os_reason(error) if isinstance(error, OSError) else str(error))
     except Exception:
         pipe.send(traceback.format_exc())
 

@@ -168,7 +168,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=ca)
-    if cert:
-        context.load_cert_chain(cert, key)
+    file = ca
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            file = cert
+            context.load_cert_chain(cert, key)
+    except ssl.SSLError:
+        raise CommandError(f"{file} is no PEM file that can be used here") from None
     return context

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple
 
 import click
+from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, build
 from phpmq_lite.errors import (
@@ -17,6 +18,7 @@ from phpmq_lite.errors import (
     PublishRefusedError,
     RefusedError,
     SettingsError,
+    os_reason,
 )
 
 DONE: Final = 0
@@ -50,107 +52,142 @@ class Entry(NamedTuple):
     attribute: str = ""  # of the module, where it is not called like the command
 
 
-COMMANDS: Final = {
-    "serve": Entry("phpmq_lite.cli.serve", "Run the broker."),
-    "init": Entry(
-        "phpmq_lite.cli.init", "Write a configuration file in which every setting is explained."
-    ),
-    "doctor": Entry(
-        "phpmq_lite.cli.doctor", "Look whether a broker can run here, and say what to do."
-    ),
-    "publish": Entry("phpmq_lite.cli.publish", "Publish messages, each confirmed."),
-    "consume": Entry("phpmq_lite.cli.consume", "Take messages from a queue and print them."),
-    "queue": Entry("phpmq_lite.cli.queue", "List, show, set, purge, pause and remove queues."),
-    "msg": Entry("phpmq_lite.cli.msg", "Look at messages; requeue, move, delete or restore them."),
-    "dead": Entry("phpmq_lite.cli.dead", "List dead letters, send them back to their queue."),
-    "search": Entry("phpmq_lite.cli.msg", "Find messages, alive and settled, the newest first."),
-    "tail": Entry(
-        "phpmq_lite.cli.tail",
-        "Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.",
-    ),
-    "top": Entry(
-        "phpmq_lite.cli.tail", "Show the busiest queues, again and again; Ctrl-C ends it."
-    ),
-    "expect": Entry(
-        "phpmq_lite.cli.expect", "Wait until a message of QUEUE matches QUERY; print it."
-    ),
-    "export": Entry(
-        "phpmq_lite.cli.transfer", "Write all messages that match QUERY to standard output."
-    ),
-    "import": Entry(
-        "phpmq_lite.cli.transfer",
-        "Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.",
-        "import_",
-    ),
-    "import-initphp": Entry(
-        "phpmq_lite.cli.import_initphp",
-        "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
-        "import_initphp",
-    ),
-    "import-beanstalkd": Entry(
-        "phpmq_lite.cli.import_beanstalkd",
-        "Publish the jobs of a running beanstalkd: a copy, or with --move a move.",
-        "import_beanstalkd",
-    ),
-    "worker": Entry(
-        "phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."
-    ),
-    "outbox": Entry("phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."),
-    "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
-    "frame": Entry(
-        "phpmq_lite.cli.frame", "Look at bytes of the PHPMQ protocol, without a broker."
-    ),
-    "schema": Entry("phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."),
-    "pipeline": Entry(
-        "phpmq_lite.cli.pipeline", "Read the history with Spark: archive, metrics, replay."
-    ),
-    "check": Entry(
-        "phpmq_lite.cli.check",
-        "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
-    ),
-    "user": Entry("phpmq_lite.cli.user", "List, add and remove users; change their passwords."),
-    "token": Entry("phpmq_lite.cli.token", "List, add and revoke API tokens."),
-    "context": Entry(
-        "phpmq_lite.cli.context", "Name brokers, and choose the one that commands talk to."
-    ),
-    "bench": Entry("phpmq_lite.cli.bench", "Measure throughput and latency."),
-    "migrate": Entry("phpmq_lite.cli.migrate", "Bring the database to this version's schema."),
-    "backup": Entry(
-        "phpmq_lite.cli.backup", "Make a backup: a whole copy of the database at one moment."
-    ),
-    "restore": Entry(
-        "phpmq_lite.cli.restore", "Put BACKUP in the place of the database of a stopped broker."
-    ),
-    "verify": Entry(
-        "phpmq_lite.cli.verify",
-        "Check a database whose broker is stopped, or a backup; change nothing.",
-    ),
-    "scrub": Entry(
-        "phpmq_lite.cli.scrub",
-        "Have a running broker look at every body and at its database's structure.",
-    ),
-    "clock": Entry(
-        "phpmq_lite.cli.clock", "Show whether the clock was set; decide what counts then."
-    ),
-    "config": Entry("phpmq_lite.cli.config", "Show the settings in force."),
-    "completion": Entry(
-        "phpmq_lite.cli.completion",
-        'Print the completion script: eval "$(phpmq-lite completion bash)".',
-    ),
-    "queues": Entry("phpmq_lite.cli.queue", "List the queues, or those that match GLOB."),
-    "purge": Entry("phpmq_lite.cli.queue", "Delete the messages of a queue."),
-    "show": Entry("phpmq_lite.cli.queue", "Show one queue: its figures and its settings."),
-    "flush": Entry(
-        "phpmq_lite.cli.queue",
-        "Delete all messages of a queue, held ones too, and the queue unless it is pinned.",
-    ),
-    "flushall": Entry(
-        "phpmq_lite.cli.queue", "Do as flush does, with every queue that is not pinned."
-    ),
-    "monitor": Entry(
-        "phpmq_lite.cli.tail", "Show the busiest queues, again and again; Ctrl-C ends it.", "top"
-    ),
+SECTIONS: Final = {  # of the help
+    "Broker": {
+        "serve": Entry("phpmq_lite.cli.serve", "Run the broker."),
+        "init": Entry(
+            "phpmq_lite.cli.init", "Write a configuration file in which every setting is explained."
+        ),
+        "doctor": Entry(
+            "phpmq_lite.cli.doctor", "Look whether a broker can run here, and say what to do."
+        ),
+        "status": Entry("phpmq_lite.cli.status", "Show whether the broker works, and its figures."),
+        "check": Entry(
+            "phpmq_lite.cli.check",
+            "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
+        ),
+        "config": Entry("phpmq_lite.cli.config", "Show the settings in force."),
+        "clock": Entry(
+            "phpmq_lite.cli.clock", "Show whether the clock was set; decide what counts then."
+        ),
+        "bench": Entry("phpmq_lite.cli.bench", "Measure throughput and latency."),
+    },
+    "Messages": {
+        "publish": Entry("phpmq_lite.cli.publish", "Publish messages, each confirmed."),
+        "consume": Entry("phpmq_lite.cli.consume", "Take messages from a queue and print them."),
+        "search": Entry(
+            "phpmq_lite.cli.msg", "Find messages, alive and settled, the newest first."
+        ),
+        "trace": Entry(
+            "phpmq_lite.cli.msg", "Show the messages of a trace over all queues, the newest first."
+        ),
+        "msg": Entry(
+            "phpmq_lite.cli.msg", "Look at messages; requeue, move, delete or restore them."
+        ),
+        "tail": Entry(
+            "phpmq_lite.cli.tail",
+            "Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.",
+        ),
+        "expect": Entry(
+            "phpmq_lite.cli.expect", "Wait until a message of QUEUE matches QUERY; print it."
+        ),
+        "export": Entry(
+            "phpmq_lite.cli.transfer", "Write all messages that match QUERY to standard output."
+        ),
+        "import": Entry(
+            "phpmq_lite.cli.transfer",
+            "Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.",  # noqa: E501
+            "import_",
+        ),
+    },
+    "Queues": {
+        "queues": Entry("phpmq_lite.cli.queue", "List the queues, or those that match GLOB."),
+        "show": Entry("phpmq_lite.cli.queue", "Show one queue: its figures and its settings."),
+        "queue": Entry("phpmq_lite.cli.queue", "List, show, set, purge, pause and remove queues."),
+        "purge": Entry("phpmq_lite.cli.queue", "Delete the messages of a queue."),
+        "flush": Entry(
+            "phpmq_lite.cli.queue",
+            "Delete all messages of a queue, held ones too, and the queue unless it is pinned.",
+        ),
+        "flushall": Entry(
+            "phpmq_lite.cli.queue", "Do as flush does, with every queue that is not pinned."
+        ),
+        "top": Entry(
+            "phpmq_lite.cli.tail", "Show the busiest queues, again and again; Ctrl-C ends it."
+        ),
+        "monitor": Entry(
+            "phpmq_lite.cli.tail",
+            "Show the busiest queues, again and again; Ctrl-C ends it.",
+            "top",
+        ),
+        "dead": Entry("phpmq_lite.cli.dead", "List dead letters, send them back to their queue."),
+    },
+    "Applications": {
+        "worker": Entry(
+            "phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."
+        ),
+        "outbox": Entry(
+            "phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."
+        ),
+        "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
+        "schema": Entry(
+            "phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."
+        ),
+        "frame": Entry(
+            "phpmq_lite.cli.frame", "Look at bytes of the PHPMQ protocol, without a broker."
+        ),
+    },
+    "History in Spark": {
+        "pipeline": Entry(
+            "phpmq_lite.cli.pipeline", "Read the history with Spark: archive, metrics, replay."
+        ),
+    },
+    "Data": {
+        "backup": Entry(
+            "phpmq_lite.cli.backup", "Make a backup: a whole copy of the database at one moment."
+        ),
+        "restore": Entry(
+            "phpmq_lite.cli.restore", "Put BACKUP in the place of the database of a stopped broker."
+        ),
+        "verify": Entry(
+            "phpmq_lite.cli.verify",
+            "Check a database whose broker is stopped, or a backup; change nothing.",
+        ),
+        "scrub": Entry(
+            "phpmq_lite.cli.scrub",
+            "Have a running broker look at every body and at its database's structure.",
+        ),
+        "migrate": Entry("phpmq_lite.cli.migrate", "Bring the database to this version's schema."),
+    },
+    "Access": {
+        "user": Entry("phpmq_lite.cli.user", "List, add and remove users; change their passwords."),
+        "token": Entry("phpmq_lite.cli.token", "List, add and revoke API tokens."),
+        "context": Entry(
+            "phpmq_lite.cli.context", "Name brokers, and choose the one that commands talk to."
+        ),
+    },
+    "Moving in": {
+        "import-initphp": Entry(
+            "phpmq_lite.cli.import_initphp",
+            "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
+            "import_initphp",
+        ),
+        "import-beanstalkd": Entry(
+            "phpmq_lite.cli.import_beanstalkd",
+            "Publish the jobs of a running beanstalkd: a copy, or with --move a move.",
+            "import_beanstalkd",
+        ),
+    },
+    "Shell": {
+        "completion": Entry(
+            "phpmq_lite.cli.completion",
+            'Print the completion script: eval "$(phpmq-lite completion bash)".',
+        ),
+    },
 }
+COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in group.items()}
+
+_RENAMED: Final = {"--node": "--url", "--connect": "--url", "--tls": "--url phpmqs://HOST:PORT"}
 
 
 class CommandError(Exception):
@@ -165,6 +202,7 @@ class LazyGroup(click.Group):
     """Imports a command when it is called: the help of ``entries`` imports none."""
 
     entries: ClassVar[Mapping[str, Entry]]
+    sections: ClassVar[Mapping[str, Mapping[str, Entry]]] = {}  # of the help
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name the commands, in the order of their use."""
@@ -178,21 +216,39 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(entry.module), entry.attribute or cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called; an unknown one is answered with those close to it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            raise NoSuchCommand(error.command_name, possibilities=self.entries, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in self.entries.items()])
+        """Write the list of commands, section by section, without importing one."""
+        width = max(map(len, self.entries))
+        for section, entries in (self.sections or {"Commands": self.entries}).items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), entries[name].help) for name in entries])
 
 
 class Commands(LazyGroup):
     """All commands; knows what each of our errors means outside."""
 
     entries = COMMANDS
+    sections = SECTIONS
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what is raised on purpose ends it with a line and an exit code."""
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as unknown:
+            if now := _RENAMED.get(unknown.option_name):
+                raise click.NoSuchOption(
+                    unknown.option_name, f"{unknown.message} It is {now} now.", ctx=unknown.ctx
+                ) from None
+            raise
         except Exception as raised:
             error = _on_purpose(raised)
             if error is None:
@@ -221,6 +277,8 @@ def _exit_code(error: Exception) -> int:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.args:
+        return os_reason(error)
     if isinstance(error, UnicodeDecodeError | UnicodeEncodeError):
         around = error.object[max(0, error.start - _AROUND) : error.end + _AROUND]
         return f"{around!r} is not UTF-8"
@@ -234,7 +292,11 @@ def _describe(error: Exception) -> str:
     "65 damaged data, 74 unknown outcome of a commit, 78 settings refused.",
 )
 @click.version_option(
-    f"{__version__} ({build.kind()})", prog_name="phpmq-lite", message="%(prog)s %(version)s"
+    f"{__version__} ({build.kind()})",
+    "-V",
+    "--version",
+    prog_name="phpmq-lite",
+    message="%(prog)s %(version)s",
 )
 def commands() -> None:
     """PHPMQ Lite, a message broker that keeps everything in SQLite."""

@@ -10,6 +10,7 @@ import click
 
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options
+from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.node import Node, node_options, read_answer
 from phpmq_lite.cli.options import duration, talk
 from phpmq_lite.cli.output import Column, Fit, output_option, write
@@ -44,7 +45,40 @@ def search(node: Node, query: str, limit: int, output: str | None) -> None:
     QUERY is what the pages take: `state:dead queue:mail* data.order_id:1042 -urn:test:* "text"`.
     In a narrow terminal the table leaves columns out; `-o jsonl` has all of them.
     """
-    write(node.list("/messages", limit, q=query), COLUMNS, output, "nothing matches")
+    rows = list(node.list("/messages", limit, q=query))
+    write(rows, COLUMNS, output, "")
+    if not rows:
+        _explain_nothing(node, query)
+
+
+def _explain_nothing(node: Node, query: str) -> None:
+    """Say that nothing matches and, for plain words, that they are looked for in bodies."""
+    word = query.strip()
+    hint = ""
+    if word and not any(sign in word for sign in ':" '):
+        is_queue = node.find(f"/queues/{encode_name(word)}") is not None
+        hint = (
+            f"; to list the messages of that queue: queue:{word}"
+            if is_queue
+            else (f"; a word is looked for in bodies, queue:{word}* in names of queues")
+        )
+    talk(f"nothing matches{hint}")
+
+
+@click.command()
+@click.argument("trace_id")
+@_number
+@node_options
+@output_option
+def trace(node: Node, trace_id: str, limit: int, output: str | None) -> None:
+    """Show the messages of a trace over all queues, the newest first.
+
+    TRACE_ID is the member trace_id of the envelopes; `search` and `msg get` show it.
+    """
+    rows = list(node.list(f"/traces/{encode_name(trace_id)}", limit))
+    write(rows, COLUMNS, output, "")
+    if not rows:
+        raise CommandError(f"no message has the trace id {trace_id!r}", NOT_FOUND)
 
 
 @click.group()

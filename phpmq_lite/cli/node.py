@@ -32,6 +32,7 @@ _HAS_USERS: Final = (
     "this broker has users: give --token-file FILE with an API token, which "
     "`phpmq-lite token add NAME` prints on the machine of the broker"
 )
+_NO_ADMIN: Final = "HTTP {} without a reason: is that the admin of a broker? Check --url"
 _PAGE: Final = 200  # the API's limit
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 _TOKEN_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -142,9 +143,15 @@ class Node(NamedTuple):
                     "(`sudo -u ACCOUNT`), or give --url http://HOST:9101",
                     REFUSED,
                 ) from None
-            raise NoAnswerError(f"{self._nobody()}: {os_reason(error.os_error)}") from None
+            raise NoAnswerError(
+                f"no broker answers on {self.socket or self.url}: {os_reason(error.os_error)}. "
+                "Start one with `phpmq-lite serve`, or name yours with --url or --data"
+            ) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise CommandError(f"{self.socket or self.url}: {error}") from None
+            raise CommandError(
+                f"{self.socket or self.url} does not answer as an admin does "
+                f"({_ODD.get(type(error), str(error))}); PHPMQ has another port, phpmq://HOST:9100"
+            ) from None
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
         made = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
@@ -152,10 +159,13 @@ class Node(NamedTuple):
             return made | {"Authorization": f"Bearer {self.token}"}
         return made | ({"Origin": base} if body is not None else {})
 
-    def _nobody(self) -> str:
-        if self.socket is None:
-            return f"no broker answers on {self.url}"
-        return f"no broker answers on {self.socket} (--data names its folder, --url its address)"
+
+_ODD: Final[dict[type[Exception], str]] = {  # what aiohttp puts into words of its own
+    aiohttp.ServerDisconnectedError: "it closed the connection",
+    aiohttp.ClientOSError: "the connection broke",
+    aiohttp.ClientResponseError: "its answer is not HTTP",
+    aiohttp.InvalidURL: "the address cannot be read",
+}
 
 
 def _sent(body: Any) -> dict[str, Any]:
@@ -174,7 +184,7 @@ def read_answer(status: int, content: bytes) -> Any:
             raise CommandError(f"the broker answered {status} without JSON")
         return document
     problem = document if isinstance(document, dict) else {}
-    text = problem.get("detail") or problem.get("title") or f"the broker answered {status}"
+    text = problem.get("detail") or problem.get("title") or _NO_ADMIN.format(status)
     code = REFUSED if status in _REFUSALS else _EXIT_CODES.get(status, ERROR)
     if problem.get("code") == "login":
         text = _HAS_USERS
@@ -186,7 +196,7 @@ def read_answer(status: int, content: bytes) -> Any:
 def _with_bound(text: str, field: object, bound: object) -> str:
     """Add which input was wrong and what would be right, unless the text says it already."""
     said = [str(one) for one in (field, bound) if one]
-    if field and text.startswith(f"{field}: "):
+    if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
         if bound and str(bound).split()[-1] in text:  # "le 20", of "less than or equal to 20"
             said = []
@@ -243,7 +253,7 @@ def find_node(given: Given, url: str | None, token_file: Path | None) -> Node:
         return Node(settings.data / "control.sock", settings=settings)
     url = url_of(settings)
     if effective.sources["admin.listen"] == "default":
-        talk(f"no context, no settings and no {settings.data} here: the broker is {url}")
+        talk(f"no broker is named, and there is no {settings.data} here: trying {url}")
     return Node(None, url, read_token(token_file) if token_file else None)
 
 

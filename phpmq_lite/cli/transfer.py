@@ -32,7 +32,7 @@ def export(node: Node, query: str, style: str) -> None:
     JSON lines end with a line that says `complete`; without it the export was cut off.
     """
     lines = asyncio.run(_copy(node, query, style))
-    talk(f"{lines:,} lines")
+    talk(f"{message_count(max(0, lines - 1))} exported")  # one line is the head or the end
 
 
 async def _copy(node: Node, query: str, style: str) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.errors import RefusedError, StorageError, os_reason
 from phpmq_lite.export import frames
 from phpmq_lite.export.pace import Pace
 from phpmq_lite.logs import get_logger, is_quiet
@@ -178,7 +178,7 @@ class Exports:
                 start_new_session=True,  # Ctrl-C is for the broker, which ends it
             )  # fmt: skip
         except OSError as error:
-            raise ExportError(f"the export process does not start: {error}") from error
+            raise ExportError(f"the export process does not start: {os_reason(error)}") from error
         child = _Child(process, self.stalled_s)
         self._all.add(child)
         if self._is_closed:

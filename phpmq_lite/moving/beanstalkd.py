@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, NamedTuple
 from phpmq_lite.client.target import Target
 from phpmq_lite.envelopes.keyed import Outgoing
 from phpmq_lite.envelopes.record import Block, build
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.errors import PhpmqError, os_reason
 
 DEFAULT_PORT: Final = 11_300
 STATES: Final = ("ready", "delayed", "buried", "reserved")  # in the order in which they are moved
@@ -91,7 +91,7 @@ class Beanstalkd:
             self._send(b"".join(command + b"\r\n" for command in commands))
             return [self._read() for _ in commands]
         except OSError as error:
-            raise BeanstalkdError(f"beanstalkd: {error}") from None
+            raise BeanstalkdError(f"beanstalkd: {os_reason(error)}") from None
 
     def expect(self, word: bytes, command: bytes) -> Answer:
         """Send a command that has one good answer."""
@@ -177,7 +177,7 @@ def connect(target: Target) -> Iterator[Beanstalkd]:
     try:
         connection = socket.create_connection((target.host, target.port), _TIMEOUT_S)
     except OSError as error:
-        raise BeanstalkdError(f"beanstalkd at {target}: {error}") from None
+        raise BeanstalkdError(f"beanstalkd at {target}: {os_reason(error)}") from None
     with connection, connection.makefile("rb") as reader:
         yield Beanstalkd(connection.sendall, reader)
 

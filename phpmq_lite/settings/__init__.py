@@ -41,6 +41,7 @@ from phpmq_lite.settings.sections import (
     Ui,
     field,
 )
+from phpmq_lite.settings.wording import explain
 
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 FOLDER_FILE: Final = Path("config.toml")  # in the current folder, where `init` writes it
@@ -276,10 +277,10 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
     lines = []
     for detail in error.errors(include_url=False):
         name = ".".join(map(str, detail["loc"][:2]))
-        wrong = detail["msg"].removeprefix("Value error, ")
         if name not in SETTINGS:  # a rule over a whole section
-            lines.append(f"{name}: {wrong}")
+            lines.append(explain(name, detail))
             continue
+        wrong = explain("it", detail).removeprefix("it: ")
         if BOUNDS.keys() & detail.get("ctx", {}).keys():
             wrong = f"it must be {SETTINGS[name].bounds}"
         lines.append(f"{name} is {detail['input']!r}, {wrong} (from {sources[name]})")

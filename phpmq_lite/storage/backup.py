@@ -22,7 +22,7 @@ from secrets import token_hex
 from time import time_ns
 from typing import Final
 
-from phpmq_lite.errors import DataDamagedError, StorageError, StorageFullError
+from phpmq_lite.errors import DataDamagedError, StorageError, StorageFullError, os_reason
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.durable import (
     PRIVATE_FOLDER,
@@ -129,7 +129,9 @@ class Making:
         except sqlite3.Error as error:
             raise self._refusal(error, limit_s) from error
         except OSError as error:
-            raise StorageError(f"cannot make a backup in {self._folder}: {error}") from error
+            raise StorageError(
+                f"cannot make a backup in {self._folder}: {os_reason(error)}"
+            ) from error
         finally:
             clock.cancel()
 

@@ -49,4 +49,4 @@ def test_settings_take_texts_that_look_like_numbers(run: Run) -> None:
     shown = [settings[name] for name in ("note", "owner", "dead_letter_queue", "pinned")]
     assert shown == ["42", "true", "7", True]
     refused = run("queue", "set", "looks", "max_messages=many", code=4)
-    assert "max_messages: Input should be a valid integer" in refused.stderr
+    assert "max_messages must be a whole number" in refused.stderr

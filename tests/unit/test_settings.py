@@ -163,7 +163,7 @@ def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
         ("queues.on_expire", "history:x", "queues.on_expire is 'history:x', "
          "it must be history, dead_letter or forward:QUEUE"),
         ("log.level", "loud", "log.level is 'loud', "
-         "Input should be 'debug', 'info', 'warning' or 'error'"),
+         "it must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )  # fmt: skip
 def test_wrong_value_is_refused_with_name_bound_and_source(

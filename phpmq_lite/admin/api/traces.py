@@ -124,7 +124,7 @@ def _quoted(text: str) -> str:
 ROUTES: Final = (
     Route(
         "GET", "/api/v1/traces/{trace}", Role.VIEWER, "api-trace", trace,
-        query=FoundIn, gives=FoundOut,
+        query=FoundIn, gives=FoundOut, cli="trace",
     ),
     Route(
         "GET", "/api/v1/completions", Role.VIEWER, "api-completions", completions,

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from phpmq_lite.settings.wording import explain
+
 SUMMARY_BYTES: Final = 2 << 20
 REST: Final = "(others)"  # what the jobs call all queues that found no room
 COUNTS: Final = (
@@ -210,7 +212,7 @@ def read_summary(raw: bytes) -> Summary:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise ValueError(explain(where, first)) from None
 
 
 def _read(raw: bytes) -> object:

@@ -18,7 +18,7 @@ from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.cli.pipeline.sessions import probe
 from phpmq_lite.cli.pipeline.target import Target, target_options
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.errors import PhpmqError, os_reason
 
 _WITHOUT: Final = "exports go through Python: a half to a fifth of the rows/s"
 OPTIONAL: Final = {"adbc-driver-manager": _WITHOUT, "adbc-driver-sqlite": _WITHOUT}
@@ -81,7 +81,9 @@ def _master(master: str) -> Finding:
     try:
         socket.create_connection((parts.hostname or "", parts.port or 7077), timeout=5).close()
     except OSError as error:
-        return Finding("master", BAD, f"{master}: {error}", "is it started, and reachable?")
+        return Finding(
+            "master", BAD, f"{master}: {os_reason(error)}", "is it started, and reachable?"
+        )
     hint = f"every executor needs Python {sys.version_info[0]}.{sys.version_info[1]} and pyarrow"
     return Finding("master", OK, master, hint)
 

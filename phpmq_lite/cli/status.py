@@ -1,0 +1,50 @@
+"""``status``: one broker at a glance."""
+
+import time
+
+import click
+
+from phpmq_lite.admin import formats
+from phpmq_lite.cli.main import ERROR
+from phpmq_lite.cli.node import Node, node_options
+from phpmq_lite.cli.output import output_option, style_of, write_one
+
+
+@click.command()
+@node_options
+@output_option
+def status(node: Node, output: str | None) -> None:
+    """Show whether the broker works, and its figures.
+
+    Exits with 1 if it takes no messages now; `phpmq-lite check ready` is for monitoring.
+    """
+    stats = node.get("/stats")
+    stats["broker"] = str(node.socket or node.url)
+    stats["listeners"] = [one["address"] for one in node.get("/listeners")["items"]]
+    stopped = stats["storing_stopped"] or stats["publishing_stopped"]
+    takes_messages = stats["is_ready"] and not stats["is_draining"] and stopped is None
+    if style_of(output) != "table":
+        write_one(stats, output)
+    else:
+        free, disk = stats["disk_free_bytes"], stats["disk_bytes"]
+        up_ms = int(time.time() * 1_000) - stats["started_at"]
+        write_one(
+            {
+                "broker": f"phpmq-lite {stats['version']} on {stats['broker']}",
+                "state": "ready" if takes_messages else stopped or stats["step"],
+                "running for": formats.duration(up_ms),
+                "listeners": ", ".join(stats["listeners"]),
+                "queues": f"{stats['queues']:,}",
+                "messages": f"{stats['ready']:,} ready, {stats['dispatched']:,} dispatched, "
+                f"{stats['dead']:,} dead letters",
+                "clients": f"{stats['clients']:,} connected, {stats['consumers']:,} consumers",
+                "rates": f"{stats['published_per_s']:,.1f} published/s, "
+                f"{stats['acked_per_s']:,.1f} acknowledged/s",
+                "database": f"{formats.size(stats['database_bytes'])}, "
+                f"log {formats.size(stats['wal_bytes'])}",
+                "disk": f"{formats.size(free)} of {formats.size(disk)} free",
+            },
+            output,
+        )
+    if not takes_messages:
+        click.get_current_context().exit(ERROR)
