@@ -126,12 +126,27 @@ async def test_nobody_connected_says_where_the_broker_listens(
     _, page = await browser.get("/clients")
     assert f"127.0.0.1:{broker.port}" in page
     assert "docker run -p" in page
+    assert "PhpmqListener" not in page  # in the header neither
 
 
 @pytest.mark.parametrize("number", ["999", "x", "0", "9" * 30])
 async def test_client_that_never_was_is_not_there(browser: Pages, number: str) -> None:
     assert (await browser.get(f"/clients/{number}"))[0] == 404
     assert (await browser.get(f"/api/v1/clients/{number}"))[0] == 404
+
+
+async def test_message_receipt_of_an_earlier_revision_is_named_in_log_and_page(
+    broker: Running, browser: Pages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """R18: 005 with two packets."""
+    reader, writer = await asyncio.open_connection(broker.host, broker.port)
+    writer.write(b"H0100502P01%029dFooP03%029dx" % (3, 1))
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    said = "with 2 packets 005 was the message receipt of an earlier revision"
+    assert said in (await browser.get("/clients?state=errors"))[1]
+    assert said in "".join(capfd.readouterr())
 
 
 async def test_frame_is_explained_from_the_page_of_a_connection(
