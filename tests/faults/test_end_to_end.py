@@ -1,0 +1,23 @@
+"""A broker from outside against a ledger; see ``end_to_end.py``, which searches longer."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.shim import IS_AVAILABLE
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
+]
+
+
+@pytest.mark.timeout(900)
+def test_broker_keeps_its_promises_from_end_to_end(figure: Callable[[str], None]) -> None:
+    """It is a program of its own: the process that brokers are forked off needs the shim."""
+    command = [sys.executable, "-m", "tests.faults.end_to_end", "--examples", "6"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    figure(done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[-500:])
+    assert done.returncode == 0, done.stdout + done.stderr
