@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from phpmq_lite.admin.formats import Piece, pieces
+from phpmq_lite.admin.formats import HIDDEN_RUN, Piece, pieces
 
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
 HEX_BYTES: Final = 64 * 1024  # of the body shown as hex
@@ -23,6 +23,7 @@ _COLOURED: Final = 4_000  # tokens with a colour of their own
 
 _MARKS: Final = frozenset("{}[]:,")
 _SPACE: Final = re.compile(r"[ \t\r\n]+")
+_URN: Final = re.compile(rb'^\s*\{\s*"(?:job|urn)"\s*:\s*"([^"\\]+)"')
 _TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+)', re.DOTALL)
 
 
@@ -84,6 +85,39 @@ def preview(content: bytes | None, size: int) -> list[Piece]:
     if text is None:
         return [Piece(content[:40].hex(" "), "hex")]
     return pieces(_SPACE.sub(" ", text)[:PREVIEW_CHARACTERS].strip())
+
+
+def preview_envelope(content: bytes | None, size: int) -> list[Piece]:
+    """Show a body in one line: the URN and the data of an envelope, else as ``preview`` does."""
+    urn = _URN.search(content or b"")
+    data = preview_data(content, size) if urn else []
+    if urn is None or not data:
+        return preview(content, size)
+    return [*pieces(urn[1].decode(errors="replace") + " "), *data]
+
+
+def preview_data(content: bytes | None, size: int) -> list[Piece]:
+    """Show the beginning of an envelope's ``data`` in one line; empty where it is not found.
+
+    ``content`` may be the beginning of the body only.
+    """
+    text = None if content is None else decode(content, is_whole=len(content) >= size)
+    if not text or not text.lstrip().startswith("{"):
+        return []
+    depth, found, is_data = 0, "", False
+    words: list[str] = _TOKEN.findall(text)
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word in ("}", "]"):
+            depth -= 1
+        if is_data:
+            found += readable(word) + (" " if word in (",", ":") else "")
+            if (depth == 1 and word not in (":", "{", "[")) or len(found) > PREVIEW_CHARACTERS:
+                break
+        elif depth == 1 and after == ":" and word == '"data"':
+            is_data = True
+        if word in ("{", "["):
+            depth += 1
+    return pieces(found.removeprefix(": ")[:PREVIEW_CHARACTERS])
 
 
 def show(content: bytes, size: int, wanted: str | None) -> ShownBody:
@@ -158,7 +192,9 @@ def prettify(text: str) -> list[Piece] | None:
 
 
 def grow(text: str) -> tuple[Branch, bool]:
-    """Make a tree of valid JSON, every token as sent; also tell whether nothing is left out.
+    """Return a tree of valid JSON, and whether nothing is left out.
+
+    Numbers are as sent; texts are readable, without the escapes that JSON does not need.
 
     It walks over the tokens, so that depth costs no stack.
     """
@@ -182,7 +218,9 @@ def grow(text: str) -> tuple[Branch, bool]:
         elif after == ":":
             key = word
         else:
-            made = Branch(pieces(key, "key") if key else [], [], word if word in "{[" else "")
+            made = Branch(
+                pieces(readable(key), "key") if key else [], [], word if word in "{[" else ""
+            )
             key = ""
             left -= 1
             if not stack:
@@ -202,7 +240,27 @@ def grow(text: str) -> tuple[Branch, bool]:
     return root, is_whole
 
 
+def readable(word: str) -> str:
+    r"""Return a token of JSON without the escapes that it does not need: ``\u00fc``, ``\/``.
+
+    What is hidden, and half a surrogate pair, stays escaped.
+    """
+    if "\\" not in word or not word.startswith('"'):
+        return word
+    try:
+        text = json.dumps(json.loads(word, strict=False), ensure_ascii=False)
+    except ValueError:  # the beginning of a body may be no JSON
+        return word
+    return HIDDEN_RUN.sub(lambda run: "".join(map(_escaped, run[0])), text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else json.dumps(character)[1:-1]
+
+
 def _leaf(word: str) -> list[Piece]:
+    word = readable(word)
     if len(word) <= _LEAF_CHARACTERS:
         return pieces(word, _kind(word, "") if word[:1] not in "{[" else "")
     cut = Piece(f" … {len(word) - _LEAF_CHARACTERS:,} more characters", "dim")

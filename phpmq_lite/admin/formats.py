@@ -14,7 +14,7 @@ _HIDDEN: Final = (
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
     "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_HIDDEN_RUN: Final = re.compile(f"[{_HIDDEN}]+")
+HIDDEN_RUN: Final = re.compile(f"[{_HIDDEN}]+")
 _HIDDEN_OR_BREAK_RUN: Final = re.compile(f"[{_HIDDEN}\t\n]+")
 _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -113,6 +113,12 @@ def visible(text: str) -> str:
     return _HIDDEN_OR_BREAK_RUN.sub(lambda run: "".join(map(escape, run[0])), text)
 
 
+def visible_lines(text: str) -> str:
+    """Write hidden characters as escapes and keep line breaks and tabs; for notes and errors."""
+    text = text.replace("\r\n", "\n")
+    return HIDDEN_RUN.sub(lambda run: "".join(map(escape, run[0])), text)
+
+
 def pieces(text: str, kind: str = "") -> list[Piece]:
     """Cut a text into plain parts and runs of escapes; line breaks and tabs stay.
 
@@ -120,7 +126,7 @@ def pieces(text: str, kind: str = "") -> list[Piece]:
     """
     out: list[Piece] = []
     at = 0
-    for run in _HIDDEN_RUN.finditer(text):
+    for run in HIDDEN_RUN.finditer(text):
         if len(out) >= SPANS_MAX:
             break
         if run.start() > at:
@@ -128,6 +134,6 @@ def pieces(text: str, kind: str = "") -> list[Piece]:
         out.append(Piece("".join(map(escape, run[0])), "esc"))
         at = run.end()
     if at < len(text):
-        rest = _HIDDEN_RUN.sub(lambda run: "".join(map(escape, run[0])), text[at:])
+        rest = HIDDEN_RUN.sub(lambda run: "".join(map(escape, run[0])), text[at:])
         out.append(Piece(rest, kind))
     return out

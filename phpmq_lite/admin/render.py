@@ -49,6 +49,7 @@ def environment(folder: Path) -> jinja2.Environment:
         size=formats.size,
         duration=formats.duration,
         visible=formats.visible,
+        lines=formats.visible_lines,
         state=views.state_name,
         points=polyline,
     )
@@ -56,6 +57,7 @@ def environment(folder: Path) -> jinja2.Environment:
         moment=formats.moment,
         pieces=formats.pieces,
         preview=bodies.preview,
+        preview_data=bodies.preview_data,
         client_name=views.client_name,
         cut=cut,
         meta_search=lambda meta_id: str(of_meta(meta_id)),

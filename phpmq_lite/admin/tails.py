@@ -244,7 +244,9 @@ def row_of(
             "message": message_id,
             "link": link(message_id),
             "size": formats.size(place.size),
-            "preview": "".join(piece.text for piece in bodies.preview(place.preview, place.size)),
+            "preview": "".join(
+                piece.text for piece in bodies.preview_envelope(place.preview, place.size)
+            ),
         }
     return row
 

@@ -19,7 +19,7 @@ from tests.integration.visitors import Visitor
 
 TEMPLATES: Final = Path(__file__).parents[2] / "templates"
 # Filters that write for people; a form would send back what they made of a value.
-DISPLAY: Final = ("visible", "number", "size", "duration", "capitalize", "tojson")
+DISPLAY: Final = ("visible", "lines", "number", "size", "duration", "capitalize", "tojson")
 VALUE: Final = re.compile(
     r"""(?:<(?:input|option|button)\b[^>]*?\bvalue="([^"]*)"|<textarea\b(?:{.*?}|[^>])*>(.*?)</textarea>)""",
     re.DOTALL,

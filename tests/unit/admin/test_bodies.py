@@ -106,14 +106,55 @@ def tokens(branch: bodies.Branch) -> str:
     return value or f"{branch.mark}{inner}{branch.close}"
 
 
-def test_json_opens_as_a_tree_with_every_token_as_sent() -> None:
-    """Big integers and repeated keys stay; what is escaped stays escaped."""
+def test_json_opens_as_a_tree_with_every_value_as_sent() -> None:
+    """Big integers and repeated keys stay; texts lose the escapes that they do not need."""
     content = b'{"n":123456789012345678901234567890,"n":1.0e400,"u":"\\u0041","a":[],"":{"x":[1]}}'
     shown = bodies.show(content, len(content), None)
     assert shown.view == "tree"
     assert shown.tree is not None
-    assert tokens(shown.tree) == content.decode()
+    assert tokens(shown.tree) == content.decode().replace("\\u0041", "A")
     assert [child.count for child in shown.tree.children] == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        (r'"Gr\u00fc\u00dfe"', '"Grüße"'),
+        (r'"a\/b\ud83d\ude00"', '"a/b😀"'),
+        (r'"line\nnext \"q\" \\"', r'"line\nnext \"q\" \\"'),
+        (r'"\u202e\u200b\ud800"', r'"\u202e\u200b\ud800"'),
+        ("1.0e400", "1.0e400"),
+        (r'"no json \x"', r'"no json \x"'),
+    ],
+)
+def test_text_of_a_tree_is_readable(sent: str, shown: str) -> None:
+    assert bodies.readable(sent) == shown
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (
+            '{"job":"urn:a","trace_id":"t","data":{"n":1,"s":"\\u00fc"},"meta":{}}',
+            '{"n": 1, "s": "ü"}',
+        ),
+        ('{"job":"urn:a","data":[1,[2]],"attempts":0}', "[1, [2]]"),
+        ('{"job":"urn:a","data":null}', "null"),
+        ('{"job":"urn:a","meta":{"data":1}}', ""),
+        ('{"job":"urn:a","data":{"cut":"he', '{"cut": he'),
+        ("[1]", ""),
+    ],
+)
+def test_row_of_an_envelope_shows_its_data(content: str, shown: str) -> None:
+    found = bodies.preview_data(content.encode(), len(content.encode()))
+    assert "".join(piece.text for piece in found) == shown
+
+
+def test_tail_shows_urn_and_data_of_an_envelope() -> None:
+    content = b'{"job":"urn:a","trace_id":"t","data":{"n":1}}'
+    found = bodies.preview_envelope(content, len(content))
+    assert "".join(piece.text for piece in found) == 'urn:a {"n": 1}'
+    assert bodies.preview_envelope(b'{"a":1}', 7) == bodies.preview(b'{"a":1}', 7)
 
 
 def test_text_in_json_has_no_tree() -> None:

@@ -86,3 +86,8 @@ def test_pieces_stay_few_for_a_body_of_nothing_but_escapes() -> None:
     found = formats.pieces("a\x01" * 100_000)
     assert len(found) == formats.SPANS_MAX + 1
     assert "".join(piece.text for piece in found) == r"a\x01" * 100_000
+
+
+def test_text_over_several_lines_keeps_its_line_breaks() -> None:
+    text = "Runbook:\r\n\tstep 1 \u202e\nend\x1b"
+    assert formats.visible_lines(text) == "Runbook:\n\tstep 1 \\u202e\nend\\x1b"
