@@ -213,7 +213,7 @@ def test_archive_refuses_other_queues(site: Site) -> None:
     options = ArchiveOptions(connection=None, out=str(site.out), queues=("a", "b"))
     keep_selection(site.files, options)
     keep_selection(site.files, options)
-    with pytest.raises(RefusedError, match="take the same ones"):
+    with pytest.raises(RefusedError, match="take the same one, or another folder"):
         keep_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
 
 
