@@ -103,7 +103,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         secret = await home.token("metrics", "metrics")
         people[Role.METRICS] = await stack.enter_async_context(Visitor(home.url, secret))
         await people[Role.METRICS].get("/metrics")
-        await until(lambda: home.rows("SELECT 1 FROM token WHERE last_used_at > 0"))
+        await until(lambda: bool(home.rows("SELECT 1 FROM token WHERE last_used_at > 0")))
         yield Stage(home, people, tokens, made["ids"][0])
 
 

@@ -72,7 +72,9 @@ class Visitor:
             method, URL(self.base + path, encoded=True), headers=given, allow_redirects=False,
             **more,
         ) as response:  # fmt: skip
-            return Answer(response.status, await response.text(), response.headers.copy())
+            return Answer(
+                response.status, await response.text(errors="replace"), response.headers.copy()
+            )
 
     async def get(self, path: str, **headers: str) -> Answer:
         """Look at a page."""

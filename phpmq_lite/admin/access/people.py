@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
 
 from aiohttp import web
 
@@ -18,10 +18,11 @@ from phpmq_lite.admin.access.identity import (
     identity_of,
     identity_of_token,
     leave_entry,
+    may_use,
 )
 from phpmq_lite.admin.access.sessions import LOGIN
 from phpmq_lite.admin.context import context_of
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.accounts import Session, Token, User
 
@@ -64,6 +65,27 @@ def check_sees_all(request: web.Request) -> None:
             403, "foreign_queue", f"{identity.actor!r} is limited to some queues, and cannot make "
             "or change users, tokens and sessions.", bound=", ".join(identity.queues),
         )  # fmt: skip
+
+
+Account = TypeVar("Account", User, Token)
+
+
+def visible(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
+    """Return users or tokens by name, without those for queues that the caller may not use."""
+    seen = (one for one in accounts if all(may_use(request, glob) for glob in one.queues))
+    return sorted(seen, key=lambda one: one.name)
+
+
+def visible_user(request: web.Request, name: str) -> User:
+    """Return a user by name.
+
+    Raises:
+        Problem: 404 if there is none, or none that the caller may see.
+    """
+    user = context_of(request).entrance.accounts.user_named(name)
+    if not visible(request, [user]):
+        raise not_found("user", name)
+    return user
 
 
 def check_name(name: str) -> str:

@@ -10,6 +10,7 @@ from phpmq_lite.admin.access.identity import (
     entry_of,
     identity_of,
     leave_entry,
+    may_use,
 )
 from phpmq_lite.admin.acting import pipeline
 from phpmq_lite.admin.context import context_of
@@ -163,7 +164,17 @@ async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:
-    check_queue_right(request, row.queue or "", "subscription")
+    """Refuse a subscription of a foreign queue, without its name: the caller named none.
+
+    Raises:
+        Problem: 403.
+    """
+    if not may_use(request, row.queue or ""):
+        identity = identity_of(request)
+        raise Problem(
+            403, "foreign_queue", f"{identity.actor!r} may not use the queue of the subscription "
+            f"{row.name!r}.", field="subscription", bound=", ".join(identity.queues),
+        )  # fmt: skip
 
 
 _CLAIMS: Final = "/api/v1/pipeline/claims"

@@ -72,8 +72,8 @@ class TokensOut(BaseModel):
 
 def tokens_out(request: web.Request) -> list[TokenOut]:
     """Give all tokens by name, without their secrets."""
-    known = context_of(request).entrance.accounts.tokens
-    return [TokenOut.of(token) for token in sorted(known.values(), key=lambda one: one.name)]
+    known = context_of(request).entrance.accounts.tokens.values()
+    return [TokenOut.of(token) for token in people.visible(request, known)]
 
 
 async def tokens(request: web.Request) -> web.StreamResponse:

@@ -70,9 +70,9 @@ class UsersOut(BaseModel):
 
 
 def users_out(request: web.Request) -> list[UserOut]:
-    """Give all users by name."""
-    known = context_of(request).entrance.accounts.users
-    return [UserOut.of(known[name]) for name in sorted(known)]
+    """Return the users by name, without those of queues that the caller may not use."""
+    known = context_of(request).entrance.accounts.users.values()
+    return [UserOut.of(user) for user in people.visible(request, known)]
 
 
 async def users(request: web.Request) -> web.StreamResponse:
@@ -90,7 +90,8 @@ async def add(request: web.Request) -> web.StreamResponse:
 
 async def user(request: web.Request) -> web.StreamResponse:
     """Give one user."""
-    return as_json(UserOut.of(_named(request)))
+    name = decode_name(request.match_info["name"])
+    return as_json(UserOut.of(people.visible_user(request, name)))
 
 
 async def change(request: web.Request) -> web.StreamResponse:

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.access.identity import entry_of
+from phpmq_lite.admin.access.identity import check_queue_right, entry_of
 from phpmq_lite.admin.acting import bulk, commands, ladder
 from phpmq_lite.admin.acting.flash import back, leave
 from phpmq_lite.admin.acting.forms import Form, form_of
@@ -59,6 +59,7 @@ async def send_test(request: web.Request) -> web.StreamResponse:
     """Publish a first message, to see one."""
     context = context_of(request)
     content = json.dumps({"hello": "world", "sent_at": context.now_ms()})
+    check_queue_right(request, TEST_QUEUE)
     entry = entry_of(request, target=TEST_QUEUE)
     ids = await commands.publish(context, entry, TEST_QUEUE, [(content.encode(), None)])
     raise web.HTTPSeeOther(context.urls.to("message", id=ids[0]))

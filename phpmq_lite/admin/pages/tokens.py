@@ -39,7 +39,7 @@ async def _list(
         request,
         "tokens.html",
         status=problem.status if problem else 200,
-        tokens=sorted(accounts.tokens.values(), key=lambda token: token.name),
+        tokens=people.visible(request, accounts.tokens.values()),
         form=form,
         problem=problem,
         made=made,

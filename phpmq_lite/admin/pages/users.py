@@ -35,7 +35,7 @@ async def _list(
         request,
         "users.html",
         status=problem.status if problem else 200,
-        users=sorted(accounts.users.values(), key=lambda user: user.name),
+        users=people.visible(request, accounts.users.values()),
         form=form,
         problem=problem,
         roles=people.ROLES,
@@ -71,7 +71,8 @@ def _named(request: web.Request) -> User:
 
 async def user(request: web.Request) -> web.StreamResponse:
     """One user: rights, password, sessions, removal."""
-    return await _one(request, _named(request))
+    name = decode_name(request.match_info["name"])
+    return await _one(request, people.visible_user(request, name))
 
 
 async def _one(request: web.Request, user: User, problem: Problem | None = None) -> web.Response:

@@ -1,0 +1,375 @@
+"""Each route of the table, asked by callers who are limited to some queues, about a foreign queue.
+
+Reading must not show anything of it, writing must not change anything of it.  A new route is in the
+walk from its first day; one that writes needs a row in ``ABOUT``.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.admin import arrow
+from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.client import connect
+from phpmq_lite.client.aio import Client
+from tests.integration.test_pipeline_api import stream
+from tests.integration.test_route_matrix import NOT_COMPARED, STREAMS
+from tests.integration.visitors import House, Visitor, house, until
+from tests.unit.admin.insights.cases import summary
+
+FOREIGN = "vault-4711"
+SECRETS = re.compile(rf"canary-\w+|{FOREIGN}")
+PASSWORD = "correct horse battery"
+NOW = 1_790_000_000_000
+BODY = {"name": FOREIGN, "content": "{}", "queue": FOREIGN, "target": FOREIGN, "create": True}
+
+# What each writing route is asked about the foreign queue; {id}, {token}, … are filled in.  None:
+# it is about the caller or about nothing of a queue, and the reason stands beside it.
+ABOUT: dict[str, list[dict[str, Any]] | None] = {
+    "queues-act": [{"queue": FOREIGN, "action": each} for each in ("pause", "resume", "purge")],
+    "queue-pause": [{"side": "delivery"}],
+    "queue-resume": [{"side": "delivery"}],
+    "queue-purge": [{"confirm": FOREIGN}],
+    "queue-move": [{"target": "mine", "confirm": FOREIGN}],
+    "queue-redrive": [{"target": "mine", "confirm": FOREIGN}],
+    "queue-remove": [{"confirm": FOREIGN}],
+    "test-message": [{"queue": FOREIGN}],
+    "selection-new": [{"q": f"queue:{FOREIGN}", "action": "delete"}],
+    "selection-apply": [{"action": "delete", "confirm": "1"}],
+    "bulk-cancel": [{}],
+    "undo": [{}],
+    "publish-send": [
+        {"queue": FOREIGN, "body": "x", "kind": "text", "count": "1"},
+        {
+            "queue": FOREIGN,
+            "body": "x",
+            "kind": "text",
+            "do": "save",
+            "template": "canary-template",
+        },
+        {"queue": "mine", "body": "x", "kind": "text", "do": "save", "template": "canary-template"},
+    ],
+    "template-forget": [{"template": "canary-template"}],
+    "message-edit": [{"queue": "mine", "body": "x", "kind": "text", "count": "1"}],
+    "schemas-check": None,  # checks a document of the caller's
+    "messages-act": [{"ids": "{id}", "action": each} for each in ("delete", "requeue")],
+    **{
+        f"message-{verb}": [{"confirm": "#", "target": "mine"}]
+        for verb in ("requeue", "release", "move", "delete", "redrive", "restore", "erase")
+    },
+    "queue-settings": [{"max_deliveries": "1"}, {"reset": "max_deliveries"}],
+    "view-save": [
+        {"name": "canary-view", "remove": "1"},
+        {"name": "canary-view", "q": "queue:mine"},
+        {"name": "new", "q": f"queue:{FOREIGN}"},
+    ],
+    "insights-release": [{"subscription": "canary-subscription", "confirm": "canary-subscription"}],
+    "system-drain": [{"name": "localhost", "reason": "x"}],
+    "restart-dismiss": None,  # takes away a notice that names no queue
+    "backup-make": [{}],
+    "scrub-start": [{}],
+    "scrub-stop": [{}],
+    "clock-decide": [{"decision": "trust"}],
+    "client-label": None,  # of an address
+    "client-disconnect": [{"reason": "x"}],
+    "user-add": [{"name": "evil", "password": PASSWORD, "role": "admin", "queues": ""}],
+    "user-rights": [{"role": "admin", "queues": ""}],
+    "user-password": [{"password": PASSWORD}],
+    "user-remove": [{"typed": "ann"}],
+    "token-add": [{"name": "evil", "role": "admin", "queues": "", "days": ""}],
+    "token-remove": [{}],
+    "session-end": [{}],
+    "log-in": None,
+    "logout": None,
+    "set-up": None,  # about the caller
+    "account-password": None,
+    "account-end": None,
+    "api-queue-create": [{}],
+    "api-queue-configure": [{"max_deliveries": 1}],
+    "api-queue-remove": [{}],
+    "api-purge": [{"confirm": FOREIGN}],
+    "api-pause": [{"side": "delivery"}],
+    "api-resume": [{"side": "delivery"}],
+    "api-publish": [{"content": "x"}],
+    "api-message-requeue": [{}],
+    "api-message-release": [{}],
+    "api-message-move": [{"target": "mine"}],
+    "api-message-delete": [{"dispatched": True}],
+    "api-message-redrive": [{"target": "mine"}],
+    "api-message-restore": [{}],
+    "api-message-erase": [{"confirm": "x"}],
+    "api-message-edit": [{"content": "x", "queue": "mine"}],
+    "api-redrive": [{"target": "mine"}],
+    "api-schema-check": None,  # checks a document of the caller's
+    "api-import": [{"messages": [{"queue": FOREIGN, "content": "x"}]}],
+    "api-selection-make": [{"q": f"queue:{FOREIGN}"}],
+    "api-bulk-start": [{"token": "{token}", "action": "delete"}],
+    "api-bulk-cancel": [{}],
+    "api-undo": [{}],
+    "api-define": [
+        {"queues": {FOREIGN: {"max_deliveries": 1}}},
+        {"queues": {"mine2": {"on_expire": f"forward:{FOREIGN}"}}},
+        {"queues": {"mine2": {"dead_letter_queue": FOREIGN}}},
+        {"templates": {"canary-template": {"queue": "mine"}}},
+        {"views": {"canary-view": {"q": "queue:mine"}}},
+    ],
+    "api-clock-decide": [{"decision": "trust"}],
+    "api-backup": [{}],
+    "api-scrub-start": [{}],
+    "api-scrub-stop": [{}],
+    "api-client-disconnect": [{}],
+    "api-user-add": [{"name": "evil", "password": PASSWORD, "role": "admin", "queues": []}],
+    "api-user-change": [{"role": "viewer"}],
+    "api-user-remove": [{}],
+    "api-token-add": [{"name": "evil", "role": "admin", "queues": []}],
+    "api-token-remove": [{}],
+    "api-session-end": [{}],
+    "api-claims-claim": [
+        {"subscription": "new", "queue": FOREIGN},
+        {"subscription": "canary-subscription", "queue": "mine"},
+    ],
+    "api-claims-ack": [{"subscription": "canary-subscription", "upto": 9}],
+    "api-claims-release": [{"subscription": "canary-subscription", "forget": True}],
+    "api-stage": [{}],
+    "api-publish-staged": [
+        {"app_id": "new", "version": 1, "tokens": ["canary-staged"]},
+        {"app_id": "canary-app", "version": 9, "tokens": []},
+    ],
+    "api-unstage": [{"tokens": ["canary-staged"]}],
+    "api-app-id-transfer": [{"app_id": "canary-app", "owner": None}],
+    "api-insights-put": [{}],
+}
+
+
+@dataclass
+class Scene:
+    """A broker with everything in a foreign queue, and three limited programs."""
+
+    home: House
+    limited: dict[Role, Visitor]
+    places: list[dict[str, str]]  # what stands in paths: of foreign things, for each message
+    client: Client
+
+    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Return all rows that a request can change."""
+        names = self.home.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        return {
+            name: self.home.rows(f"SELECT * FROM {name}")
+            for (name,) in names
+            if name not in NOT_COMPARED
+        }
+
+
+@pytest.fixture
+def globs() -> tuple[str, ...]:
+    """Return the queues of the limited programs."""
+    return ("mine*",)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, globs: tuple[str, ...]) -> AsyncIterator[Scene]:
+    async with house(tmp_path / "data") as home, AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connect(home.broker.host, home.broker.port))
+        held = await stack.enter_async_context(client.consume(FOREIGN, credit=1))
+        await home.add("ann")
+        messages = await _fill(home)
+        await anext(held)
+        tokens = {
+            role: await home.token(f"limited-{role}", str(role), *globs)
+            for role in (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
+        }
+        await home.token("foreign", "operator", FOREIGN)
+        limited = {
+            role: await stack.enter_async_context(Visitor(home.url, secret))
+            for role, secret in tokens.items()
+        }
+        boss = await stack.enter_async_context(Visitor(home.url, await home.token("boss", "admin")))
+        places = await _work(home, boss, messages)
+        for visitor in limited.values():
+            await visitor.get("/api/v1/clock")
+        await until(
+            lambda: (
+                not home.rows(
+                    "SELECT 1 FROM token WHERE name LIKE 'limited-%' AND last_used_at IS NULL"
+                )
+            )
+        )
+        yield Scene(home, limited, places, client)
+
+
+async def _fill(home: House) -> list[str]:
+    """Publish to the foreign queue: held, ready, deleted, dead and with an envelope."""
+    content: dict[str, Any] = {
+        "job": "urn:canary-urn:x:y",
+        "trace_id": "canary-trace",
+        "data": {"a": "canary-body"},
+    }
+    content |= {"meta": {"id": "canary-id", "queue": FOREIGN, "schema_version": 1}, "attempts": 0}
+    many = [{"content": json.dumps(content)}] * 4
+    ids: list[str] = (await home.control("POST", f"/queues/{FOREIGN}/messages", many))["ids"]
+    dead = content | {"dead_letter": {"reason": "failed", "error": "canary-error 5",
+                                      "original_queue": FOREIGN}}  # fmt: skip
+    asked = {"content": json.dumps(dead)}
+    ids += (await home.control("POST", f"/queues/{FOREIGN}.dlq/messages", asked))["ids"]
+    await home.control("POST", f"/messages/{ids[2]}/delete", {})
+    await home.control("POST", "/queues/mine/messages", {"content": "own"})
+    await home.control("POST", "/queues/mine.dlq/messages", {"content": "own"})
+    return ids
+
+
+async def _work(home: House, boss: Visitor, messages: list[str]) -> list[dict[str, str]]:
+    """Leave what people and Spark leave about the foreign queue; return what paths name."""
+    made = [
+        json.loads((await boss.call("POST", "/selections", {"q": f"queue:{FOREIGN}"})).text)
+        for _ in range(2)
+    ]
+    asked: dict[str, Any] = {"token": made[0]["token"], "action": "requeue"}
+    asked |= {"reason": "canary-reason"}
+    job = json.loads((await boss.call("POST", "/bulk", asked)).text)
+    claim: dict[str, Any] = {"subscription": "canary-subscription", "queue": FOREIGN}
+    assert (
+        await boss.call("POST", "/pipeline/claims/claim", claim | {"max_messages": 1})
+    ).status == 200
+    staged = await boss.ask(
+        "POST", "/api/v1/pipeline/stage?token=canary-staged", {"Content-Type": arrow.MEDIA},
+        data=stream((FOREIGN, "canary-body", None)),
+    )  # fmt: skip
+    assert staged.status == 200
+    asked = {"app_id": "canary-app", "version": 1, "tokens": []}
+    assert (await boss.call("POST", "/pipeline/publish", asked)).status == 200
+    document = json.loads(json.dumps(summary(NOW)).replace('"orders"', f'"{FOREIGN}"'))
+    assert (await boss.call("PUT", "/pipeline/insights", document)).status == 204
+    template = {"queue": FOREIGN, "body": "canary-body"}
+    saved = {
+        "templates": {"canary-template": template},
+        "views": {"canary-view": {"q": f"queue:{FOREIGN}"}},
+    }
+    assert (await boss.call("PUT", "/definitions", saved)).status == 200
+    clients = json.loads((await boss.get("/api/v1/clients?state=open")).text)["items"]
+    known = {
+        "q": FOREIGN, "trace": "canary-trace", "urn": "urn:canary-urn:x:y", "name": "ann",
+        "client": str(clients[0]["client"]), "job": str(job["job"]), "n": "1",
+        "token": made[1]["token"],
+    }  # fmt: skip
+    return [known | {"id": each} for each in messages]
+
+
+def _path(route: Route, places: dict[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: places[found[1]], route.path)
+
+
+def _roles(route: Route, scene: Scene) -> list[tuple[Role, Visitor]]:
+    return [(role, who) for role, who in scene.limited.items() if role.may(route.role)]
+
+
+QUERIES = (
+    "format=json", f"q=queue:{FOREIGN}", f"queue={FOREIGN}", "q=canary-body", f"target={FOREIGN}",
+    "subscription=canary-subscription", "tab=claims&format=json", "template=canary-template",
+    f"topic=queue:{FOREIGN}", "subscription=canary-subscription&lo=0&hi=9", "process=1",
+)  # fmt: skip
+
+
+async def _shown(scene: Scene) -> set[tuple[str, str, str, str]]:
+    """Return what each route shows of the foreign queue: route, role, query, text."""
+    found = set()
+    for route in ROUTES:
+        if route.is_writing or route.name in STREAMS:
+            continue
+        for role, who in _roles(route, scene):
+            for places in scene.places if "{id}" in route.path else scene.places[:1]:
+                is_asked = role is Role.VIEWER or "{id}" in route.path
+                for query in ("", *(() if is_asked else QUERIES)):
+                    path = _path(route, places) + (f"?{query}" if query else "")
+                    answer = await who.get(path)
+                    shown = set(SECRETS.findall(answer.text)) - set(SECRETS.findall(path))
+                    found |= {(route.name, str(role), query, each) for each in shown}
+    return found
+
+
+async def _changed(scene: Scene) -> list[tuple[str, str, dict[str, Any], int, list[str]]]:
+    """Return what each writing route changes: route, role, what was asked, status, tables."""
+    before, found = scene.everything(), []
+    for route in ROUTES:
+        if not route.is_writing:
+            continue
+        for role, who in _roles(route, scene):
+            for about in ABOUT[route.name] or ():
+                for places in scene.places if "{id}" in route.path else scene.places[:1]:
+                    status = await _send(who, route, about, places)
+                    after = scene.everything()
+                    changed = [name for name in after if after[name] != before[name]]
+                    if changed or status >= 500:
+                        found.append((route.name, str(role), about, status, changed))
+                    before = after
+    return found
+
+
+async def test_reading_shows_limited_callers_nothing_of_a_foreign_queue(scene: Scene) -> None:
+    assert "\n".join(map(str, sorted(await _shown(scene)))) == ""
+
+
+async def test_writing_changes_nothing_of_a_foreign_queue(scene: Scene) -> None:
+    assert "\n".join(map(str, await _changed(scene))) == ""
+
+
+@pytest.mark.parametrize("globs", [("mine*", f"{FOREIGN}*")])
+async def test_walk_finds_what_a_caller_with_the_right_may_do(scene: Scene) -> None:
+    """The control: the same requests show and change much once the queue is not foreign."""
+    shown = {route for route, *_ in await _shown(scene)}
+    found = [(one, set(tables) - {"client"}) for one, *_, tables in await _changed(scene)]
+    changed = {route for route, tables in found if tables}
+    assert (len(shown) >= 40, len(changed) >= 20) == (True, True), (shown, changed)
+
+
+async def test_reading_answers_the_same_about_a_foreign_queue_and_one_that_is_not_there(
+    scene: Scene,
+) -> None:
+    """The status would tell which queues, messages and jobs there are."""
+    absent = {
+        "q": "nowhere-1234", "id": "f" * 32, "trace": "nothing", "urn": "urn:a:b:c",
+        "job": "999999", "token": "x", "client": "999999", "name": "nobody-here", "n": "999999",
+    }  # fmt: skip
+    known = {"client", "name", "n"}  # no queues: whoever may look at all may look at these
+    different = []
+    for route in ROUTES:
+        places = set(re.findall(r"\{(\w+)\}", route.path))
+        if route.is_writing or route.name in STREAMS or not places or places & known:
+            continue
+        for role, who in _roles(route, scene):
+            there = (await who.get(_path(route, scene.places[0]))).status
+            gone = (await who.get(_path(route, absent))).status
+            if there != gone:
+                different.append((route.name, str(role), there, gone))
+    assert "\n".join(map(str, different)) == ""
+
+
+async def _send(who: Visitor, route: Route, about: dict[str, Any], places: dict[str, str]) -> int:
+    path = _path(route, places)
+    filled = {
+        key: _path_of(value, places) if isinstance(value, str) else value
+        for key, value in about.items()
+    }
+    if not route.is_api:
+        return (await who.ask(route.method, path, data=filled)).status
+    if route.media == arrow.MEDIA:
+        raw = stream((FOREIGN, "x", None))
+        path += "?token=evil"
+        return (await who.ask(route.method, path, {"Content-Type": arrow.MEDIA}, data=raw)).status
+    if route.name == "api-insights-put":
+        return (await who.ask(route.method, path, json=summary(NOW + 1))).status
+    return (await who.ask(route.method, path, json=filled)).status
+
+
+def _path_of(text: str, places: dict[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: places[found[1]], text)
+
+
+def test_every_writing_route_says_what_it_is_asked_about() -> None:
+    assert {route.name for route in ROUTES if route.is_writing} == ABOUT.keys()
