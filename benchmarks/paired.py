@@ -1,0 +1,68 @@
+"""Compare two checkouts with `phpmq-lite bench`, in turns, so that noise meets both alike.
+
+    python benchmarks/paired.py BEFORE AFTER --rounds 12
+
+BEFORE and AFTER are the Python interpreters of two virtual environments, each with one version of
+the package installed.  Every round runs the same workloads with both, in an order that alternates,
+and gives one ratio per figure.  Rates and latencies move by a factor of two on a shared machine
+within minutes; processor time per message is what noise disturbs least.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+WORKLOADS = "publish,flow,latency"
+
+
+def measure(python: str, seconds: float, folder: str) -> dict[str, float]:
+    """Run the benchmark once; return each figure by name."""
+    command = [
+        python, "-m", "phpmq_lite", "bench", "--workloads", WORKLOADS, "--seconds", str(seconds),
+        "--data", ".", "-o", "json",
+    ]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    return dict(_figures(json.loads(done.stdout)))
+
+
+def _figures(report: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for rate in report["rates"]:
+        name = rate["workload"]
+        yield f"{name}, messages/s", rate["per_second"]
+        cpu_s = rate["load"]["broker"] * rate["seconds"]
+        yield f"{name}, processor time of the broker per message", cpu_s / rate["messages"]
+    for name in ("receive_ms", "receipt_ms"):
+        yield f"latency, {name} p50", report["latency"][name]["p50"]
+
+
+def main() -> None:
+    """Print the median ratio AFTER / BEFORE of every figure, with its quartiles."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("before")
+    parser.add_argument("after")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    ratios: dict[str, list[float]] = {}
+    for number in range(options.rounds):
+        pair = [options.before, options.after]
+        found = {}
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            for python in pair if number % 2 == 0 else reversed(pair):
+                found[python] = measure(python, options.seconds, folder)
+        for name, value in found[options.after].items():
+            if found[options.before].get(name):
+                ratios.setdefault(name, []).append(value / found[options.before][name])
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+    for name, values in ratios.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        print(f"{name}: {middle:.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
