@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from secrets import token_hex
-from typing import Final
 
 from aiohttp import web
 
@@ -20,14 +19,17 @@ from phpmq_lite.admin.access.identity import ROUTE, begin_entry, set_identity
 from phpmq_lite.admin.access.proxies import as_browser_sent
 from phpmq_lite.admin.access.refusals import MINUTE_MS
 from phpmq_lite.admin.access_log import note_answer
+from phpmq_lite.admin.answers import deliver
 from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of, status_of
 from phpmq_lite.admin.doors import door_of
 from phpmq_lite.admin.health import is_started
-from phpmq_lite.admin.problems import Problem, problem_of
+from phpmq_lite.admin.http_memory import FREE_BYTES
+from phpmq_lite.admin.problems import Problem, forget_frames, problem_of
 from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
 from phpmq_lite.admin.requests import check_encoding, check_path
 from phpmq_lite.admin.route import Handler, Route
 from phpmq_lite.admin.routes import ROUTES, paths, register
+from phpmq_lite.admin.uploads import check_length, release
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.errors import StorageError
 from phpmq_lite.logs import get_logger, is_quiet
@@ -37,8 +39,6 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.browse import Browser
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.search import SLICE_LIMIT_S, Search
-
-_HEAD_ROOM: Final = 1 << 20  # of a request around the content in base64
 
 _log = get_logger(__name__)
 
@@ -68,8 +68,15 @@ def create_app(
     static = render.Static(folder / "static")
     urls = Urls(settings.admin.base_path, paths(), static.version)
     app = web.Application(
-        middlewares=[_see_through_proxies, _observe, _guard_host, _answer_problems, _identify],
-        client_max_size=settings.limits.max_content * 4 // 3 + _HEAD_ROOM,
+        middlewares=[
+            _see_through_proxies,
+            _account,
+            _observe,
+            _guard_host,
+            _answer_problems,
+            _identify,
+        ],
+        client_max_size=FREE_BYTES,  # nothing is read past uploads.py
     )
     app[CONTEXT] = Context(
         engine=engine,
@@ -143,6 +150,15 @@ async def _see_through_proxies(request: web.Request, handler: Handler) -> web.St
 
 
 @web.middleware
+async def _account(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Send a large answer piece by piece; at its end give back the memory of the request."""
+    try:
+        return await deliver(request, await handler(request))
+    finally:
+        release(request)
+
+
+@web.middleware
 async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request an id, take the time, count the answer."""
     request[REQUEST_ID] = token_hex(8)
@@ -179,6 +195,7 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         if problem is None:
             _log_failure("request_failed", request)
             problem = Problem(500, "internal", "The broker could not make this page.")
+        forget_frames(error)
         return await _shown(request, problem)
 
 
@@ -233,6 +250,7 @@ def _check_asked(request: web.Request, route: Route) -> None:
     gate.check_role(request, route)
     check_path(request)
     check_encoding(request)
+    check_length(request)
 
 
 def _check_started(request: web.Request, route: Route) -> None:

@@ -14,6 +14,7 @@ from phpmq_lite.admin.access.sessions import Sessions
 from phpmq_lite.admin.acting.store import Acting
 from phpmq_lite.admin.doors import Doors
 from phpmq_lite.admin.http_figures import HttpFigures
+from phpmq_lite.admin.http_memory import HttpMemory
 from phpmq_lite.admin.insights.file import SummaryFile
 from phpmq_lite.admin.labels import Labels
 from phpmq_lite.admin.route import Route
@@ -105,11 +106,13 @@ class Context:
     uploads: FairSlots = field(default_factory=lambda: FairSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # what the pipeline's jobs found out
     exports: Exports = field(init=False)  # to Arrow, in processes of their own
+    memory: HttpMemory = field(init=False)  # of large requests and answers
     acting: Acting = field(init=False)  # selections, bulk work, what can be taken back
 
     def __post_init__(self) -> None:
         """Make what needs the clock or the data folder."""
         self.doors = Doors.of(self.settings)
+        self.memory = HttpMemory(int(self.settings.limits.http_memory))
         self.acting = Acting(self.now_ms)
         self.summaries = SummaryFile(self.settings.data)
         self.exports = Exports(self.readers.path, passed=lambda: self.engine.figures.bytes_in)

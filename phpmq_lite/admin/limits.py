@@ -34,6 +34,8 @@ class Http:
     places: int = 1
     busiest: int = 0  # connections of one address
     turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
+    memory_bytes: int = 0  # of large requests and answers
+    memory_reached: int = 0  # times
     head_s: int = 10  # for the head of a request
     ended: int = 0  # connections, for being slow
     streams: int = 0
@@ -92,6 +94,8 @@ def http_of(context: Context) -> Http:
         places=doors.gate.places,
         busiest=doors.gate.busiest,
         turned_away=doors.gate.refused,
+        memory_bytes=context.memory.used,
+        memory_reached=context.memory.reached,
         head_s=round(doors.patience.head_s),
         ended=doors.ended.total(),
         streams=live.streams,
@@ -215,6 +219,11 @@ def _of_admin(settings: Settings, http: Http) -> Iterator[Limit]:
         "http_connections_per_address", "Of one address", most.http_connections_per_address,
         _CLOSED, http.busiest, turned_away.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.http_connections_per_address",
+    )  # fmt: skip
+    yield Limit(
+        "http_memory", "Large requests and answers", most.http_memory,
+        "the slowest is ended, others are refused: 429, 503",
+        http.memory_bytes, http.memory_reached, "limits.http_memory", "bytes",
     )  # fmt: skip
     yield Limit(
         "http_slow", "A request begun", http.head_s, "408 and closed; so is a slow body",

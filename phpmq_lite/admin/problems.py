@@ -1,6 +1,7 @@
 """What can go wrong with a request, as one exception, and as ``application/problem+json``."""
 
 from http import HTTPStatus
+from traceback import clear_frames
 from typing import Any, Final
 
 from aiohttp import web
@@ -82,6 +83,19 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
             "request_id": request_id,
         }
         return {key: value for key, value in members.items() if value is not None}
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop what the functions that an error left had in memory, as a body of 64 MiB.
+
+    An error that its handler has in a variable is a cycle: all of it would stay until the next look
+    for garbage.
+    """
+    at: BaseException | None = error
+    while at is not None:
+        clear_frames(at.__traceback__)
+        at.__traceback__ = None
+        at = at.__context__
 
 
 def not_found(what: str, name: str) -> Problem:

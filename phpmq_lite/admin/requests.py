@@ -1,6 +1,5 @@
 """Reading a request: its query, its JSON, the queue and the message that it names."""
 
-import json
 from typing import Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel
 from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right
 from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
+from phpmq_lite.admin.uploads import field_of, json_body
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.broker.queue_settings import NAME_RULE, name_problem
 from phpmq_lite.server.status import QueueStatus
@@ -33,33 +33,10 @@ async def json_of(request: web.Request, model: type[Model]) -> Model:
     """Read a JSON object; no body at all counts as an empty one.
 
     Raises:
-        Problem: 400 where it is not JSON.
+        Problem: 400 where it is not JSON, and as ``json_body``.
         ValidationError: a member is unknown or out of its bounds.
     """
-    return model.model_validate(await any_json(request) or {})
-
-
-async def any_json(request: web.Request) -> object:
-    """Read JSON of any shape; None where there is no body.
-
-    Raises:
-        Problem: 400 where it is not JSON.
-    """
-    return read_json(await request.read())
-
-
-def read_json(raw: bytes) -> object:
-    """Read JSON of any shape; None where there is nothing.
-
-    Raises:
-        Problem: 400 where it is not JSON.
-    """
-    if not raw.strip():
-        return None
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise Problem(400, "malformed", f"The body is not JSON: {error}.") from None
+    return model.model_validate(await json_body(request) or {})
 
 
 def check_path(request: web.Request) -> None:
@@ -111,12 +88,6 @@ async def next_of(request: web.Request, default: str) -> str:
     """Give where a form leads back to: its field ``next``, if that is a path of ours."""
     given = await field_of(request, "next")
     return given if is_own_path(given) else default
-
-
-async def field_of(request: web.Request, name: str) -> str:
-    """Give a field of the form; empty where it is not there, or is a file."""
-    value = (await request.post()).get(name, "")
-    return value if isinstance(value, str) else ""
 
 
 def is_own_path(text: str) -> bool:

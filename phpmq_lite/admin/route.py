@@ -8,6 +8,8 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel
 
+BODY_BYTES: Final = 1 << 20  # of a request
+LOGIN_BYTES: Final = 16 << 10  # of one that needs no login
 JSON_LINES: Final = "application/x-ndjson"  # no form of another site's page can send it
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -51,6 +53,9 @@ class Route:
     status: int = 200  # API: of its answer
     cli: str | None = None  # the command that uses it: "queue purge"
     is_early: bool = False  # answers before the broker is ready
+    body: int = BODY_BYTES  # bytes that its body may have; if public, LOGIN_BYTES
+    has_content: bool = False  # of messages: that many bytes more, as base64
+    values: int = 10_000  # JSON values that its body may have
 
     @property
     def is_api(self) -> bool:
@@ -61,6 +66,12 @@ class Route:
     def all_media(self) -> tuple[str, ...]:
         """Give the content types that its body may have."""
         return (self.media, JSON_LINES) if self.takes_lines else (self.media,)
+
+    def body_limit(self, max_content: int) -> int:
+        """Return how many bytes its body may have; ``max_content`` is the setting."""
+        if self.role is Role.PUBLIC:
+            return LOGIN_BYTES
+        return self.body + (max_content * 4 // 3 if self.has_content else 0)
 
     @property
     def is_writing(self) -> bool:

@@ -26,6 +26,11 @@ def register(app: web.Application, base_path: str, wrap: Callable[[Route], Handl
     """Add all routes below the base path, and at the root too, for a proxy that strips it."""
     for prefix in dict.fromkeys((base_path, "")):
         for route in ROUTES:
-            app.router.add_route(route.method, prefix + route.path, wrap(route))
-            if route.method == "GET":
-                app.router.add_route("HEAD", prefix + route.path, wrap(route))
+            for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                app.router.add_route(
+                    method, prefix + route.path, wrap(route), expect_handler=_invite_later
+                )
+
+
+async def _invite_later(_request: web.Request) -> None:
+    """Send no 100 Continue yet: the reader of the body does, once all checks are passed."""

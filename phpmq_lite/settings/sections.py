@@ -63,6 +63,7 @@ NumberOrOff = Annotated[int, Field(ge=0, le=10**12)]
 Seconds = Annotated[int, Field(ge=1, le=10**9)]
 SecondsOrOff = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[ByteSize, Field(ge=1, le=TIB)]
+HttpMemorySize = Annotated[ByteSize, Field(ge=16 * MIB, le=TIB)]
 SizeOrOff = Annotated[ByteSize, Field(ge=0, le=1024 * TIB)]
 # SQLite takes 1,000,000,000 bytes in a row; half of it leaves room for the rest of the frame
 ContentSize = Annotated[ByteSize, Field(ge=1, le=512 * MIB)]
@@ -183,6 +184,9 @@ class Limits(Section):
     http_connections: Number = field(100, "connections to the admin in all")
     http_connections_per_address: Number = field(
         32, "the same from one address, but this machine's and a trusted proxy's"
+    )
+    http_memory: HttpMemorySize = size(
+        128 * MIB, "large requests to the admin and their answers; past it HTTP 429 or 503"
     )
     frame_timeout_s: Seconds = field(
         60, "a message begun is whole by then, or frame_rate_bytes come"

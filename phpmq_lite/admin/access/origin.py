@@ -8,12 +8,12 @@ from aiohttp import web
 
 from phpmq_lite.admin.access.hosts import is_control
 from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.uploads import FORMS, field_of
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-CSRF-Token"
 _SAFE_SITES: Final = frozenset({"same-origin", "none"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
-_FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 
 def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
@@ -110,15 +110,12 @@ async def check_form(request: web.Request, token: str) -> None:
     """Let only forms of our own pages through; reads the form.
 
     Raises:
-        Problem: 415 for other content types, 403 for a missing or foreign token.
+        Problem: 415 for other content types, 403 for a missing or foreign token, and what reading
+            the form raises.
     """
     check_is_form(request)
-    try:
-        form = await request.post()
-    except (ValueError, LookupError) as error:  # the latter: a charset that nobody knows
-        raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None
-    given = form.get(CSRF_FIELD, "")
-    if not isinstance(given, str) or not _is_token(given, token):
+    given = await field_of(request, CSRF_FIELD)
+    if not _is_token(given, token):
         raise Problem(
             403,
             "stale_form",
@@ -134,10 +131,10 @@ def check_is_form(request: web.Request) -> None:
     Raises:
         Problem: 415.
     """
-    if request.content_type not in _FORMS:
+    if request.content_type not in FORMS:
         raise Problem(
             415, "media_type", "This address takes forms only.", field="Content-Type",
-            bound=" or ".join(sorted(_FORMS)),
+            bound=" or ".join(sorted(FORMS)),
         )  # fmt: skip
 
 

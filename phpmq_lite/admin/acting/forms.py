@@ -6,22 +6,22 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin.acting.drafts import from_field
+from phpmq_lite.admin.multipart import Field, Upload
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.schemas import TTL_MAX_S
+from phpmq_lite.admin.uploads import form_fields
 
 REASON_MAX: Final = 500
 _UNITS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _YES: Final = frozenset({"yes", "on", "true", "1"})
 
-Value = str | bytes | bytearray | web.FileField
-
 
 class Form:
     """The fields of one form; what is missing reads as empty."""
 
-    def __init__(self, fields: Iterable[tuple[str, Value]]) -> None:
-        self._fields: dict[str, list[Value]] = {}
+    def __init__(self, fields: Iterable[tuple[str, Field]]) -> None:
+        self._fields: dict[str, list[Field]] = {}
         for name, value in fields:
             self._fields.setdefault(name, []).append(value)
 
@@ -49,12 +49,12 @@ class Form:
             raise _bad(name, f"is there {len(values)} times", f"at most {limit} times")
         return values
 
-    def file(self, name: str) -> web.FileField | None:
+    def file(self, name: str) -> Upload | None:
         """Give an uploaded file, None where none was chosen."""
         value = self._first(name)
-        return value if isinstance(value, web.FileField) and value.filename else None
+        return value if isinstance(value, Upload) and value.name else None
 
-    def _first(self, name: str) -> Value | None:
+    def _first(self, name: str) -> Field | None:
         return next(iter(self._fields.get(name, ())), None)
 
     def flag(self, name: str) -> bool:
@@ -108,7 +108,7 @@ class Form:
 
 async def form_of(request: web.Request) -> Form:
     """Read the form of a request."""
-    return Form((await request.post()).items())
+    return Form(await form_fields(request))
 
 
 def _bad(field: str, what: str, bound: str) -> Problem:

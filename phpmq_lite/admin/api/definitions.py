@@ -27,6 +27,7 @@ from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, put
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
+VALUES_MAX: Final = 500_000  # in JSON; 10,000 queues with all of their settings have 250,000
 DETAIL_MAX: Final = 10_000  # characters of names in the audit
 
 
@@ -157,6 +158,6 @@ ROUTES: Final = (
     ),
     Route(
         "PUT", "/api/v1/definitions", Role.ADMIN, "api-define", define, "definitions.put",
-        takes=DefinitionsIn, gives=DefinitionsOut,
+        takes=DefinitionsIn, gives=DefinitionsOut, has_content=True, values=VALUES_MAX,
     ),
 )  # fmt: skip

@@ -12,21 +12,23 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.access.identity import allowed_queues
+from phpmq_lite.admin.answers import PIECE_BYTES, abort, give
 from phpmq_lite.admin.bodies import as_content
 from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.http_memory import Hold
 from phpmq_lite.admin.lists import csv_cell
 from phpmq_lite.admin.query import QUERY_CHARACTERS, parse
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.uploads import hold_of
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow
 
-STALLED_S: Final = 30.0  # without progress
 PAGE_ROWS: Final = 100
-PAGE_BYTES: Final = 4 << 20  # of bodies read at once; one body may be larger
+PAGE_BYTES: Final = 1 << 20  # of bodies read at once; one body may be larger
+_TIMES: Final = 5  # so much memory a body takes while it is written: bytes, text, JSON, line
 
-WRITE_BYTES: Final = 256 << 10
 
 Pair = tuple[MessageRow, bytes | None]
 
@@ -105,32 +107,32 @@ async def export(request: web.Request) -> web.StreamResponse:
     if request.method == "HEAD":
         return response
     try:
-        await _write_all(context, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
+        await _write_all(request, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
     except Exception as error:  # the search may have what is in bodies: it is not logged
         if not is_quiet("export_broken"):
             _log.warning("export_broken", reason=repr(error)[:200])
-        if request.transport is not None:  # a polite end would pass for a whole export
-            request.transport.abort()
+        abort(request)
     return response
 
 
 async def _write_all(
-    context: Context,
+    request: web.Request,
     response: web.StreamResponse,
     seqs: "array[int]",
     is_complete: bool,
     *,
     is_csv: bool,
 ) -> None:
-    count = 0
+    count, hold = 0, hold_of(request)
+    hold.begin(lambda: abort(request))
     if is_csv:
-        await _write(response, _csv_line(list(ExportOut.model_fields)).encode())
-    async for pairs in _messages(context, seqs):
+        await _write(hold, response, _csv_line(list(ExportOut.model_fields)).encode())
+    async for pairs in _messages(context_of(request), hold, seqs):
         lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
-        await _write(response, lines)
+        await _write(hold, response, lines)
         count += len(pairs)
     if not is_csv:
-        await _write(response, _json_line({"complete": is_complete, "count": count}).encode())
+        await _write(hold, response, _json_line({"complete": is_complete, "count": count}).encode())
     await response.write_eof()
 
 
@@ -140,18 +142,20 @@ def _lines(pairs: list[Pair], *, is_csv: bool) -> bytes:
     return "".join(lines).encode(errors="replace")
 
 
-async def _messages(context: Context, seqs: "array[int]") -> AsyncIterator[list[Pair]]:
-    """Yield rows with bodies, page by page below a fixed bound."""
+async def _messages(context: Context, hold: Hold, seqs: "array[int]") -> AsyncIterator[list[Pair]]:
+    """Yield rows with bodies, page by page below a fixed bound; ``hold`` has memory for one."""
     for at in range(0, len(seqs), PAGE_ROWS):
         rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
         taken: list[MessageRow] = []
         size = 0
         for row in rows:
             if taken and size + row.size > PAGE_BYTES:
+                await hold.resize(size * _TIMES)
                 yield await _with_bodies(context, taken)
                 taken, size = [], 0
             taken.append(row)
             size += row.size
+        await hold.resize(size * _TIMES)
         yield await _with_bodies(context, taken)
 
 
@@ -160,11 +164,11 @@ async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[Pair]:
     return [(row, bodies.get(row.seq)) for row in rows]
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
+async def _write(hold: Hold, response: web.StreamResponse, data: bytes) -> None:
     """Write in pieces, each of which has to make its way in time."""
-    for at in range(0, len(data), WRITE_BYTES):
-        async with asyncio.timeout(STALLED_S):
-            await response.write(data[at : at + WRITE_BYTES])
+    for at in range(0, len(data), PIECE_BYTES):
+        await give(response, data[at : at + PIECE_BYTES])
+        hold.move(PIECE_BYTES)
 
 
 def _json_line(data: dict[str, Any]) -> str:

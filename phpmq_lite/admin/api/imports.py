@@ -1,8 +1,7 @@
 """Messages from an export, or from elsewhere: all lines are checked before one is stored."""
 
-import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -18,9 +17,10 @@ from phpmq_lite.admin.bodies import from_content
 from phpmq_lite.admin.context import Answer, Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem, problem_of
-from phpmq_lite.admin.requests import check_queue_name, read_json
-from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.requests import check_queue_name
+from phpmq_lite.admin.route import JSON_LINES, Role, Route
 from phpmq_lite.admin.schemas import PublishIn
+from phpmq_lite.admin.uploads import body_of, check_values, hold_of, parse_large, read_json
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.operations import Published
@@ -30,6 +30,9 @@ from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 500  # messages stored at once
 IMPORT_MAX: Final = 100_000  # in one request
+VALUES_MAX: Final = 10 * IMPORT_MAX  # of JSON in a document; lines are read one by one
+LINE_VALUES_MAX: Final = 10_000
+_ROW_BYTES: Final = 250  # of a message that waits for its slice, without its body
 STORED: Final = "X-Stored-Count"  # of an answer that refuses the rest: how many are stored
 
 Message = tuple[bytes, int | None]
@@ -69,38 +72,62 @@ async def import_messages(request: web.Request) -> web.StreamResponse:
     before it stay: the answer has their number in the header ``X-Stored-Count``.
     """
     context = context_of(request)
-    raw = await request.read()
-    lines = await asyncio.to_thread(_all_checked, request, context, raw)  # up to two seconds
+    raw = await body_of(request)
+    rows = min(raw.count(b"\n" if request.content_type == JSON_LINES else b"{"), IMPORT_MAX)
+    await hold_of(request).grow(len(raw) + rows * _ROW_BYTES)
+    lines = await parse_large(request, raw, lambda: _all_checked(request, context, raw))
+    raw.clear()
     return as_json(ImportOut(stored=await _store(request, context, lines)), status=201)
 
 
-def _all_checked(request: web.Request, context: Context, raw: bytes) -> list[Line]:
+def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[Line]:
+    names: dict[str, str] = {}  # so that 100,000 lines of one queue share its name
     return [
-        _checked(request, context, number, line) for number, line in _lines(_read(request, raw))
+        (names.setdefault(queue, queue), message)
+        for queue, message in (
+            _checked(request, context, number, line)
+            for number, line in _lines(*_read(request, raw))
+        )
     ]
 
 
-def _read(request: web.Request, raw: bytes) -> list[object]:
-    """Read the lines, or the list in a document; what is not JSON is refused whole."""
-    if request.content_type == "application/json":
-        document = read_json(raw)
+def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
+    """Return how many lines there are, or how long the list in a document is, and what they say.
+
+    A line is read when it is asked for, so that one at a time is in memory.
+    """
+    found: Iterable[object]
+    if request.content_type == JSON_LINES:
+        count = sum(1 for _ in _texts(raw))
+        found = (_json(line, number) for number, line in _texts(raw))
+    else:
+        document = read_json(raw, VALUES_MAX)
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
             raise Problem(422, "invalid", "There is no list of messages.", field="messages")
-        found: list[object] = document["messages"]
-    else:
-        found = []
-        for number, line in enumerate(raw.split(b"\n"), 1):
-            if line.strip():
-                found.append(_json(line, number))
-    if len(found) > IMPORT_MAX:
+        found = document["messages"]
+        count = len(document["messages"])
+    if count > IMPORT_MAX:
         raise Problem(
-            422, "invalid", f"There are {len(found)} messages.", field="messages",
+            422, "invalid", f"There are {count} messages.", field="messages",
             bound=f"at most {IMPORT_MAX}",
         )  # fmt: skip
-    return found
+    return count, found
+
+
+def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers."""
+    at, number = 0, 0
+    while at < len(raw):
+        end = raw.find(b"\n", at)
+        end, number = len(raw) if end < 0 else end, number + 1
+        line = bytes(raw[at:end])
+        if line.strip():
+            yield number, line
+        at = end + 1
 
 
 def _json(line: bytes, number: int) -> object:
+    check_values(line, LINE_VALUES_MAX)
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -110,11 +137,11 @@ def _json(line: bytes, number: int) -> object:
         ) from None  # fmt: skip
 
 
-def _lines(found: list[object]) -> Iterator[tuple[int, object]]:
+def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
     """Yield what is a message; the last line of an export is none."""
     for number, line in enumerate(found, 1):
         if isinstance(line, dict) and "complete" in line and "queue" not in line:
-            if line["complete"] is not True or number != len(found):
+            if line["complete"] is not True or number != count:
                 raise Problem(
                     422, "incomplete", "The export is not complete. Nothing was stored.",
                     field=str(number),
@@ -225,5 +252,6 @@ ROUTES: Final = (
     Route(
         "POST", "/api/v1/import", Role.OPERATOR, "api-import", import_messages, "message.import",
         takes=ImportIn, takes_lines=True, gives=ImportOut, status=201, cli="import",
+        has_content=True, values=VALUES_MAX,
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from phpmq_lite.admin.insights.summary import SUMMARY_BYTES, Summary, read_summa
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.uploads import read_up_to
+from phpmq_lite.admin.uploads import body_of, parse_large
 
 
 async def put(request: web.Request) -> web.StreamResponse:
@@ -23,9 +23,9 @@ async def put(request: web.Request) -> web.StreamResponse:
             403, "foreign_queue", f"The summary is about all queues; {identity.actor!r} may not "
             "use them all.", bound=", ".join(identity.queues),
         )  # fmt: skip
-    raw = bytes(await read_up_to(request, SUMMARY_BYTES))
+    raw = bytes(await body_of(request))
     try:
-        await asyncio.to_thread(read_summary, raw)
+        await parse_large(request, raw, lambda: read_summary(raw))
     except ValueError as error:
         raise Problem(422, "bad_summary", f"This is no summary: {error}.") from None
     await context.summaries.write(raw)
@@ -64,7 +64,8 @@ async def seen_summary(request: web.Request) -> Summary | None:
 ROUTES: Final = (
     Route(
         "PUT", "/api/v1/pipeline/insights", Role.OPERATOR, "api-insights-put", put,
-        "pipeline.insights", takes=Summary, status=204,
+        "pipeline.insights", takes=Summary, status=204, body=SUMMARY_BYTES,
+        values=SUMMARY_BYTES,
     ),
     Route(
         "GET", "/api/v1/pipeline/insights", Role.VIEWER, "api-insights", get, gives=Summary,

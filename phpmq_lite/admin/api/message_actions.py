@@ -13,7 +13,6 @@ from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import (
-    any_json,
     check_queue_name,
     json_of,
     message_of,
@@ -21,6 +20,7 @@ from phpmq_lite.admin.requests import (
 )
 from phpmq_lite.admin.route import Handler, Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX, TTL_MAX_S, PublishIn
+from phpmq_lite.admin.uploads import json_body
 from phpmq_lite.admin.waiting import Mark
 from phpmq_lite.broker.operations import Action, Options
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
@@ -98,7 +98,7 @@ async def publish(request: web.Request) -> web.StreamResponse:
     check_queue_name(name)
     check_queue_right(request, name)
     key = _key_of(request)
-    data = await any_json(request)
+    data = await json_body(request)
     asked = _MESSAGES.validate_python(data if isinstance(data, list) else [data])
     if not 1 <= len(asked) <= PUBLISH_MAX:
         raise Problem(
@@ -227,10 +227,11 @@ ROUTES: Final = (
     Route(
         "POST", "/api/v1/queues/{q}/messages", Role.OPERATOR, "api-publish", publish,
         "message.publish", takes=list[PublishIn], gives=PublishedOut, status=201, cli="publish",
+        has_content=True,
     ),
     *map(_route, _MODELS),
     Route(
         "POST", "/api/v1/messages/{id}/edit", Role.OPERATOR, "api-message-edit", edit,
-        "message.edit", takes=EditIn, gives=ActedOut,
+        "message.edit", takes=EditIn, gives=ActedOut, has_content=True,
     ),
 )  # fmt: skip

@@ -26,6 +26,7 @@ from phpmq_lite.admin.schemas import (
     MessagesQuery,
     OutputFormat,
 )
+from phpmq_lite.admin.uploads import hold_of
 from phpmq_lite.envelopes import verdict
 from phpmq_lite.storage.browse import MessageRow
 
@@ -224,6 +225,7 @@ async def download(request: web.Request) -> web.StreamResponse:
     """
     context = context_of(request)
     row = await message_of(request, context)
+    await hold_of(request).resize(row.size)
     found = await context.reader.whole_body(row)
     if found is None:
         raise _no_body(row)

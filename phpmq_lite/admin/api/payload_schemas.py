@@ -1,6 +1,5 @@
 """Schemas of payloads over HTTP: what is registered, and whether a new version is compatible."""
 
-import asyncio
 import json
 from typing import Any, Final, Self
 
@@ -14,6 +13,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import json_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import OutputFormat
+from phpmq_lite.admin.uploads import parse_large
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.envelopes.schema import (
     Change,
@@ -157,7 +157,9 @@ def entry_named(request: web.Request, urn: str) -> Entry:
     return found
 
 
-async def compared(entry: Entry, content: bytes) -> tuple[Schema, tuple[Change, ...]]:
+async def compared(
+    request: web.Request, entry: Entry, content: bytes
+) -> tuple[Schema, tuple[Change, ...]]:
     """Compare a new version with what is registered, beside the loop.
 
     Raises:
@@ -174,7 +176,7 @@ async def compared(entry: Entry, content: bytes) -> tuple[Schema, tuple[Change, 
         return schema, compare(entry.schema, schema)
 
     try:
-        return await asyncio.to_thread(work)
+        return await parse_large(request, content, work)
     except SchemaError as error:
         where = f" at {error.pointer}" if error.pointer else ""
         raise Problem(
@@ -207,7 +209,7 @@ async def check(request: web.Request) -> web.StreamResponse:
     if "document" not in given.model_fields_set:
         raise Problem(422, "invalid", "The new schema is missing.", field="document")
     content = json.dumps(given.document).encode()
-    new, changes = await compared(entry, content)
+    new, changes = await compared(request, entry, content)
     entry_of(request, target=entry.urn).result = "checked"
     return as_json(
         CheckOut(
@@ -228,6 +230,6 @@ ROUTES: Final = (
     Route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", schema, gives=SchemaDetailOut),
     Route(
         "POST", f"{_PATH}/{{urn}}/check", Role.OPERATOR, "api-schema-check", check, "schema.check",
-        takes=CheckIn, gives=CheckOut,
+        takes=CheckIn, gives=CheckOut, body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES,
     ),
 )  # fmt: skip

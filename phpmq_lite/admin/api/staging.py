@@ -26,7 +26,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.uploads import read_up_to
+from phpmq_lite.admin.uploads import body_of
 from phpmq_lite.broker.operations import StagedRow, Writer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
@@ -35,6 +35,7 @@ from phpmq_lite.storage.pipeline import Pipeline
 
 STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
 TOKENS_MAX: Final = 10_000  # in one call
+TOKENS_BYTES: Final = 4 << 20  # of such a call
 ROW_COUNT: Final = "X-Row-Count"
 _SLOT_S: Final = 30.0  # waiting for a slot
 
@@ -139,7 +140,7 @@ async def stage(request: web.Request) -> web.StreamResponse:
     expected = _row_count(request)
     entry = entry_of(request, target=token)
     content_max = int(context.settings.limits.max_content)
-    raw = await read_up_to(request, STAGE_BYTES)  # without a slot: it may come slowly
+    raw = await body_of(request)  # without a slot: it may come slowly
     async with _slot(context):
         upload = await asyncio.to_thread(
             read_rows, raw, content_max, lambda name: check_queue_right(request, name)
@@ -261,15 +262,17 @@ _PIPELINE: Final = "/api/v1/pipeline"
 ROUTES: Final = (
     Route(
         "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage, "pipeline.stage",
-        query=StageQuery, takes=bytes, media=MEDIA, gives=StageOut,
+        query=StageQuery, takes=bytes, media=MEDIA, gives=StageOut, body=STAGE_BYTES,
     ),
     Route(
         "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish,
         "pipeline.publish", takes=PublishStagedIn, gives=PublishStagedOut,
+        body=TOKENS_BYTES, values=2 * TOKENS_MAX,
     ),
     Route(
         "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", unstage,
-        "pipeline.unstage", takes=UnstageIn, gives=UnstageOut,
+        "pipeline.unstage", takes=UnstageIn, gives=UnstageOut, body=TOKENS_BYTES,
+        values=2 * TOKENS_MAX,
     ),
     Route(
         "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", app_ids,

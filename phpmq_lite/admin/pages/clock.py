@@ -7,8 +7,8 @@ from aiohttp import web
 from phpmq_lite.admin.api.clock import Decision, decided
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.requests import field_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.uploads import field_of
 
 _SAID: Final = {
     "expire": "The clock is right: the time away counts, and what is past its deadline expires.",

@@ -65,7 +65,9 @@ async def check(request: web.Request) -> web.StreamResponse:
     entry_of(request, target=asked.urn).result = "checked"
     try:
         entry = entry_named(request, asked.urn)
-        new, asked.changes = await compared(entry, asked.document.encode(errors="surrogatepass"))
+        new, asked.changes = await compared(
+            request, entry, asked.document.encode(errors="surrogatepass")
+        )
         asked.unchecked = new.unchecked
     except Problem as problem:
         asked.error = problem.detail
@@ -96,5 +98,14 @@ async def _show(request: web.Request, asked: Check, status: int = 200) -> web.Re
 
 ROUTES: Final = (
     Route("GET", "/schemas", Role.VIEWER, "schemas", schemas),
-    Route("POST", "/schemas/check", Role.OPERATOR, "schemas-check", check, "schema.check"),
+    Route(
+        "POST",
+        "/schemas/check",
+        Role.OPERATOR,
+        "schemas-check",
+        check,
+        "schema.check",
+        body=4 * DOCUMENT_BYTES,
+        values=DOCUMENT_BYTES,
+    ),
 )

@@ -23,6 +23,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, message_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX
+from phpmq_lite.admin.uploads import hold_of
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.envelopes.schema.rules import REASON as MISMATCH
 from phpmq_lite.server.status import QueueStatus
@@ -151,6 +152,8 @@ async def _publish(request: web.Request, form: Form, draft: Draft, row: MessageR
         raise Problem(422, "invalid", "Name a queue.", field="queue")
     check_queue_right(request, name)
     count = form.number("count", 1, PUBLISH_MAX) or 1
+    if count > 1 and form.file("file") is None:
+        await hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
     ttl_s = form.ttl_s()
     made = await asyncio.to_thread(_bodies, context, form, draft, count)  # a thousand checks
     queue = find_queue(request, name)
@@ -216,7 +219,7 @@ def _bodies(context: Context, form: Form, draft: Draft, count: int) -> Sequence[
     """Give the bodies to store, each within its bound and all of them within theirs."""
     file = form.file("file")
     if file is not None:
-        content = file.file.read()
+        content = file.content
         _check_total(len(content), count)
         check_size(context, content, "content")
         return [content] * count
@@ -344,10 +347,12 @@ async def edit(request: web.Request) -> web.StreamResponse:
 
 ROUTES: Final = (
     Route("GET", "/publish", Role.OPERATOR, "publish", publish_page),
-    Route("POST", "/publish", Role.OPERATOR, "publish-send", publish, "message.publish"),
+    Route("POST", "/publish", Role.OPERATOR, "publish-send", publish, "message.publish",
+          has_content=True),
     Route(
         "POST", "/publish/forget", Role.OPERATOR, "template-forget", forget, "template.forget"
     ),
     Route("GET", "/messages/{id}/edit", Role.OPERATOR, "message-edit-form", edit_page),
-    Route("POST", "/messages/{id}/edit", Role.OPERATOR, "message-edit", edit, "message.edit"),
+    Route("POST", "/messages/{id}/edit", Role.OPERATOR, "message-edit", edit, "message.edit",
+          has_content=True),
 )  # fmt: skip

@@ -13,9 +13,10 @@ from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.pages.login import see_other
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of, next_of, query_of
+from phpmq_lite.admin.requests import next_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import FormatQuery
+from phpmq_lite.admin.uploads import field_of
 
 
 async def sessions(request: web.Request) -> web.StreamResponse:

@@ -11,8 +11,8 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.pages.login import see_other
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.uploads import field_of
 
 
 async def show(request: web.Request) -> web.StreamResponse:

@@ -18,8 +18,9 @@ from phpmq_lite.admin.conditions import checks
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of, next_of, query_of
+from phpmq_lite.admin.requests import next_of, query_of
 from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.uploads import field_of
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.measures import Disk, Measures, measure, measure_disk
 from phpmq_lite.storage.starts import Start, Starts

@@ -11,9 +11,10 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
-from phpmq_lite.admin.requests import field_of, query_of
+from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import FormatQuery
+from phpmq_lite.admin.uploads import field_of
 from phpmq_lite.admin.urls import decode_name
 
 DAYS: Final = {"": None, "30": 30, "90": 90, "365": 365}

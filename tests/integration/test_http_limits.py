@@ -1,0 +1,249 @@
+"""What a request may cost: a body by the table of routes, memory by one budget."""
+
+import asyncio
+import io
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+import phpmq_lite.admin
+from phpmq_lite.admin.route import LOGIN_BYTES, Role, Route
+from phpmq_lite.admin.routes import ROUTES
+from tests.integration.filled_house import WRITING, Filled, filled_house
+from tests.integration.visitors import Answer, House, Visitor, house
+
+MIB = 1 << 20
+MAX_CONTENT = 8 * MIB
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.fixture
+async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
+    async with filled_house(tmp_path / "data") as made:
+        yield made
+
+
+async def headers_of(filled: Filled, route: Route) -> dict[str, str]:
+    """Give what a page or script of ours sends with a body."""
+    kind = route.media if route.is_api else FORM
+    csrf = await filled.me.csrf()
+    return {"Origin": filled.me.origin, "X-CSRF-Token": csrf, "Content-Type": kind}
+
+
+# -- bodies, by the table
+
+
+def test_every_route_has_a_limit_and_a_stranger_a_small_one() -> None:
+    for route in ROUTES:
+        limit = route.body_limit(MAX_CONTENT)
+        assert 0 < limit <= 64 * MIB, route.name
+        assert (limit == LOGIN_BYTES) == (route.role is Role.PUBLIC), route.name
+    content = {route.name for route in ROUTES if route.has_content}
+    assert content == {
+        "publish-send", "message-edit", "api-publish", "api-message-edit", "api-import",
+        "api-define",
+    }  # fmt: skip
+
+
+async def test_body_announced_above_the_limit_is_refused_unread(filled: Filled) -> None:
+    """Only its head is sent, so an answer means that nobody waited for the body."""
+    parts, wrong = urlsplit(filled.home.url), []
+    cookies = "; ".join(f"{name}={value}" for name, value in filled.me.cookies().items())
+    for route in ROUTES:
+        limit = route.body_limit(MAX_CONTENT)
+        known = await headers_of(filled, route) | {"Host": parts.netloc, "Cookie": cookies}
+        known |= {"Content-Length": str(limit + 1), "Expect": "100-continue"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in known.items())
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(f"{route.method} {filled.path(route)} HTTP/1.1\r\n{lines}\r\n".encode())
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode()
+        length = re.search(r"Content-Length: (\d+)", head)
+        text = (await reader.readexactly(int(length[1]))).decode() if length else ""
+        writer.close()
+        if " 413 " not in head or str(limit) not in text.replace("\u202f", ""):
+            wrong.append((route.name, head[:60], text[:200]))
+    assert wrong == []
+
+
+async def test_body_that_grows_above_the_limit_is_refused(filled: Filled) -> None:
+    """It comes in chunks, without a length."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"a=b&" * 4_096
+
+    for route in WRITING:
+        if route.role is Role.PUBLIC or route.name in ("users-add", "api-user-add", "queue-pause"):
+            known = await headers_of(filled, route)
+            try:
+                answer = await filled.me.ask(
+                    route.method, filled.path(route), known, data=endless()
+                )
+            except aiohttp.ClientError:  # the answer came, and then the end
+                continue
+            assert (route.name, answer.status) == (route.name, 413)
+
+
+async def test_login_reads_no_more_than_its_form(filled: Filled) -> None:
+    [route] = [route for route in ROUTES if route.name == "log-in"]
+    known = await headers_of(filled, route)
+    csrf = f"csrf={known['X-CSRF-Token']}&name=anna&password="
+    for size, status in ((LOGIN_BYTES, 401), (LOGIN_BYTES + 1, 413)):
+        body = csrf.encode().ljust(size, b"x")
+        answer = await filled.me.ask("POST", "/login", known, data=body)
+        assert (size, answer.status) == (size, status)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"X-A: b\r\n" * 200, b"X-A: " + b"b" * 10_000 + b"\r\n", b"X" * 10_000 + b"\r\n",
+        b"\x00: b\r\n", b"no colon\r\n", b"Content-Length: x\r\n",
+        b"Content-Transfer-Encoding: base64\r\n", b"Content-Type: multipart/mixed; boundary=y\r\n",
+    ],
+    ids=["many", "long value", "long name", "nul", "no colon", "length", "base64", "nested"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/login", "/publish"])
+async def test_odd_head_of_a_part_is_the_mistake_of_who_sent_it(
+    filled: Filled, path: str, part: bytes
+) -> None:
+    body = b"--b\r\n" + part + b'Content-Disposition: form-data; name="csrf"\r\n\r\nx\r\n--b--\r\n'
+    known = {"Origin": filled.me.origin, "Content-Type": "multipart/form-data; boundary=b"}
+    answer = await filled.me.ask("POST", path, known, data=body)
+    assert answer.status in (400, 403)
+
+
+async def test_form_of_too_many_fields_is_refused(filled: Filled) -> None:
+    known = {"Origin": filled.me.origin, "Content-Type": FORM}
+    answer = await filled.me.ask("POST", "/publish", known, data=b"a=&" * 1_001)
+    assert (answer.status, "1000 fields" in answer.text) == (413, True)
+
+
+def test_nothing_but_the_one_reader_reads_a_body() -> None:
+    found = []
+    for file in Path(phpmq_lite.admin.__path__[0]).rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        wrong = r"request\.(post|read|json|text|multipart|release)\(|request\.content\b|FileField"
+        found += [(file.name, what[0]) for what in re.finditer(wrong, text)]
+    assert sorted(set(found)) == [
+        ("doors.py", "request.content"),  # whether all of it has come
+        ("uploads.py", "request.content"),
+    ]
+
+
+# -- memory, by one budget
+
+
+@pytest.fixture
+async def tight(tmp_path: Path) -> AsyncIterator[House]:
+    """A broker with little memory for HTTP, and one user for all: the worst case."""
+    limits = {"http_memory": 32 * MIB}
+    async with house(tmp_path / "data", limits=limits) as home:
+        yield home
+
+
+def begun(home: House, request: bytes) -> socket.socket:
+    """Open a connection that reads nothing, and send what goes."""
+    parts = urlsplit(home.url)
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+    own.connect((parts.hostname, parts.port))
+    own.setblocking(False)
+    own.send(request.replace(b"HOST", parts.netloc.encode()))
+    return own
+
+
+async def publish(who: Visitor, body: object) -> Answer:
+    """Publish over HTTP."""
+    kind = {"Content-Type": "application/json"}
+    sent = io.BytesIO(json.dumps(body).encode())
+    return await who.ask("POST", "/api/v1/queues/mine/messages", kind, data=sent)
+
+
+async def fill(own: socket.socket, body: memoryview) -> None:
+    """Send a body as far as it is taken."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(own, body)
+    except OSError:  # it was refused
+        return
+
+
+async def test_large_requests_pass_stuck_ones_of_the_same_user(
+    tight: House, figure: Callable[[str], None]
+) -> None:
+    head = (
+        b"POST /api/v1/queues/stuck/messages HTTP/1.1\r\nHost: HOST\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (11 * MIB)
+    )
+    body = memoryview(b'{"content": "' + b"a" * (10 * MIB))
+    refused = 0
+    with ExitStack() as stack:
+        stuck = [stack.enter_context(begun(tight, head)) for _ in range(20)]
+        sending = [asyncio.create_task(fill(own, body)) for own in stuck]
+        async with Visitor(tight.url) as me:
+            answer = await publish(me, {"content": "x" * MAX_CONTENT})
+            while answer.status in (429, 503):  # as long as others send as fast
+                assert answer.headers["Retry-After"]
+                refused += 1
+                answer = await publish(me, {"content": "x" * MAX_CONTENT})
+            assert answer.status == 201, answer.text
+            line = b'{"queue": "lines", "content": "%d"}\n'
+            answer = await me.ask(
+                "POST", "/api/v1/import", {"Content-Type": "application/x-ndjson"},
+                data=io.BytesIO(b"".join(line % number for number in range(20_000))),
+            )  # fmt: skip
+            assert (answer.status, json.loads(answer.text)) == (201, {"stored": 20_000})
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+    figure(
+        f"20 stuck uploads of 10 MiB, 32 MiB for all: a publish of 8 MiB, refused {refused} times"
+    )
+
+
+async def test_download_passes_those_that_nobody_reads(tight: House) -> None:
+    async with Visitor(tight.url) as me:
+        made = json.loads((await publish(me, {"content": "x" * MAX_CONTENT})).text)
+    path = f"/api/v1/messages/{made['ids'][0]}/body?download"
+    request = f"GET {path} HTTP/1.1\r\nHost: HOST\r\n\r\n".encode()
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(begun(tight, request))
+        async with Visitor(tight.url) as me:
+            for _ in range(3):
+                answer = await me.get(path)
+                assert (answer.status, len(answer.text)) == (200, MAX_CONTENT)
+
+
+async def test_flood_of_values_is_refused_and_the_next_request_is_taken(tight: House) -> None:
+    async with Visitor(tight.url) as me:
+        flood = b"[" + b"{}," * MIB + b"{}]"
+        kind = {"Content-Type": "application/json"}
+        for method, path in (
+            ("POST", "/queues/a/messages"), ("POST", "/import"), ("PUT", "/definitions"),
+            ("POST", "/pipeline/unstage"), ("PUT", "/pipeline/insights"),
+        ):  # fmt: skip
+            answer = await me.ask(method, f"/api/v1{path}", kind, data=io.BytesIO(flood))
+            assert (path, answer.status) == (path, 413), answer.text
+            line = {"Content-Type": "application/x-ndjson"}
+        answer = await me.ask("POST", "/api/v1/import", line, data=io.BytesIO(flood))
+        assert answer.status == 413, answer.text
+        assert (await me.call("POST", "/queues/a/messages", {"content": "x"})).status == 201
+
+
+async def test_memory_is_given_back_whatever_ends_a_request(tight: House) -> None:
+    async with Visitor(tight.url) as me:
+        large = "x" * (4 * MIB)
+        for body in ({"content": large}, {"content": large, "odd": 1}, [large], {"content": 5}):
+            await publish(me, body)
+        text = (await me.get("/metrics")).text
+    assert 'phpmq_limit_used{limit="http_memory"} 0.0' in text
+    assert 'phpmq_limit{limit="http_memory"} 3.3554432e+07' in text

@@ -1,0 +1,106 @@
+"""JSON is counted before it is read, and a multipart form is read from the whole body."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phpmq_lite.admin import uploads
+from phpmq_lite.admin.multipart import HEAD_BYTES, Upload, boundary_of, parts
+from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.uploads import check_values, read_json
+
+ANY = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a,[]{}"\\é', max_size=8),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='b,"\\', max_size=3), inner),
+    max_leaves=30,
+)
+
+
+def count(value: Any) -> int:
+    """Count the values of a document."""
+    if isinstance(value, dict):
+        return 1 + sum(map(count, value.values()))
+    if isinstance(value, list):
+        return 1 + sum(map(count, value))
+    return 1
+
+
+@given(ANY, st.integers(1, 9))
+def test_values_are_counted_outside_of_texts(value: Any, block: int) -> None:
+    """Whatever the blocks cut: an empty container counts as one more than it has."""
+    empty = json.dumps(value).count("[]") + json.dumps(value).count("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uploads, "_BLOCK", block)
+        for raw in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+            found = uploads._values(raw.encode(), 1 << 30)
+            assert count(value) <= found <= count(value) + empty + raw.count("[") + raw.count("{")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[" + b"{}," * 20_000 + b"{}]", b"[" * 20_000, b"[1" + b",1" * 20_000]
+)
+def test_flood_of_values_is_refused_before_it_is_read(
+    raw: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", lambda _raw: pytest.fail("it was read"))
+    with pytest.raises(Problem) as refused:
+        read_json(raw, 10_000)
+    assert (refused.value.status, refused.value.code) == (413, "too_many_values")
+    assert refused.value.bound == "10000 values"
+
+
+def test_marks_in_texts_are_no_values() -> None:
+    raw = json.dumps({"content": json.dumps([{"a": ["b,"] * 9}] * 20_000) + "\\"}).encode()
+    assert check_values(raw, 10_000) <= 3
+    assert read_json(raw, 10_000) == json.loads(raw)
+
+
+# -- multipart
+
+
+def form(*made: bytes, end: bytes = b"\r\n--b--\r\n") -> bytes:
+    """Write parts between boundaries."""
+    return b"".join(b"\r\n--b\r\n" + part for part in made)[2:] + end
+
+
+NAMED = b'Content-Disposition: form-data; name="q"\r\n'
+
+
+def test_parts_have_their_names_and_bytes() -> None:
+    file = (
+        b'Content-Disposition: form-data; name="file"; filename="x\xc3\xa9.bin"\r\n'
+        b"content-type: application/octet-stream\r\n\r\n\x00\r\n--other\r\n\xff\r\n"
+    )
+    raw = form(NAMED + b"\r\nor\xc3\xa9ders", NAMED + b"\r\n", file)
+    assert parts(raw, b"b", 10) == [
+        ("q", "oréders"), ("q", ""), ("file", Upload("xé.bin", b"\x00\r\n--other\r\n\xff\r\n")),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"--b", b"--b\r\n", form(NAMED + b"\r\nx", end=b""), form(b"\r\nx"),
+        form(NAMED + b"\r\n\xff"), form(NAMED + b"X: y\r\n" * (HEAD_BYTES // 6) + b"\r\nx"),
+        form(NAMED + b"X" * HEAD_BYTES + b"\r\n\r\nx"), form(*[NAMED + b"\r\nx"] * 11),
+        form(NAMED + b"Content-Transfer-Encoding: base64\r\n\r\nYQ=="),
+        form(NAMED + b"Content-Encoding: gzip\r\n\r\nx"),
+        form(NAMED + b"Content-Type: text/plain; charset=nobody-knows\r\n\r\nx"),
+    ],
+)  # fmt: skip
+def test_malformed_multipart_is_an_error_that_the_form_reports(raw: bytes) -> None:
+    with pytest.raises((ValueError, LookupError)):
+        assert not parts(raw, b"b", 10)
+
+
+@pytest.mark.parametrize("text", ["multipart/form-data", "multipart/form-data; boundary=", "x"])
+def test_boundary_has_to_be_named(text: str) -> None:
+    with pytest.raises(ValueError, match="boundary"):
+        boundary_of(text)
+
+
+def test_boundary_may_be_quoted() -> None:
+    assert boundary_of('multipart/form-data; charset=utf-8; boundary="a b"') == b"a b"
