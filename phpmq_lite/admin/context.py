@@ -42,8 +42,8 @@ Answer = Callable[[Any], None]
 class Engine(Protocol):
     """What the admin asks of the engine: figures at once, changes after their commit."""
 
-    def status(self) -> Status:
-        """Give the live figures."""
+    def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
+        """Give the live figures, of queues whose names are wanted."""
 
     def summary(self) -> Status:
         """Give the same without the queues: cheap however many there are."""
@@ -134,9 +134,12 @@ def status_of(request: web.Request) -> Status:
     Whoever is limited to some queues sees those only, also in what clients consume.
     """
     if _STATUS not in request:
-        status = context_of(request).engine.status()
-        globs = request.get(QUEUES, ())
-        request[_STATUS] = _only(status, globs) if globs else status
+        engine, globs = context_of(request).engine, request.get(QUEUES, ())
+        if globs:
+            status = engine.status(lambda name: is_match(name, globs))
+            request[_STATUS] = _only(status, globs)
+        else:
+            request[_STATUS] = engine.status()
     return request[_STATUS]
 
 
@@ -154,5 +157,4 @@ def _only(status: Status, globs: tuple[str, ...]) -> Status:
         )
         for client in status.clients
     )
-    queues = (queue for queue in status.queues if is_match(queue.name, globs))
-    return replace(status, queues=tuple(queues), clients=tuple(clients))
+    return replace(status, clients=tuple(clients))

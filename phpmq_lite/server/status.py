@@ -235,9 +235,12 @@ class Front:
         engine.taps.add(look)
         return lambda: engine.taps.discard(look)
 
-    def status(self) -> Status:
-        """Return the figures of this moment; O(queues + clients), 1 µs for a quiet queue."""
-        queues = tuple(status for some in self.queue_slices() for status in some)
+    def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
+        """Return the figures of this moment; O(queues + clients), 1 µs for a quiet queue.
+
+        ``is_wanted`` says by name which queues to include: others cost their look only.
+        """
+        queues = tuple(status for some in self.queue_slices(is_wanted=is_wanted) for status in some)
         return replace(self.summary(), queues=queues)
 
     def summary(self) -> Status:
@@ -309,7 +312,9 @@ class Front:
             "places": gate.places,
         }
 
-    def queue_slices(self, size: int = SLICE) -> Iterator[list[QueueStatus]]:
+    def queue_slices(
+        self, size: int = SLICE, is_wanted: Callable[[str], bool] | None = None
+    ) -> Iterator[list[QueueStatus]]:
         """Give the figures of all queues, ``size`` at a time, so that the loop can go on between.
 
         Queues that come or go meanwhile may be among them or not.
@@ -319,11 +324,13 @@ class Front:
             return
         lives = engine.core.lives
         queues = list(lives.queues.values())
+        if is_wanted is not None:
+            queues = [queue for queue in queues if is_wanted(queue.name)]
         at_s = asyncio.get_running_loop().time()
         for at in range(0, len(queues), size):
             some = queues[at : at + size]
             yield [self._queue(queue, lives, at_s) for queue in some]
-        if len(self._quiet) > 2 * len(queues):
+        if len(self._quiet) > 2 * len(lives.queues):
             self._quiet.clear()  # many are gone
 
     def _queue(self, queue: Queue, lives: Lives, at_s: float) -> QueueStatus:

@@ -98,9 +98,12 @@ class FakeEngine:
         self.now = status or broker_status()
         self.figures = Figures()
 
-    def status(self) -> Status:
+    def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
         """Give the status that the test set."""
-        return self.now
+        if is_wanted is None:
+            return self.now
+        wanted = tuple(queue for queue in self.now.queues if is_wanted(queue.name))
+        return replace(self.now, queues=wanted)
 
     def summary(self) -> Status:
         """Give it without the queues."""

@@ -1,6 +1,7 @@
 """What the admin sees of a running core, and of one that does not run yet."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -9,6 +10,7 @@ from phpmq_lite.broker.queue import Connection, Totals
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Stored
+from phpmq_lite.server import status as status_module
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.figures import Figures
 from phpmq_lite.server.status import Front, Rates, Status
@@ -141,6 +143,10 @@ async def test_status_comes_in_slices(front: Front, core: Broker) -> None:
     slices = [[queue.name for queue in some] for some in front.queue_slices(2)]
     assert slices == [["q0", "q1"], ["q2", "q3"], ["q4"]]
     assert front.summary().queues == ()
+    with patch.object(status_module, "_queue", side_effect=status_module._queue) as made:
+        wanted = front.status(lambda name: name in ("q1", "q3")).queues
+    assert [queue.name for queue in wanted] == ["q1", "q3"]
+    assert made.call_count <= 2  # those of others are not read
     assert list(Front(Figures()).queue_slices()) == []
 
 
