@@ -1,0 +1,389 @@
+"""What one tenant can do to the others: each attack at the limit that is documented for it.
+
+Each is a function that prepares, calls ``ready`` and goes on until its process is killed.  It uses
+queues that begin with ``b-``, a token that may use no others, and an address of its own: without
+a login, PHPMQ connections of one address are one tenant.
+"""
+
+import gzip
+import json
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from tests.acceptance.peers import WAIT_S, Peer
+
+MIB: Final = 1 << 20
+CONNECTIONS: Final = 95  # of HTTP; limits.http_connections are 100
+HELD: Final = 50_000  # limits.held
+HELD_BYTES: Final = 256 * MIB  # limits.held_bytes
+QUEUES: Final = 10_000  # limits.max_queues
+CONTENT: Final = 8 * MIB  # limits.max_content
+APP_ID: Final = "tenant-app"  # of the other one
+_FAILED: Final = (OSError, HTTPException)
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """A broker, and what the attacker may use of it."""
+
+    port: int
+    url: str
+    token: str
+    source: str = "127.0.0.1"  # address of this end
+
+    def peer(self) -> Peer:
+        """Connect to the PHPMQ listener."""
+        address = "127.0.0.1", self.port
+        made = Peer(socket.create_connection(address, WAIT_S, (self.source, 0)))
+        made.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def connect(self) -> socket.socket:
+        """Connect to the admin."""
+        return socket.create_connection(self.address, 60, (self.source, 0))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the admin."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "127.0.0.1", parts.port or 80
+
+    def head(self, method: str, path: str, **headers: str) -> bytes:
+        """Return the head of a request."""
+        host, port = self.address
+        given = {"Host": f"{host}:{port}", "Authorization": f"Bearer {self.token}"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in given.items()),
+        ]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        """Make one request on a connection of its own; (0, b"") where it fails."""
+        given = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        connection = HTTPConnection(*self.address, timeout=60, source_address=(self.source, 0))
+        try:
+            connection.request(method, path, body, given)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except _FAILED:
+            return 0, b""
+        finally:
+            connection.close()
+
+
+def in_threads(count: int, work: Callable[[], object]) -> None:
+    """Repeat ``work`` in threads, until the process is killed."""
+
+    def repeat() -> None:
+        while True:
+            with suppress(*_FAILED, AssertionError):
+                work()
+
+    for _ in range(count):
+        threading.Thread(target=repeat, daemon=True).start()
+
+
+def ready() -> None:
+    """Say that the attack has begun."""
+    print("ready", flush=True)
+
+
+def end_never() -> None:
+    """Wait for the end of the process."""
+    threading.Event().wait()
+
+
+# -- PHPMQ
+
+
+def dead_consumers(target: Target) -> None:
+    """25 consumers disconnect without a word, and a message is published at once."""
+
+    def once() -> None:
+        peers = [target.peer() for _ in range(25)]
+        for peer in peers:
+            peer.consume("b-dead", 1)
+        for peer in peers:
+            peer.reset()
+        with target.peer() as publisher:
+            publisher.confirm("b-dead", b"x")
+        time.sleep(0.05)
+
+    once()
+    in_threads(1, once)
+
+
+def full_queues(target: Target) -> None:
+    """All queues that there may be, and one more, again and again."""
+    with target.peer() as peer:
+        for start in range(0, QUEUES - 500, 500):
+            names = [f"b-{number}" for number in range(start, start + 500)]
+            peer.send(b"".join(peer.side.publish(name, b"") for name in names))
+            peer.barrier()
+        number = QUEUES  # the barriers have a queue, too
+        while peer.confirm(f"b-{number}", b"") is None:
+            number += 1
+
+    def once() -> None:
+        target.ask("PUT", f"/api/v1/queues/b-{secrets.token_hex(8)}", b"{}")
+        with target.peer() as another:
+            another.confirm(f"b-{secrets.token_hex(8)}", b"")
+        time.sleep(0.05)
+
+    in_threads(1, once)
+
+
+def hung_consumers(target: Target) -> None:
+    """Consumers hold all messages that may be held, and never acknowledge."""
+    _hang(target, "b-hung", [b"x"] * (HELD // 1_000 * 1_050), HELD // 1_000 + 2, HELD)
+
+
+def hung_consumers_of_large_messages(target: Target) -> None:
+    """Consumers hold all bytes that may be held, and never acknowledge."""
+    size = 4 * MIB
+    bodies = [b"x" * size] * (HELD_BYTES // size + 8)
+    _hang(target, "b-hung-large", bodies, 30, HELD_BYTES // size)
+
+
+def _hang(target: Target, queue: str, bodies: list[bytes], consumers: int, held: int) -> None:
+    with target.peer() as publisher:
+        step = max(1, min(2_000, 8 * MIB // len(bodies[0])))
+        for at in range(0, len(bodies), step):
+            publisher.store(queue, *bodies[at : at + step])
+    peers = [target.peer() for _ in range(consumers)]
+    for peer in peers:
+        peer.consume(queue, 1_000)
+    got = 0
+    for peer in peers:
+        peer.socket.settimeout(2)
+        with suppress(TimeoutError):
+            while got < held and peer.take():
+                got += len(peer.got)
+                peer.got.clear()
+    _keep.extend(peers)
+
+
+_keep: list[object] = []  # connections that stay open
+
+
+def slow_readers(target: Target) -> None:
+    """Consumers of large messages that read nothing."""
+
+    def once() -> None:
+        with target.peer() as publisher:
+            publisher.confirm("b-slow", b"x" * MIB, 2)
+        time.sleep(0.1)
+
+    for _ in range(16):
+        once()
+    for _ in range(8):
+        peer = target.peer()
+        peer.read_nothing()
+        peer.consume("b-slow", 1_000)
+        _keep.append(peer)
+    in_threads(1, once)
+
+
+def huge_bodies(target: Target) -> None:
+    """Messages as large as they may be, one after another, confirmed and consumed."""
+    body = b"x" * CONTENT
+
+    def once() -> None:
+        with target.peer() as peer:
+            peer.consume("b-huge", 1)
+            for _ in range(100):
+                peer.confirm("b-huge", body, 60)
+                peer.ack(*peer.dispatches(1))
+
+    in_threads(1, once)
+
+
+# -- HTTP
+
+
+def app_id_poisoning(target: Target) -> None:
+    """The highest version under the app_id of another tenant, and floods of new ones."""
+    rows = arrow_of([("b-staged", b"x")])
+
+    def publish(app_id: str, version: int) -> None:
+        token = secrets.token_hex(8)
+        target.ask("POST", f"/api/v1/pipeline/stage?token={token}", rows,
+                   Content_Type="application/vnd.apache.arrow.stream")  # fmt: skip
+        asked = {"app_id": app_id, "version": version, "tokens": [token]}
+        target.ask("POST", "/api/v1/pipeline/publish", json.dumps(asked).encode())
+
+    publish(APP_ID, 2**63 - 1)
+    in_threads(1, lambda: publish(APP_ID, 2**63 - 1))
+    in_threads(2, lambda: publish(secrets.token_hex(8), 1))
+
+
+def json_arrays(target: Target) -> None:
+    """Bodies of 3 MiB whose values would take a hundred times that."""
+    body = b"[" + b"{}," * MIB + b"{}]"
+    in_threads(4, lambda: target.ask("POST", "/api/v1/queues/b-json/messages", body))
+
+
+def compressed_bodies(target: Target) -> None:
+    """Bodies that are small as long as nobody decompresses them."""
+    body = gzip.compress(b"[" + b" " * (64 * MIB) + b"]")
+    in_threads(4, lambda: target.ask("POST", "/api/v1/queues/b-gzip/messages", body,
+                                     Content_Encoding="gzip"))  # fmt: skip
+
+
+def login_forms(target: Target) -> None:
+    """Forms of 11 MiB that never end, on nearly all connections."""
+    size = 11 * MIB
+    head = target.head(
+        "POST", "/login", Content_Length=str(size), Origin=target.url,
+        Content_Type="application/x-www-form-urlencoded",
+    )  # fmt: skip
+    part = b"x" * (size - 1)
+
+    def once() -> None:
+        with target.connect() as connection:
+            connection.sendall(head)
+            connection.sendall(part)
+            while connection.recv(4_096):
+                pass
+
+    in_threads(CONNECTIONS, once)
+
+
+def slow_downloads(target: Target) -> None:
+    """Bodies of 8 MiB that are read by 4 KiB a second, on nearly all connections."""
+    with target.peer() as peer:
+        peer.confirm("b-large", b"x" * (CONTENT - 100))
+    found = json.loads(target.ask("GET", "/api/v1/queues/b-large/messages")[1])
+    head = target.head("GET", f"/api/v1/messages/{found['items'][0]['id']}/body")
+
+    def once() -> None:
+        with target.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.sendall(head)
+            while connection.recv(4_096):
+                time.sleep(1)
+
+    in_threads(CONNECTIONS, once)
+
+
+def searches(target: Target) -> None:
+    """Patterns that nothing matches, over bodies that begin as they do."""
+    with target.peer() as peer:
+        body = b'{"data":{"a":"' + b"a" * (CONTENT - 100) + b'"}}'
+        for _ in range(6):
+            peer.confirm("b-search", body)
+    pattern = quote("data.a:*" + "a" * 1_900 + "b")
+    in_threads(6, lambda: target.ask("GET", f"/api/v1/messages?q={pattern}"))
+
+
+def slow_uploads(target: Target) -> None:
+    """Rows to stage, as slowly as they may come, on more connections than there are slots."""
+    size = 64 * MIB
+
+    def once() -> None:
+        head = target.head("POST", f"/api/v1/pipeline/stage?token={secrets.token_hex(8)}",
+                           Content_Length=str(size),
+                           Content_Type="application/vnd.apache.arrow.stream")  # fmt: skip
+        with target.connect() as connection:
+            connection.sendall(head)
+            for _ in range(size // 10_240):
+                connection.sendall(b"x" * 10_240)
+                time.sleep(1)
+
+    in_threads(8, once)
+
+
+def uploads(target: Target) -> None:
+    """Rows to stage, as many as a token may have, one upload after another."""
+    rows = arrow_of([("b-staged", b"x" * 600)] * 100_000)
+
+    def once() -> None:
+        token = secrets.token_hex(8)
+        target.ask("POST", f"/api/v1/pipeline/stage?token={token}", rows,
+                   Content_Type="application/vnd.apache.arrow.stream")  # fmt: skip
+        asked = json.dumps({"tokens": [token]}).encode()
+        target.ask("POST", "/api/v1/pipeline/unstage", asked)
+
+    in_threads(4, once)
+
+
+def exports(target: Target) -> None:
+    """Exports of 50,000 messages, several at once."""
+    _fill(target, "b-export", 50_000)
+    in_threads(4, lambda: target.ask("GET", "/api/v1/export?q=queue%3Ab-export"))
+
+
+def bulk_work(target: Target) -> None:
+    """Moves of 20,000 messages, as many at once as one may run."""
+    _fill(target, "b-bulk", 20_000)
+
+    def once() -> None:
+        for source, goal in (("b-bulk", "b-moved"), ("b-moved", "b-bulk")):
+            selected = target.ask("POST", "/api/v1/selections",
+                                  json.dumps({"q": f"queue:{source}"}).encode())  # fmt: skip
+            token = json.loads(selected[1] or b"{}").get("token", "")
+            asked: dict[str, Any] = {"token": token, "action": "move", "target": goal}
+            asked |= {"create": True, "confirm": source}
+            target.ask("POST", "/api/v1/bulk", json.dumps(asked).encode())
+
+    in_threads(5, once)
+
+
+def _fill(target: Target, queue: str, count: int) -> None:
+    with target.peer() as peer:
+        for start in range(0, count, 5_000):
+            peer.store(queue, *(b'{"data":{"n":%d}}' % n for n in range(start, start + 5_000)))
+
+
+def arrow_of(rows: list[tuple[str, bytes]]) -> bytes:
+    """Return rows as a stream of Arrow, as Spark's tasks stage them."""
+    import pyarrow as pa
+
+    queues, bodies = zip(*rows, strict=True)
+    made = pa.table({
+        "body": pa.array(bodies, pa.binary()),
+        "queue": pa.array(queues, pa.string()),
+        "ttl_s": pa.array([None] * len(rows), pa.int64()),
+    })  # fmt: skip
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, made.schema) as writer:
+        writer.write_table(made)
+    return bytes(sink.getvalue())
+
+
+ADVERSARIES: Final[dict[str, Callable[[Target], None]]] = {
+    made.__name__: made
+    for made in (
+        dead_consumers, app_id_poisoning, full_queues, json_arrays, login_forms, slow_downloads,
+        compressed_bodies, searches, hung_consumers, hung_consumers_of_large_messages,
+        slow_uploads, uploads, slow_readers, huge_bodies, exports, bulk_work,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    """Attack: ``python -m tests.faults.adversaries NAME PORT URL TOKEN``."""
+    name, port, url, token = sys.argv[1:]
+    ADVERSARIES[name](Target(int(port), url, token, "127.0.0.2"))
+    ready()
+    end_never()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""One tenant beside another that does all the harm it can: same results, bounded latency.
+
+``python -m tests.faults.neighbours --seconds 60`` runs the workload of a tenant alone and beside
+each adversary, prints the factor of its p99 latency, and ends with 1 if a result differs or a
+factor is above 3.  ``--only NAME`` takes some adversaries.  Nothing else should use the machine.
+"""
+
+import argparse
+import json
+import secrets
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from urllib.parse import quote
+
+from phpmq_lite.testing import BrokerProcess
+from tests.faults.adversaries import ADVERSARIES, APP_ID, Target, arrow_of
+
+WORST: Final = 3.0  # times the p99 latency alone
+RATE: Final = 50  # messages a second
+STAGE_S: Final = 1.0  # from one staged publish to the next
+PREPARED: Final = 120  # messages that are only searched
+DRAIN_S: Final = 60.0
+QUEUE: Final = "tenant"
+_OUTCOMES: Final = (
+    "SELECT name, outcome, reason, count(*) FROM history JOIN queue USING (queue_id)"
+    " WHERE name LIKE 'tenant%' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+)
+_ALIVE: Final = (
+    "SELECT name, live_count FROM queue WHERE name LIKE 'tenant%' AND live_count > 0 ORDER BY 1"
+)
+
+
+@dataclass
+class Results:
+    """What a tenant got: equal for the same workload.  The latencies (s) are apart."""
+
+    receipts: Counter[str] = field(default_factory=Counter)  # reasons; empty: stored
+    dispatched: Counter[int] = field(default_factory=Counter)  # times, by number of the message
+    order: list[int] = field(default_factory=list)  # of first dispatches
+    found: Counter[str] = field(default_factory=Counter)  # answers of searches
+    published: Counter[str] = field(default_factory=Counter)  # answers of staged publishes
+    outcomes: list[Any] = field(default_factory=list)  # of the history
+    alive: list[Any] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Tenant:
+    """Publishes, consumes, acknowledges, requeues, dead-letters, searches and stages, at a pace."""
+
+    def __init__(self, target: Target, count: int) -> None:
+        self.results = Results()
+        self.latencies_s: list[float] = []  # publish to receipt, and publish to dispatch
+        self._target = target
+        self._count = count
+        self._sent_s: dict[int, float] = {}
+        self._is_over = threading.Event()
+
+    def prepare(self) -> None:
+        """Store what is searched, and publish the first version under its app_id."""
+        with self._target.peer() as peer:
+            peer.store(f"{QUEUE}-prepared", *(b'{"data":{"n":%d}}' % n for n in range(PREPARED)))
+        self._publish_staged(0)
+
+    def run(self) -> None:
+        """Work, and return when all is settled."""
+        works = (self._publish, self._consume, self._search, self._stage)
+        threads = [threading.Thread(target=self._noted, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _noted(self, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:  # it is a result, too
+            self.results.errors.append(f"{work.__name__}: {type(error).__name__}: {error}")
+        finally:
+            if work == self._consume:
+                self._is_over.set()
+
+    def _publish(self) -> None:
+        began_s = time.monotonic()
+        with self._target.peer() as peer:
+            for number in range(self._count):
+                time.sleep(max(0.0, began_s + number / RATE - time.monotonic()))
+                self._sent_s[number] = sent_s = time.monotonic()
+                reason = peer.confirm(QUEUE, b'{"data":{"n":%d}}' % number, 3_600)
+                self.latencies_s.append(time.monotonic() - sent_s)
+                self.results.receipts[reason or ""] += 1
+
+    def _consume(self) -> None:
+        left = self._count
+        with self._target.peer() as peer:
+            peer.socket.settimeout(DRAIN_S)
+            peer.consume(QUEUE, 100)
+            while left:
+                (dispatch,) = peer.dispatches(1)
+                number = json.loads(dispatch.content)["data"]["n"]
+                self.results.dispatched[number] += 1
+                if self.results.dispatched[number] == 1:
+                    self.latencies_s.append(time.monotonic() - self._sent_s[number])
+                    self.results.order.append(number)
+                    if number % 20 == 3:
+                        peer.requeue(dispatch)
+                        continue
+                if number % 50 == 7:
+                    peer.dead_letter(dispatch)
+                else:
+                    peer.ack(dispatch)
+                left -= 1
+            peer.barrier()
+
+    def _search(self) -> None:
+        path = "/api/v1/messages?q=" + quote(f"queue:{QUEUE}-prepared data.n:>=20 data.n:*1")
+        while not self._is_over.wait(0.5):
+            status, body = self._target.ask("GET", path)
+            found = json.loads(body) if status == 200 else {}
+            shown = f"{status}: {len(found.get('items', ()))}, {found.get('complete')}"
+            self.results.found[shown] += 1
+
+    def _stage(self) -> None:
+        began_s = time.monotonic()
+        for version in range(1, 1 + max(1, round(self._count / RATE / STAGE_S))):
+            time.sleep(max(0.0, began_s + version * STAGE_S - time.monotonic()))
+            self.results.published[self._publish_staged(version)] += 1
+
+    def _publish_staged(self, version: int) -> str:
+        rows = arrow_of([(f"{QUEUE}-staged", b"%d" % version)] * 3)
+        token = secrets.token_hex(8)
+        status, answer = self._target.ask(
+            "POST", f"/api/v1/pipeline/stage?token={token}", rows,
+            Content_Type="application/vnd.apache.arrow.stream",
+        )  # fmt: skip
+        if status != 200:
+            return f"stage {status}: {answer[:200]!r}"
+        asked = {"app_id": APP_ID, "version": version, "tokens": [token]}
+        status, answer = self._target.ask(
+            "POST", "/api/v1/pipeline/publish", json.dumps(asked).encode()
+        )
+        return f"publish {status}: {answer[:200]!r}"
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """What came of one run."""
+
+    results: Results
+    latencies_s: list[float]
+
+    @property
+    def p99_s(self) -> float:
+        """The latency that 99 of 100 are below."""
+        ordered = sorted(self.latencies_s)
+        return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
+
+
+def differences(alone: Results, beside: Results) -> list[str]:
+    """Say which results differ; how often was searched depends on the time."""
+    found = []
+    for name in ("receipts", "dispatched", "order", "published", "outcomes", "alive", "errors"):
+        one, other = getattr(alone, name), getattr(beside, name)
+        if one != other:
+            found.append(f"{name}: {str(one)[:300]} alone, {str(other)[:300]} beside")
+    if alone.found.keys() != beside.found.keys():
+        found.append(f"found: {alone.found} alone, {beside.found} beside")
+    return found
+
+
+def run(adversary: str | None, count: int) -> Run:
+    """Run the workload of ``count`` messages on a new broker, beside an adversary."""
+    with TemporaryDirectory(prefix="neighbours-") as folder:
+        broker = BrokerProcess(Path(folder) / "data", ["--admin", "127.0.0.1:0"])
+        with broker:
+            tenant = Tenant(_target(broker, "tenant", "tenant*"), count)
+            tenant.prepare()
+            with attacked(broker, adversary) as attack:
+                tenant.run()
+                if attack is not None and attack.poll() is not None:
+                    tenant.results.errors.append(f"the adversary ended: {attack.returncode}")
+            results = tenant.results
+        with closing(sqlite3.connect(f"file:{broker.data / 'phpmq.db'}?mode=ro", uri=True)) as file:
+            results.outcomes = file.execute(_OUTCOMES).fetchall()
+            results.alive = file.execute(_ALIVE).fetchall()
+    return Run(results, tenant.latencies_s)
+
+
+def _target(broker: BrokerProcess, name: str, queues: str) -> Target:
+    """Return the broker for somebody with a token of their own, made by way of control.sock."""
+    asked = ("token", "add", name, "--role", "operator", "--queues", queues)
+    done = subprocess.run(
+        [sys.executable, "-m", "phpmq_lite", *asked, "--data", str(broker.data)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+    )  # fmt: skip
+    return Target(broker.port, broker.admin[0].rstrip("/"), done.stdout.strip())
+
+
+@contextmanager
+def attacked(broker: BrokerProcess, name: str | None) -> Iterator[subprocess.Popen[str] | None]:
+    """Have an adversary attack in a process of its own, from its first word on."""
+    if name is None:
+        yield None
+        return
+    target = _target(broker, "adversary", "b-*")
+    arguments = [name, str(target.port), target.url, target.token]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.adversaries", *arguments],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        if process.stdout is None or process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the adversary {name} did not begin: {process.wait()}")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all adversaries; return 1 if a result differs or a factor is above the bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="of each run")
+    parser.add_argument("--only", nargs="*", choices=ADVERSARIES, help="these adversaries")
+    asked = parser.parse_args(arguments)
+    count = max(1, round(asked.seconds * RATE))
+    before = run(None, count)
+    _say(f"alone: p99 {before.p99_s * 1_000:.1f} ms, {len(before.latencies_s)} latencies")
+    failed, worst = [], 0.0
+    for name in asked.only or ADVERSARIES:
+        beside = run(name, count)
+        factor = beside.p99_s / before.p99_s
+        worst = max(worst, factor)
+        different = differences(before.results, beside.results)
+        verdict = "; ".join(different) or "results identical"
+        _say(f"{name}: p99 {beside.p99_s * 1_000:.1f} ms, factor {factor:.2f}, {verdict}")
+        if different or factor > WORST:
+            failed.append(name)
+    count = len(asked.only or ADVERSARIES)
+    _say(f"{count} adversaries, worst factor {worst:.2f}, failed: {', '.join(failed) or 'none'}")
+    return bool(failed)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

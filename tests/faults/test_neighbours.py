@@ -1,0 +1,59 @@
+"""A tenant beside each adversary, for a moment: the results are compared, the factor is printed.
+
+``python -m tests.faults.neighbours`` judges the factor, over a minute and on a quiet machine.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.faults import neighbours
+from tests.faults.adversaries import ADVERSARIES
+from tests.faults.neighbours import Results, Run, differences, run
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+MESSAGES = 100
+
+
+@pytest.fixture(scope="module")
+def alone() -> Run:
+    return run(None, MESSAGES)
+
+
+def test_tenant_alone_gets_what_it_asks_for(alone: Run) -> None:
+    """What the other runs are compared with is no failure."""
+    results = alone.results
+    assert results.errors == []
+    assert results.receipts == {"": MESSAGES}
+    assert results.order == list(range(MESSAGES))
+    assert set(results.found) == {"200: 10, True"}
+    assert results.published.total() == MESSAGES / neighbours.RATE
+    assert ["tenant.dlq", 2] in [list(row) for row in results.alive]
+
+
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_adversary_changes_no_result(
+    alone: Run, adversary: str, figure: Callable[[str], None]
+) -> None:
+    beside = run(adversary, MESSAGES)
+    figure(f"{adversary}: p99 {beside.p99_s / alone.p99_s:.2f} times that alone")
+    assert differences(alone.results, beside.results) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"order": [1, 0]},
+        {"errors": ["publish: ConnectionResetError"]},
+        {"outcomes": [("tenant", 4, "expired", 1)]},
+        {"alive": []},
+    ],
+)
+def test_difference_is_told(changed: dict[str, Any]) -> None:
+    results = Results(order=[0, 1], alive=[("tenant.dlq", 2)])
+    assert differences(results, results) == []
+    (told,) = differences(results, replace(results, **changed))
+    assert told.startswith(f"{next(iter(changed))}: ")
