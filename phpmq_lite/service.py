@@ -24,7 +24,7 @@ from phpmq_lite.model import Stored
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.wire import WireLimits
 from phpmq_lite.resources import migrations_folder
-from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.admission import Admission, files_problem, most_files, open_files
 from phpmq_lite.server.bounds import (
     limits_of,
     queue_defaults_of,
@@ -172,6 +172,7 @@ class Service:
             for address in self.admin:
                 self._announce(f"listening admin {address}")
             gate = Admission.of(settings)
+            _tell_of_files(settings)
             listeners = Listeners(
                 settings.tcp,
                 lambda kind, dispatch: _session(self._shared, settings, kind, dispatch),
@@ -497,6 +498,16 @@ async def _check_ports(settings: Settings) -> None:
                 _check_alone(settings.data)
                 problem = await asyncio.to_thread(_port_problem, endpoint, error, flag)
                 raise StartRefusedError(f"{name}: {problem}") from error
+
+
+def _tell_of_files(settings: Settings) -> None:
+    """Warn where fewer clients can connect than the settings allow: nothing else would say it."""
+    files, limits = open_files(), settings.limits
+    if files is None:
+        return
+    problem = files_problem(limits.connections, limits.http_connections, files, most_files())
+    if problem is not None:
+        _log.warning("few_open_files", found=problem[0], remedy=problem[1])
 
 
 def _check_alone(data: Path) -> None:

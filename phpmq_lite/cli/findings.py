@@ -1,5 +1,6 @@
 """What a doctor finds: one line for each thing that was looked at, and what to do about it."""
 
+import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +27,11 @@ class Finding(NamedTuple):
     state: str
     found: str
     hint: str = ""  # what to do
+
+
+def as_root(command: str) -> str:
+    """Return a command that only root may run; others are told to ask root for it."""
+    return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 
 def ok(check: str, found: str, hint: str = "") -> Finding:

@@ -1,14 +1,17 @@
 """Which packages are installed, judged by what the distribution says that it needs."""
 
+import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from sysconfig import get_path
 from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from phpmq_lite.cli.findings import Finding, bad, ok, warn
+from phpmq_lite.build import install_command
+from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 
 DISTRIBUTION: Final = "phpmq-lite"
 _LEAST: Final = (">=", ">")  # what a version must have reached
@@ -28,6 +31,12 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 def _is_for(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def install(*extras: str, flags: str = "") -> str:
+    """Return the command that installs this package again, and who may run it."""
+    command = install_command(*extras, flags=flags)
+    return command if os.access(get_path("purelib"), os.W_OK) else as_root(command)
 
 
 def installed(package: str) -> str | None:

@@ -1,6 +1,7 @@
 """Who may connect, and how many: networks, connections in all, connections per address."""
 
 import ipaddress
+import os
 import resource
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +33,29 @@ def most_http_connections(settings: Settings) -> int:
     return min(limits.http_connections, max(8, left))
 
 
+def files_problem(
+    connections: int, http_connections: int, files: int, hard: int | None
+) -> tuple[str, str] | None:
+    """Say that too few files may be open for the connections of the settings, and what to do.
+
+    ``hard`` is how far this account may raise the number by itself; None: as far as it likes.
+    """
+    places = most_connections(connections, files)
+    if places >= connections:
+        return None
+    needed = connections + http_connections + SPARE_FILES
+    remedy = f"LimitNOFILE={needed} in the unit, or `ulimit -n {needed}` before the start"
+    if hard is not None and hard < needed:
+        remedy = (
+            f"this account may have {hard:,} at most: ask root for LimitNOFILE={needed} in the "
+            f"unit or in /etc/security/limits.conf, or set limits.connections = {places}"
+        )
+    return (
+        f"{files:,} may be open, so {places:,} of limits.connections, {connections:,}, can connect",
+        remedy,
+    )
+
+
 def open_files(pid: int | None = None) -> int | None:
     """Return how many files a process, by default this one, may open; None: any number.
 
@@ -43,6 +67,12 @@ def open_files(pid: int | None = None) -> int | None:
     else:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if files == resource.RLIM_INFINITY else files
+
+
+def most_files() -> int | None:
+    """Return how far this account may raise the number of its open files; None: any number."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 
 
 class Admission:

@@ -225,6 +225,14 @@ def test_broker_is_refused_where_the_port_of_its_admin_is_taken(tmp_path: Path) 
     assert not (tmp_path / "two").exists()
 
 
+def test_start_warns_of_fewer_open_files_than_connections(data: Path) -> None:
+    with broker_process(data, *NO_ADMIN, "--set", "limits.connections=100000000") as broker:
+        log = broker.log.read_text(encoding="utf-8")
+    assert "few_open_files" in log
+    assert "of limits.connections, 100,000,000, can connect" in log
+    assert "LimitNOFILE=100000" in log
+
+
 def test_newer_database_is_refused(data: Path) -> None:
     with broker_process(data, *NO_ADMIN) as broker:
         assert broker.terminate() == 0

@@ -9,7 +9,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.views import plural
 from phpmq_lite.cli.findings import Finding, bad, ok, warn
 from phpmq_lite.cli.main import REFUSED, CommandError
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.node import NoAnswerError, Node
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.glance import Glance, glance
@@ -48,12 +48,12 @@ def _running(settings: Settings, pid: str) -> Finding:
     try:
         stats = node.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:
-        if error.code == REFUSED:
+        if isinstance(error, NoAnswerError) and error.code == REFUSED:
             return warn("broker", f"pid {pid} is not ready: {error}", "it starts: look again soon")
         return bad(
             "broker",
             f"pid {pid} does not answer: {error}",
-            "its log says what it does; only its account may ask it",
+            "its log says what it does",
         )
     return running_finding(stats, pid, settings)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin import formats
-from phpmq_lite.cli.findings import Finding, bad, ok, warn
+from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.bounds import space_of
 from phpmq_lite.server.endpoints import parse_endpoint
@@ -95,7 +95,8 @@ def rights_finding(rights: Rights, pid: str | None) -> Finding:
             return bad(
                 NAME,
                 f"{path} is not there, and {account(rights.me)} cannot make it",
-                f"make it for the broker's account: install -d -m 700 -o ACCOUNT {path}",
+                as_root(f"install -d -m 700 -o {account(rights.me)} {path}")
+                + "; or name a folder of yours with --data",
             )
         return ok(NAME, f"{path} is not there yet", "the first start makes it")
     whose = f"{path} of {account(owner)}"
@@ -103,19 +104,21 @@ def rights_finding(rights: Rights, pid: str | None) -> Finding:
         return bad(
             NAME,
             f"{whose} has files of another account: {', '.join(rights.strangers)}",
-            f"chown -R {account(owner)} {path}",
+            as_root(f"chown -R {account(owner)} {path}"),
         )
     if not rights.can_write:
         return bad(
             NAME,
             f"{account(rights.me)} cannot use {whose}",
-            f"run it with that account: sudo -u {account(owner)} phpmq-lite doctor",
+            as_root(f"sudo -u {account(owner)} phpmq-lite doctor")
+            + "; or name a folder of yours with --data",
         )
     if rights.me != owner:
         return warn(
             NAME,
             f"{whose}, looked at as {account(rights.me)}",
-            f"sudo -u {account(owner)} phpmq-lite doctor sees what the broker sees",
+            as_root(f"sudo -u {account(owner)} phpmq-lite doctor")
+            + ": it sees what the broker sees",
         )
     if rights.mode & (stat.S_IRWXG | stat.S_IRWXO):
         return warn(
@@ -174,7 +177,7 @@ def _sync(path: Path) -> Finding:
         return bad(
             "disk",
             f"cannot write to {path}: {error.strerror}",
-            "look into the log of the system: dmesg",
+            as_root("dmesg") + ": the log of the system says why",
         )
 
 

@@ -12,6 +12,7 @@ from phpmq_lite import __version__, build
 from phpmq_lite.admin.systems import sqlite_note
 from phpmq_lite.cli.findings import OK, Finding, bad, ok, warn
 from phpmq_lite.cli.installed import (
+    install,
     installed,
     look_at_python,
     package_finding,
@@ -52,7 +53,7 @@ def package_findings(
     ``find`` gives a version; ``problem`` is why something cannot be imported.
     """
     name, own = "packages", f"phpmq-lite {__version__} ({build.kind()})"
-    again = build.install_command(flags="--upgrade")
+    again = install(flags="--upgrade")
     found = [package_finding(one, find(one.name), again) for one in needed]
     wrong = [one for one in found if one.state != OK]
     yield from wrong
@@ -62,7 +63,7 @@ def package_findings(
         yield warn(
             name,
             f"{own} is not installed, so no version was compared",
-            build.install_command(),
+            install(),
         )
     elif not wrong:
         yield ok(name, f"{own} and the {len(needed)} packages that it needs")
@@ -110,7 +111,7 @@ def _pages() -> Finding:
         return bad(
             "pages",
             f"{folder} has no {', '.join(missing)}",
-            build.install_command(flags="--force-reinstall"),
+            install(flags="--force-reinstall"),
         )
     return ok("pages", "all files of the web pages are there")
 
@@ -137,12 +138,12 @@ def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding
         return ok(
             "pipeline",
             "no Spark, which only `phpmq-lite pipeline` needs",
-            f"to use it: {build.install_command('spark', 'java')}",
+            f"to use it: {install('spark', 'java')}",
         )
     if problem:
         return warn(
             "pipeline",
             f"Spark {spark}, no Java: {problem}",
-            f"{build.install_command('java')}, or install Java 17 or newer",
+            f"{install('java')}, or install Java 17 or newer",
         )
     return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` looks closer")

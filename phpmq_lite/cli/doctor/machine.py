@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Final
 
 from phpmq_lite.admin import formats
-from phpmq_lite.cli.findings import Finding, bad, ok, warn
-from phpmq_lite.server.admission import SPARE_FILES, most_connections, open_files
+from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
+from phpmq_lite.server.admission import files_problem, most_files, open_files
 from phpmq_lite.server.memory import memory_bound
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import read_meta
@@ -27,27 +27,26 @@ def look(settings: Settings, pid: str | None) -> Iterator[Finding]:
     files = open_files()
     with suppress(OSError, ValueError):  # of another account, or its pid is another's name
         files = open_files(int(pid)) if pid else files
-    yield files_finding(limits.connections, limits.http_connections, files)
+    yield files_finding(limits.connections, limits.http_connections, files, most_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
     now_ms = time.time_ns() // 1_000_000
     made_ms = read_meta(settings.data).created_at if settings.data.is_dir() else 0
     yield clock_finding(now_ms, made_ms, is_clock_kept())
 
 
-def files_finding(connections: int, http_connections: int, files: int | None) -> Finding:
-    """Judge how many files may be open: each connection is one."""
+def files_finding(
+    connections: int, http_connections: int, files: int | None, hard: int | None = None
+) -> Finding:
+    """Judge how many files may be open: each connection is one.
+
+    ``hard`` is how far this account may raise the number by itself; None: as far as it likes.
+    """
     name = "open files"
     if files is None:
         return ok(name, "any number")
-    places = most_connections(connections, files)
-    if places < connections:
-        needed = connections + http_connections + SPARE_FILES
-        return warn(
-            name,
-            f"{files:,} may be open, so {places:,} of limits.connections, "
-            f"{connections:,}, can connect",
-            f"LimitNOFILE={needed} in the unit, or `ulimit -n {needed}`",
-        )
+    problem = files_problem(connections, http_connections, files, hard)
+    if problem is not None:
+        return warn(name, *problem)
     return ok(name, f"{files:,} may be open, enough for {connections:,} connections")
 
 
@@ -84,19 +83,23 @@ def clock_finding(now_ms: int, made_ms: int, kept: bool | None) -> Finding:
     """
     name, shown = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
     if not _EARLIEST_MS < now_ms < _LATEST_MS:
-        return bad(name, f"{shown} cannot be", "set it, before messages get their times")
+        return bad(
+            name,
+            f"{shown} cannot be",
+            as_root("date -s TIME") + ", before messages get their times",
+        )
     if now_ms < made_ms - _AHEAD_MS:
         made = formats.duration(made_ms - now_ms)
         return bad(
             name,
             f"{shown}, and the data folder was made {made} later",
-            "set the clock; `phpmq-lite clock` tells what a broker makes of it",
+            as_root("date -s TIME") + "; `phpmq-lite clock` tells what a broker makes of it",
         )
     if kept is False:
         return warn(
             name,
             f"{shown}, and no time service keeps it right",
-            "start one: systemd-timesyncd or chrony",
+            as_root("systemctl enable --now systemd-timesyncd") + " (or chrony)",
         )
     return ok(name, f"{shown}, kept right by a time service" if kept else shown)
 

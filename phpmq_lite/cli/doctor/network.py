@@ -13,7 +13,7 @@ from phpmq_lite.admin.access.first_user import initial_password
 from phpmq_lite.admin.certificates import Certificate, certificates
 from phpmq_lite.admin.processes import Process, listener
 from phpmq_lite.admin.views import plural
-from phpmq_lite.cli.findings import Finding, bad, ok, warn
+from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.endpoints import Endpoint, is_loopback
 from phpmq_lite.server.sockets import bind_tcp
@@ -35,6 +35,7 @@ class Port(NamedTuple):
     endpoint: Endpoint
     error: OSError | None = None  # None: it is free
     process: Process | None = None  # that has it, where that can be seen
+    may_stop: bool = True  # it is a process of this account, or we are root
 
 
 def look(settings: Settings, pid: str | None) -> Iterator[Finding]:
@@ -71,8 +72,19 @@ def _tried(setting: str, endpoint: Endpoint) -> Port:
                 bound.close()
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE and endpoint.kind == "tcp"
-        return Port(setting, endpoint, error, listener(endpoint.port) if taken else None)
+        process = listener(endpoint.port) if taken else None
+        return Port(setting, endpoint, error, process, process is None or _may_stop(process.pid))
     return Port(setting, endpoint)
+
+
+def _may_stop(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 def _try_unix(endpoint: Endpoint) -> None:
@@ -125,15 +137,14 @@ def _refused(port: Port) -> Finding:
     error, where = port.error or OSError(), f"{port.setting} {port.endpoint}"
     other = f"set another address in {port.setting}"
     if error.errno == errno.EADDRINUSE and port.process is None:
-        hint = f"stop that, or {other}; `ss -ltnp` as root says who it is"
+        hint = f"{other}; or {as_root('ss -ltnp')}, which says what to stop"
         return bad(NAME, f"{where} is taken by another program", hint)
     if error.errno == errno.EADDRINUSE and port.process is not None:
         found = f"{where} is taken by pid {port.process.pid}, {port.process.command}"
-        return bad(NAME, found, f"stop that, or {other}")
+        return bad(NAME, found, f"stop that, or {other}" if port.may_stop else other)
     if error.errno == errno.EACCES and port.endpoint.kind == "tcp":
-        other += (
-            f", or allow it to all: sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
-        )
+        command = f"sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
+        other += f"; or, to allow it to every account, {as_root(command)}"
     return bad(NAME, f"{where}: {error.strerror or error}", other)
 
 

@@ -11,9 +11,14 @@ from urllib.parse import urlsplit
 import click
 from packaging.requirements import Requirement
 
-from phpmq_lite.build import install_command
 from phpmq_lite.cli.findings import BAD, OK, WARN, Finding, end_with, warn
-from phpmq_lite.cli.installed import installed, look_at_python, package_finding, requirements
+from phpmq_lite.cli.installed import (
+    install,
+    installed,
+    look_at_python,
+    package_finding,
+    requirements,
+)
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.cli.pipeline.sessions import probe
@@ -58,9 +63,9 @@ def _package(needed: Requirement) -> Finding:
         return warn(
             needed.name,
             "not installed",
-            f"{install_command('spark')}; without: {OPTIONAL[needed.name]}",
+            f"{install('spark')}; without: {OPTIONAL[needed.name]}",
         )
-    return package_finding(needed, found, install_command("spark", flags="--upgrade"))
+    return package_finding(needed, found, install("spark", flags="--upgrade"))
 
 
 def _java() -> Finding:

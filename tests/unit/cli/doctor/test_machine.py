@@ -59,3 +59,15 @@ def test_clock_is_judged(
 
 def test_kernel_is_asked_for_the_clock() -> None:
     assert machine.is_clock_kept() in (True, False, None)
+
+
+@pytest.mark.parametrize(("hard", "words"), [(None, "`ulimit -n 664`"), (1_000, "`ulimit -n 664`")])
+def test_limit_that_the_account_may_raise_is_its_own_to_raise(hard: int | None, words: str) -> None:
+    assert words in machine.files_finding(500, 100, 200, hard).hint
+
+
+def test_limit_that_only_root_may_raise_is_not_recommended_to_others() -> None:
+    hint = machine.files_finding(500, 100, 200, 300).hint
+    assert "ulimit -n" not in hint
+    assert "this account may have 300 at most: ask root for LimitNOFILE=664" in hint
+    assert "or set limits.connections = 136" in hint

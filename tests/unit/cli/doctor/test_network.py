@@ -93,3 +93,22 @@ def test_certificate_is_judged_by_the_days_left(days: int, state: str, words: st
 def test_certificate_of_which_nothing_is_known_is_bad() -> None:
     found = network.certificate_finding(Certificate("tcp", "/c.pem", error="no start line"), 0)
     assert (found.state, "no start line" in found.found) == (BAD, True)
+
+
+def test_process_of_another_account_is_not_to_be_stopped() -> None:
+    """Its owner may do that; what everybody may do is to choose another address."""
+    port = Port("tcp.listen", HERE, TAKEN, Process(8, "nc -l"), may_stop=False)
+    (found,) = network.port_findings([port], None)
+    assert found.hint == "set another address in tcp.listen"
+
+
+@pytest.mark.parametrize(("account", "words"), [(0, "; or, to allow"), (1000, "ask root to run:")])
+def test_command_for_root_is_asked_of_root(
+    monkeypatch: pytest.MonkeyPatch, account: int, words: str
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: account)
+    refused = OSError(errno.EACCES, "Permission denied")
+    (found,) = network.port_findings([Port("tcp.listen", HERE, refused)], None)
+    assert words in found.hint
+    assert ("ask root" in found.hint) == (account != 0)
+    assert "sysctl net.ipv4.ip_unprivileged_port_start=9100" in found.hint
