@@ -196,7 +196,8 @@ class Session(asyncio.Protocol):
         if dispatches and self._has_ended:
             if self._end_reason is not None or self.first_dispatch_at is not None:
                 dispatches = []
-            self._is_charged = False
+            else:
+                self._is_charged = False
         parts, late = encode(self.side, self.connection, dispatches, receipts, now_ms)
         if parts:
             data = b"".join(parts)

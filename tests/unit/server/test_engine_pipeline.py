@@ -9,6 +9,7 @@ import pytest
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.errors import OutcomeUnknownError, RefusedError
 from phpmq_lite.model import Limits
+from phpmq_lite.server.small_writes import EndDetector
 from tests.steering import House, Program, without_time
 
 MakeHouse = Callable[[Limits], House]
@@ -219,6 +220,32 @@ async def test_message_of_a_connection_that_ended_meanwhile_waits(house: House, 
     assert worker.bodies == [b"a"]
     rows = house.rows("SELECT state, position, deliveries, charged FROM message")
     assert rows == [(0, 2, 0, 0)]
+
+
+class Ended(EndDetector):
+    """The system knows of an end that the loop has not read yet."""
+
+    def __init__(self) -> None:
+        """There is no socket."""
+
+    def has_ended(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
+async def test_message_that_ended_its_consumer_is_charged_beside_one_that_was_not_sent(
+    house: House, how: str, is_read: bool
+) -> None:
+    worker = await consumer(house, 2, b"poison")
+    await put(house, Program(house), b"b")
+    if not is_read:
+        worker.session._end_detector = Ended()
+        await house.end_commit()
+    getattr(worker, how)()
+    await house.settle()
+    assert worker.bodies == [b"poison"]
+    assert house.rows("SELECT deliveries, charged FROM message") == [(1, 1), (0, 0)]
 
 
 async def test_consumer_that_closed_its_side_gets_nothing_that_arrives_later(house: House) -> None:
