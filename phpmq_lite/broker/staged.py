@@ -4,8 +4,10 @@ The rows themselves are on disk only (``staging.sql``); here are sums, by token 
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
 from typing import Final
 
 from phpmq_lite.broker.lives import Lives
@@ -168,43 +170,96 @@ class AppIds:
 
 
 class Staging:
-    """All tokens, oldest first, and the app_ids under which they are published."""
+    """All tokens, oldest first, and the app_ids under which they are published.
+
+    ``sealed`` has the rest of publishes that are done in part, by version and part of an app_id.
+    Their tokens have blanks, so that no client can name them.
+    """
 
     def __init__(self, stored: PipelineRows) -> None:
         self.stages: dict[str, Stage] = {}
+        self.sealed: dict[str, dict[int, list[Stage]]] = {}
         self.next_id = stored.next_stage_id
         by_id: dict[int, Stage] = {}
+        sealed = []
         for stage_id, token, until_ms, rows, size in stored.staged:
-            stage = Stage(stage_id, token, until_ms, rows, size, is_whole=True)
-            self.stages[token] = by_id[stage_id] = stage
+            stage = by_id[stage_id] = Stage(stage_id, token, until_ms, rows, size, is_whole=True)
+            if " " in token:
+                sealed.append(stage)
+            else:
+                self.stages[token] = stage
+        for stage in sorted(sealed, key=lambda stage: stage.token):
+            key, version, _ = stage.token.split(" ")
+            self.sealed.setdefault(key, {}).setdefault(int(version), []).append(stage)
         for row in stored.parts:
             by_id[row[0]].parts[row[1]] = Part(*row[1:])
-        self.bytes = sum(stage.bytes for stage in self.stages.values())
-        self.rows = sum(stage.rows for stage in self.stages.values())
-        self.parts = sum(len(stage.parts) for stage in self.stages.values())
+        self.bytes = sum(stage.bytes for stage in by_id.values())
+        self.rows = sum(stage.rows for stage in by_id.values())
+        self.parts = sum(len(stage.parts) for stage in by_id.values())
         self.app_ids = AppIds(stored)
 
     @property
     def due_ms(self) -> int | None:
         """When the oldest token is to be dropped (steady ms)."""
-        for stage in self.stages.values():
-            return stage.until_ms
-        return None
+        due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
+        if self.sealed:
+            rests = (rest for versions in self.sealed.values() for rest in versions.values())
+            due += [rest[0].until_ms for rest in rests]
+        return min(due, default=None)
 
     def drop_old(self, lives: Lives) -> None:
         """Drop what has waited for too long."""
-        while (until_ms := self.due_ms) is not None and until_ms <= lives.now.steady_ms:
-            self.drop(lives, next(iter(self.stages)))
+        now_ms = lives.now.steady_ms
+        while (old := next(iter(self.stages.values()), None)) and old.until_ms <= now_ms:
+            self.drop(lives, old.token)
+        for app_id, versions in list(self.sealed.items()):
+            for version, rest in list(versions.items()):
+                if rest[0].until_ms <= now_ms:
+                    self.unseal(lives, app_id, version, len(rest))
+
+    def unfinished(self, app_id: str) -> dict[int, list[Stage]]:
+        """Return what is left of publishes that are done in part, by version."""
+        return self.sealed.get(_key(app_id), {}) if self.sealed else {}
+
+    def seal(self, lives: Lives, app_id: str, version: int, rest: Sequence[Stage]) -> None:
+        """Keep whole tokens as the rest of a publish; no client can drop or publish them."""
+        key, until_ms = _key(app_id), lives.now.steady_ms + SILENT_MS
+        for number, stage in enumerate(rest):
+            del self.stages[stage.token]
+            stage.token, stage.until_ms = f"{key} {version} {number:05}", until_ms
+            given = (stage.token, until_ms, stage.stage_id)
+            lives.batch.rare.append(("staging", "seal_stage", given))
+        self.sealed.setdefault(key, {})[version] = list(rest)
+
+    def unseal(self, lives: Lives, app_id: str, version: int, count: int) -> None:
+        """Remove the first tokens of a rest: published, or too old.  ``app_id`` may be a key."""
+        key = app_id if app_id in self.sealed else _key(app_id)
+        rest = self.sealed[key][version]
+        for stage in rest[:count]:
+            self._remove(lives, stage)
+        del rest[:count]
+        if not rest:
+            del self.sealed[key][version]
+        if not self.sealed[key]:
+            del self.sealed[key]
 
     def drop(self, lives: Lives, token: str) -> bool:
         """Drop a token; its rows are removed behind.  False: there is none."""
         stage = self.stages.pop(token, None)
         if stage is None:
             return False
+        self._remove(lives, stage)
+        return True
+
+    def _remove(self, lives: Lives, stage: Stage) -> None:
         self.bytes -= stage.bytes
         self.rows -= stage.rows
         self.parts -= len(stage.parts)
         rare = lives.batch.rare
         rare.append(("staging", "drop_stage", (stage.stage_id,)))
         rare.append(("staging", "drop_parts", (stage.stage_id,)))
-        return True
+
+
+def _key(app_id: str) -> str:
+    """Return what stands for an app_id in the names of sealed tokens: without blanks."""
+    return sha256(app_id.encode()).hexdigest()

@@ -62,6 +62,8 @@ class PublishedStage(NamedTuple):
     published: int  # rows, quarantined ones included
     is_repeated: bool  # this version, or a higher one, was published before; nothing was done
     quarantined: int
+    remaining: int = 0  # rows that wait for the same publish again
+    is_resumed: bool = False  # it went on with what an earlier call stored; its tokens are dropped
 
 
 # -- staging
@@ -301,6 +303,7 @@ class _Publish:
     is_single: bool
     tokens: Sequence[str]
     answer: Answer
+    in_parts: bool = False
     spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
     bad: list[tuple[Any, ...]] = field(default_factory=list)  # of those spans
 
@@ -317,7 +320,18 @@ class _Publish:
             audit.count(core, self.entry, 0)
             lives.batch.answers.append((self.answer, PublishedStage(0, True, 0)))
             return
-        stages = self._stages()
+        unfinished = core.staging.unfinished(self.app_id)
+        rest = unfinished.get(self.version)
+        if unfinished and rest is None:
+            raise RefusedError(
+                "unfinished_version",
+                f"version {next(iter(unfinished))} of {self.app_id!r} is published in part: repeat"
+                f" it before version {self.version}; what was staged for it first counts",
+            )
+        whole = self._stages() if rest is None else rest
+        stages = _first_part(whole) if rest is not None or self.in_parts else whole
+        self._check_rights(whole)
+        _check_bounds(stages)
         parts = _sums(stages)
         queues = self._check_queues(parts)
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_bad(s)]
@@ -325,7 +339,7 @@ class _Publish:
             self.spans = spans
             lives.batch.asked.append((self.go_on, "staging", "bad_rows", (_json(spans),)))
             return
-        self._store(stages, parts, queues)
+        self._store(stages, parts, queues, whole)
 
     def go_on(self, rows: list[tuple[Any, ...]]) -> None:
         """Take the bad rows, and begin again: tokens and queues may have changed."""
@@ -343,24 +357,16 @@ class _Publish:
                 raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
             if not stage.is_whole:
                 raise RefusedError("token_open", f"the last rows of {token!r} did not come")
+            stages.append(stage)
+        return stages
+
+    def _check_rights(self, stages: Sequence[Stage]) -> None:
+        for stage in stages:
             foreign = _foreign_queue(self.core, self.writer, stage)
             if foreign is not None:
-                raise RefusedError("foreign_queue", f"{token!r} has rows for the queue {foreign!r}")
-            stages.append(stage)
-        rows, size = sum(s.rows for s in stages), sum(s.bytes for s in stages)
-        if rows > PUBLISH_ROWS:
-            raise RefusedError("too_many", f"{rows} rows at once, the limit is {PUBLISH_ROWS}")
-        if size > PUBLISH_BYTES:
-            raise RefusedError("too_large", f"{size} bytes, the limit is {PUBLISH_BYTES}")
-        parts = [part for s in stages for part in s.parts.values()]
-        bad, size = sum(part.bad_rows for part in parts), sum(part.bad_bytes for part in parts)
-        if bad > PUBLISH_BAD or size > PUBLISH_BAD_BYTES:
-            raise RefusedError(
-                "too_many_quarantined",
-                f"{bad} rows of {size} bytes may not reach a consumer, the limit is {PUBLISH_BAD}"
-                f" rows and {PUBLISH_BAD_BYTES} bytes at once",
-            )
-        return stages
+                raise RefusedError(
+                    "foreign_queue", f"{stage.token!r} has rows for the queue {foreign!r}"
+                )
 
     def _check_queues(self, parts: dict[int, Part]) -> dict[int, Queue]:
         """Find the queues; each takes all of its rows, or nothing is published."""
@@ -391,8 +397,17 @@ class _Publish:
             queues[queue_id] = queue
         return queues
 
-    def _store(self, stages: list[Stage], parts: dict[int, Part], queues: dict[int, Queue]) -> None:
+    def _store(
+        self,
+        stages: list[Stage],
+        parts: dict[int, Part],
+        queues: dict[int, Queue],
+        whole: list[Stage],
+    ) -> None:
+        """Publish ``stages``, the first of ``whole``; the others wait for the next call."""
         core, lives = self.core, self.core.lives
+        staging, is_resumed = core.staging, " " in stages[0].token if stages else False
+        remaining = sum(stage.rows for stage in whole[len(stages) :])
         client = core.client_of(self.entry)
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
@@ -402,17 +417,23 @@ class _Publish:
         first = lives.next_number
         for stage in stages:
             self._copy(stage, client)
-            core.staging.drop(lives, stage.token)
+            staging.drop(lives, stage.token)
+        if is_resumed:
+            unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
+            staging.unseal(lives, self.app_id, self.version, len(stages))
+        elif remaining:
+            staging.seal(lives, self.app_id, self.version, whole[len(stages) :])
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
         lives.batch.copied.append(Copied(first, lives.next_number, client, counts))
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
-        core.staging.app_ids.note(
-            lives, self.writer, self.app_id, self.version, total, is_single=self.is_single
+        version = self.version - 1 if remaining else self.version  # it is not done yet
+        staging.app_ids.note(
+            lives, self.writer, self.app_id, version, total, is_single=self.is_single
         )
         audit.count(core, self.entry, total)
-        done = PublishedStage(total, False, len(self.bad))
+        done = PublishedStage(total, False, len(self.bad), remaining, is_resumed)
         lives.batch.answers.append((self.answer, done))
 
     def _copy(self, stage: Stage, client: int) -> None:
@@ -439,6 +460,50 @@ class _Publish:
         if queue.window is not None and rows:
             queue.window.reaches_end = False
             lives.hungry[queue.queue_id] = queue
+
+
+def _first_part(stages: Sequence[Stage]) -> list[Stage]:
+    """Return as many tokens from the front as one publish takes; the first one always."""
+    sums = (0, 0, 0, 0)
+    for count, stage in enumerate(stages):
+        sums = _added(sums, stage)
+        if count and _over(sums) is not None:
+            return list(stages[:count])
+    return list(stages)
+
+
+def _check_bounds(stages: Sequence[Stage]) -> None:
+    sums = (0, 0, 0, 0)
+    for stage in stages:
+        sums = _added(sums, stage)
+    if (error := _over(sums)) is not None:
+        raise error
+
+
+_Sums = tuple[int, int, int, int]  # rows and bytes, and those of bad rows
+
+
+def _added(sums: _Sums, stage: Stage) -> _Sums:
+    rows, size, bad, bad_size = sums
+    bad += sum(part.bad_rows for part in stage.parts.values())
+    bad_size += sum(part.bad_bytes for part in stage.parts.values())
+    return rows + stage.rows, size + stage.bytes, bad, bad_size
+
+
+def _over(sums: _Sums) -> RefusedError | None:
+    """Return what is wrong with more than one publish takes."""
+    rows, size, bad, bad_size = sums
+    if rows > PUBLISH_ROWS:
+        return RefusedError("too_many", f"{rows} rows at once, the limit is {PUBLISH_ROWS}")
+    if size > PUBLISH_BYTES:
+        return RefusedError("too_large", f"{size} bytes, the limit is {PUBLISH_BYTES}")
+    if bad > PUBLISH_BAD or bad_size > PUBLISH_BAD_BYTES:
+        return RefusedError(
+            "too_many_quarantined",
+            f"{bad} rows of {bad_size} bytes may not reach a consumer, the limit is {PUBLISH_BAD}"
+            f" rows and {PUBLISH_BAD_BYTES} bytes at once",
+        )
+    return None
 
 
 def _sums(stages: Sequence[Stage]) -> dict[int, Part]:
@@ -476,8 +541,13 @@ def publish_staged(
     *,
     writer: Writer = ANYBODY,
     is_single: bool = False,
+    in_parts: bool = False,
 ) -> None:
     """Publish all rows of tokens in one transaction, once; answers with ``PublishedStage``.
+
+    With ``in_parts``, more than a transaction takes is published over several calls, all with the
+    same version: the first seals the other tokens, for 30 days, and each publishes the next ones,
+    whatever tokens it names, until nothing remains.  Only then the version counts as published.
 
     The highest version of each ``app_id`` is kept; where this one is not higher nothing is
     published, and the tokens are dropped.  An ``app_id`` belongs to whoever wrote it first; it is
@@ -491,7 +561,7 @@ def publish_staged(
         RefusedError: ``bad_app_id``, ``bad_version``, ``foreign_app_id``, ``too_many_app_ids``,
             ``draining``, ``unknown_token``, ``token_open``, ``foreign_queue``, ``too_many``,
             ``too_large``, ``too_many_quarantined``, ``too_many_queues``, ``queue_changed``,
-            ``paused`` or ``queue_full``.
+            ``unfinished_version``, ``paused`` or ``queue_full``.
     """
     if not 0 < len(app_id) <= 256 or not app_id.isprintable():
         raise RefusedError(
@@ -501,7 +571,7 @@ def publish_staged(
         raise RefusedError("bad_version", f"version is {version}, not 0 to 2^63 - 1")
     if len(tokens) > TOKENS:
         raise RefusedError("too_many", f"{len(tokens)} tokens at once, the limit is {TOKENS}")
-    _Publish(core, entry, writer, app_id, version, is_single, tokens, answer).begin()
+    _Publish(core, entry, writer, app_id, version, is_single, tokens, answer, in_parts).begin()
 
 
 def transfer_app_id(

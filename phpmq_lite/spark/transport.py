@@ -57,6 +57,19 @@ class Claimed:
     hi: int
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a publish; ``remaining`` rows wait for the same call again.
+
+    ``is_resumed``: it went on with what an earlier call staged, not with the tokens that it named.
+    """
+
+    rows: int
+    is_repeated: bool
+    remaining: int
+    is_resumed: bool
+
+
 class Broker:
     """The pipeline's part of a broker's HTTP API.
 
@@ -175,15 +188,17 @@ class Broker:
 
     def publish(
         self, app_id: str, version: int, tokens: Sequence[str], *, is_single: bool = False
-    ) -> tuple[int, bool]:
-        """Publish staged rows in one transaction, once per key; return count and "was repeated".
+    ) -> Published:
+        """Publish staged rows, once per key: one transaction's worth, and say how many remain.
 
         With ``is_single`` nothing else is ever published under this ``app_id``.
         """
-        body = {"app_id": app_id, "version": version, "tokens": list(tokens)}
+        body = {"app_id": app_id, "version": version, "tokens": list(tokens), "in_parts": True}
         body |= {"single_use": True} if is_single else {}
         answer = self._json("POST", f"{BASE}/publish", body=body)
-        return int(answer["published"]), bool(answer["repeated"])
+        return Published(
+            answer["published"], answer["repeated"], answer["remaining"], answer["resumed"]
+        )
 
     def unstage(self, tokens: Sequence[str]) -> int:
         """Drop staged rows; what was published is not touched."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECE_BYTES: Final = 16 << 20  # of one request; the broker takes 64 MiB
-ROWS_MAX: Final = 100_000  # of one publish
+PIECE_ROWS: Final = 50_000  # of one request; two fill a transaction of the broker
 WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "body": (BinaryType, StringType),
     "queue": (StringType,),
@@ -75,7 +75,7 @@ def stage(
     after a day.
 
     Raises:
-        PipelineError: a row has no body or no queue, or there are more rows than one publish takes.
+        PipelineError: a row has no body or no queue.
     """
     broker = Broker(options.connection)
     tokens: list[str] = []
@@ -83,7 +83,6 @@ def stage(
     try:
         for piece in _pieces(batches, options):
             rows += piece.num_rows
-            _check_bound(rows, "this task alone")
             tokens.append(uuid.uuid4().hex)
             taken = broker.stage(tokens[-1], _encoded(piece), piece.num_rows)
             _check_count(piece.num_rows, taken, "the broker read")
@@ -101,22 +100,26 @@ def publish(
     *,
     is_single: bool = False,
 ) -> None:
-    """Publish what all tasks staged, in one transaction; a repeated key publishes nothing.
+    """Publish what all tasks staged; a repeated key publishes nothing.
+
+    More rows than a transaction of the broker takes go out in several.  The broker keeps the rest
+    from the first on: where this is cut off, a repetition goes on with that rest and drops the rows
+    that were staged for it anew, whatever their order.
 
     Raises:
-        PipelineError: a task sent no message, or there are more rows than one publish takes.
+        PipelineError: a task sent no message.
     """
     staged = _all_staged(messages)
     rows = sum(message.rows for message in staged)
-    _check_bound(rows, "this one")
     tokens = [token for message in staged for token in message.tokens]
     if not tokens:
         return  # an empty batch needs no key: repeated, it is empty again
-    published, is_repeated = Broker(options.connection).publish(
-        app_id, version, tokens, is_single=is_single
-    )
-    if not is_repeated:
-        _check_count(rows, published, "the broker published")
+    broker = Broker(options.connection)
+    done = broker.publish(app_id, version, tokens, is_single=is_single)
+    if not done.is_repeated and not done.is_resumed:
+        _check_count(rows, done.rows + done.remaining, "the broker took")
+    while done.remaining:
+        done = broker.publish(app_id, version, (), is_single=is_single)
 
 
 def _all_staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
@@ -186,14 +189,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         unstage(messages, self._options)
 
 
-def _check_bound(rows: int, what: str) -> None:
-    if rows > ROWS_MAX:
-        raise PipelineError(
-            f"one write publishes at most {ROWS_MAX} messages in one transaction, {what} has"
-            f" {rows} or more: write in smaller batches"
-        )
-
-
 def _check_count(sent: int, taken: int, verb: str) -> None:
     if sent != taken:
         raise ShortReadError(f"{sent} rows were sent, {verb} {taken}")
@@ -202,18 +197,23 @@ def _check_count(sent: int, taken: int, verb: str) -> None:
 def _pieces(
     batches: Iterator["pa.RecordBatch"], options: WriteOptions
 ) -> Iterator["pa.RecordBatch"]:
-    """Bring rows to the columns that are staged, cut to ``PIECE_BYTES`` where rows allow it."""
+    """Bring rows to the columns that are staged, cut to ``PIECE_ROWS`` and ``PIECE_BYTES``.
+
+    A single row may be longer.
+    """
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []
-    size_bytes = 0
+    size_bytes = rows = 0
     for batch in batches:
         for row_range in _cut(_staged_columns(batch, options)):
-            if waiting and size_bytes + row_range.nbytes > PIECE_BYTES:
+            is_over = size_bytes + row_range.nbytes > PIECE_BYTES
+            if waiting and (is_over or rows + row_range.num_rows > PIECE_ROWS):
                 yield pa.concat_batches(waiting)
-                waiting, size_bytes = [], 0
+                waiting, size_bytes, rows = [], 0, 0
             waiting.append(row_range)
             size_bytes += row_range.nbytes
+            rows += row_range.num_rows
     if waiting:
         yield pa.concat_batches(waiting)
 
@@ -222,7 +222,7 @@ def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
     """Halve a batch until each part is small enough or a single row; nothing of an empty one."""
     if batch.num_rows == 0:
         return
-    if batch.nbytes <= PIECE_BYTES or batch.num_rows == 1:
+    if batch.num_rows == 1 or (batch.nbytes <= PIECE_BYTES and batch.num_rows <= PIECE_ROWS):
         yield batch
         return
     half = batch.num_rows // 2

@@ -48,10 +48,12 @@ def publish(
     app_id: str = "app",
     writer: Writer = ANYBODY,
     is_single: bool = False,
+    in_parts: bool = False,
 ) -> Any:
     return ask(
-        driver, "publish_staged", app_id, version, tokens, writer=writer, is_single=is_single
-    )
+        driver, "publish_staged", app_id, version, tokens,
+        writer=writer, is_single=is_single, in_parts=in_parts,
+    )  # fmt: skip
 
 
 def tokens(driver: Driver) -> list[str]:
@@ -234,6 +236,63 @@ def test_publish_is_bounded(make: MakeDriver, name: str, code: str) -> None:
     with patch.object(staging, name, 1):
         assert publish(driver, 1, "t", "u") == code
         assert publish(driver, 1, "u") == PublishedStage(1, False, 0)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_publish_of_more_than_a_transaction_takes_goes_out_in_parts_and_once(
+    make: MakeDriver, is_killed: bool
+) -> None:
+    driver = make()
+
+    def contents() -> list[bytes]:
+        return [body for (body,) in driver.rows("SELECT content FROM body ORDER BY seq")]
+
+    def pause() -> None:
+        if is_killed:
+            driver.kill_and_restart()
+
+    for token in ("a", "b", "c", "d", "e"):
+        stage(driver, token, *(b"%s%d" % (token.encode(), n) for n in range(2)))
+    with patch.object(staging, "PUBLISH_ROWS", 4):
+        assert publish(driver, 1, "a", "b", "c", "d", "e") == "too_many"
+        first = publish(driver, 1, "a", "b", "c", "d", "e", in_parts=True)
+        assert first == PublishedStage(4, False, 0, remaining=6)
+        pause()
+        # The rest cannot be dropped, and no other version goes before it.
+        assert ask(driver, "unstage", ["c", "d", "e"]) == 0
+        stage(driver, "next", b"next")
+        assert publish(driver, 2, "next", in_parts=True) == "unfinished_version"
+        driver.clock.advance(2 * DAY_S)
+        # Repeated with rows in another order, it goes on with what was staged first.
+        stage(driver, "z", b"e1", b"a0")
+        again = publish(driver, 1, "z", in_parts=True)
+        assert again == PublishedStage(4, False, 0, remaining=2, is_resumed=True)
+        assert "z" not in driver.core.staging.stages
+        pause()
+        last = publish(driver, 1, in_parts=True)
+        assert last == PublishedStage(2, False, 0, is_resumed=True)
+        pause()
+        assert publish(driver, 1, in_parts=True) == PublishedStage(0, True, 0)
+        assert contents() == [b"%s%d" % (t, n) for t in (b"a", b"b", b"c", b"d", b"e")
+                              for n in range(2)]  # fmt: skip
+    assert driver.core.staging.sealed == {}
+    stage(driver, "next", b"next")
+    assert publish(driver, 2, "next") == PublishedStage(1, False, 0)
+
+
+def test_rest_of_a_publish_is_dropped_after_thirty_days(make: MakeDriver) -> None:
+    driver = make()
+    for token in ("a", "b"):
+        stage(driver, token, token.encode())
+    with patch.object(staging, "PUBLISH_ROWS", 1):
+        publish(driver, 1, "a", "b", in_parts=True)
+    driver.kill_and_restart()
+    driver.clock.advance(29 * DAY_S)
+    stage(driver, "c", b"c")
+    assert driver.core.staging.rows == 2
+    driver.clock.advance(2 * DAY_S)
+    stage(driver, "d", b"d")
+    assert (driver.core.staging.rows, driver.core.staging.sealed) == (1, {})
 
 
 ANN, BOB = Writer("ann"), Writer("bob")

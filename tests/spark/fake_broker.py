@@ -91,6 +91,8 @@ class FakeBroker:
     staged: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     published: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, int] = field(default_factory=dict)
+    sealed: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict)
+    publish_rows: int = 100_000  # of one call
     notes: list[tuple[str, int]] = field(default_factory=list)  # of readers
     asked: list[str] = field(default_factory=list)  # paths with their query
     faults: Faults = field(default_factory=Faults)
@@ -151,11 +153,19 @@ class FakeBroker:
     def publish(self, asked: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
             rows = [row for token in asked["tokens"] for row in self.staged.pop(token, [])]
+            answer = {"published": 0, "repeated": False, "remaining": 0, "resumed": False}
             if asked["version"] <= self.versions.get(asked["app_id"], -1):
-                return {"published": 0, "repeated": True}
-            self.versions[asked["app_id"]] = asked["version"]
+                return answer | {"repeated": True}
+            key = asked["app_id"], asked["version"]
+            answer["resumed"] = key in self.sealed
+            rows = self.sealed.pop(key, rows)
+            rows, rest = rows[: self.publish_rows], rows[self.publish_rows :]
+            if rest:
+                self.sealed[key] = rest
+            else:
+                self.versions[asked["app_id"]] = asked["version"]
             self.published += rows
-            return {"published": len(rows), "repeated": False}
+            return answer | {"published": len(rows), "remaining": len(rest)}
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -113,13 +113,14 @@ def test_overwriting_a_queue_is_refused(spark: SparkSession, broker: FakeBroker)
         rows(spark, 3).write.format("phpmq").option("url", broker.url).mode("overwrite").save()
 
 
-def test_more_rows_than_one_publish_takes_are_refused(
+def test_more_rows_than_one_publish_takes_go_out_in_parts(
     spark: SparkSession, broker: FakeBroker
 ) -> None:
-    with pytest.raises(PySparkException, match="at most 100000 messages"):
-        save(rows(spark, 100_001, partitions=2), broker)
-    assert broker.published == []
+    broker.publish_rows = 400
+    save(rows(spark, 1_000, partitions=2), broker)
+    assert len(broker.published) == 1_000
     assert broker.staged == {}
+    assert len([path for path in broker.asked if path.endswith("/publish")]) == 3
 
 
 def stream(spark: SparkSession, broker: FakeBroker, checkpoint: Path) -> None:
@@ -160,6 +161,21 @@ def test_stream_publishes_each_batch_once_whatever_happens(
     stream(spark, broker, tmp_path)
     assert bodies(broker) == list(range(1, 251))
     assert broker.staged == {}
+
+
+def test_stream_that_ends_between_two_parts_of_a_batch_publishes_the_rest_once(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(250)
+    broker.publish_rows = 40  # a batch of 100 takes three calls
+    for _ in range(2):
+        broker.faults.lost_publish = 1
+        with pytest.raises(PySparkException, match="you shall not know"):
+            stream(spark, broker, tmp_path)
+    assert len(broker.published) == 80  # of batch 0, over two runs
+    stream(spark, broker, tmp_path)
+    assert bodies(broker) == list(range(1, 251))
+    assert (broker.staged, broker.sealed) == ({}, {})
 
 
 def test_write_inside_foreach_batch_is_once_with_a_key(

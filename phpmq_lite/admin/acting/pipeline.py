@@ -92,12 +92,24 @@ async def publish_staged(
     *,
     writer: Writer,
     is_single: bool = False,
+    in_parts: bool = False,
 ) -> PublishedStage:
-    """Publish tokens in one transaction; gives how many messages, and if it was done before."""
+    """Publish tokens in one transaction; gives how many messages, and if it was done before.
+
+    With ``in_parts``, what is more than a transaction takes remains for the next call.
+    """
     done: PublishedStage = await call(
         context,
         lambda core, ok: operations.publish_staged(
-            core, entry, app_id, version, tokens, ok, writer=writer, is_single=is_single
+            core,
+            entry,
+            app_id,
+            version,
+            tokens,
+            ok,
+            writer=writer,
+            is_single=is_single,
+            in_parts=in_parts,
         ),
     )
     return done

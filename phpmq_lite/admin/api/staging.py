@@ -64,6 +64,7 @@ class PublishStagedIn(BaseModel):
     version: int = Field(ge=0, le=(1 << 63) - 1)
     tokens: list[str] = Field(max_length=TOKENS_MAX)
     single_use: bool = False  # nothing else is ever published under this app_id
+    in_parts: bool = False  # more than one transaction takes: the same call again for the rest
 
 
 class PublishStagedOut(BaseModel):
@@ -72,6 +73,8 @@ class PublishStagedOut(BaseModel):
     published: int
     repeated: bool
     quarantined: int = 0  # of them: dead at once, by the rules of their queue
+    remaining: int = 0  # not published yet: send the same call again
+    resumed: bool = False  # it went on with what an earlier call staged
 
 
 class AppIdsQuery(BaseModel):
@@ -208,11 +211,12 @@ async def publish(request: web.Request) -> web.StreamResponse:
     entry = entry_of(request, target=asked.app_id, detail=f"version {asked.version}")
     done = await pipeline.publish_staged(
         context, entry, asked.app_id, asked.version, asked.tokens,
-        writer=_writer(request), is_single=asked.single_use,
+        writer=_writer(request), is_single=asked.single_use, in_parts=asked.in_parts,
     )  # fmt: skip
     return as_json(
         PublishStagedOut(
-            published=done.published, repeated=done.is_repeated, quarantined=done.quarantined
+            published=done.published, repeated=done.is_repeated, quarantined=done.quarantined,
+            remaining=done.remaining, resumed=done.is_resumed,
         )
     )  # fmt: skip
 

@@ -66,6 +66,12 @@ WHERE reason IS NULL ORDER BY row_id;
 -- index: INTEGER PRIMARY KEY
 UPDATE stage SET token = NULL WHERE stage_id = ?;
 
+-- name: seal_stage
+-- The rest of a publish that is done in part.
+-- parameters: token, until_ms, stage_id
+-- index: INTEGER PRIMARY KEY
+UPDATE stage SET token = ?, until_ms = ? WHERE stage_id = ?;
+
 -- name: drop_parts
 -- parameters: stage_id
 -- index: PRIMARY KEY

@@ -1,7 +1,9 @@
 """What writers refuse on the driver, without a JVM."""
 
+import pyarrow as pa
 import pytest
 
+from phpmq_lite.spark import writer
 from phpmq_lite.spark.errors import PipelineError
 from phpmq_lite.spark.options import Connection, WriteOptions
 from phpmq_lite.spark.writer import BatchWriter, Staged, StreamWriter
@@ -28,3 +30,13 @@ def test_batch_without_rows_asks_nobody() -> None:
     StreamWriter(OPTIONS).commit([], 0)
     StreamWriter(OPTIONS).commit([Staged((), 0, "query")], 0)
     BatchWriter(OPTIONS).commit([Staged((), 0)])
+
+
+def test_piece_has_no_more_rows_than_the_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "PIECE_ROWS", 30)
+    options = WriteOptions(connection=Connection("http://a"), queue="orders")
+    batches = [pa.record_batch({"body": [b"%d" % n for n in range(count)]}) for count in (70, 5, 0)]
+    pieces = list(writer._pieces(iter(batches), options))
+    assert max(piece.num_rows for piece in pieces) <= 30
+    found = [body for piece in pieces for body in piece.column("body").to_pylist()]
+    assert found == [b"%d" % n for n in range(70)] + [b"%d" % n for n in range(5)]
