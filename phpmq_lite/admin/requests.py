@@ -6,11 +6,10 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right
+from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right, name_in
 from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.uploads import field_of, json_body
-from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.broker.queue_settings import NAME_RULE, name_problem
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow, is_message_id
@@ -78,7 +77,7 @@ def queue_name_of(request: web.Request) -> str:
     Raises:
         Problem: 403 where something is to be done to a queue that is not among the caller's.
     """
-    name = decode_name(request.match_info["q"])
+    name = name_in(request, "q")
     if request.method not in ("GET", "HEAD"):
         check_queue_right(request, name)
     return name

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 _ESCAPE: Final = "~"
 
@@ -19,8 +19,15 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(segment: str) -> str:
-    """Give the queue name of a path segment that aiohttp has percent-decoded."""
-    return segment.removeprefix(_ESCAPE)
+    """Return the name that a path segment stands for, as it was sent: with its percent signs.
+
+    A ``~`` is an escape only where ``encode_name`` writes one: ahead of another, and of dots alone.
+    ``%7E`` is never one: ``~orders`` and ``%7Eorders`` are the queue ``~orders``, not ``orders``.
+    """
+    name = unquote(segment)
+    if segment.startswith(_ESCAPE) and (name.startswith(_ESCAPE, 1) or not name[1:].strip(".")):
+        return name[1:]
+    return name
 
 
 def clean_base_path(text: str) -> str:

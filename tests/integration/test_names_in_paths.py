@@ -3,9 +3,11 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.integration.site import Site, running_site
+from tests.integration.visitors import Visitor, house
 
 
 @pytest.fixture
@@ -62,3 +64,34 @@ async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: Site) -
         page = await site.post(f"/queues/{queue}/settings", {"dead_letter_queue": name})
         assert page.status == 422
     assert (await site.api("PATCH", "/queues/" + queue, {"dead_letter_queue": dead}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("segment", "name"),
+    [
+        ("%7Eorders", "~orders"), ("%7eorders", "~orders"), ("~orders", "~orders"),
+        ("~~orders", "~orders"), ("%7E~orders", "~~orders"), ("~%7Eorders", "~orders"),
+        ("~..", ".."), ("%7E..", "~.."), ("~%2E%2E", ".."),
+    ],
+)  # fmt: skip
+async def test_encoded_tilde_is_part_of_the_name(site: Site, segment: str, name: str) -> None:
+    """A purge of ``%7Eorders`` was one of ``orders``."""
+    await site.ok("POST", "/queues/orders/messages", {"content": "kept"})
+    assert (await site.ok("PUT", f"/queues/{segment}"))["is_new"]
+    await site.ok("POST", f"/queues/{segment}/purge", {})
+    queues = {item["name"]: item["ready"] for item in (await site.ok("GET", "/queues"))["items"]}
+    assert queues == {"orders": 1, name: 0}
+    assert (await site.get(f"/queues/{segment}")).status == 200
+    audit = (await site.ok("GET", "/audit"))["items"]
+    assert {item["target"] for item in audit if item["action"] == "queue.purge"} == {name}
+
+
+async def test_encoded_tilde_is_part_of_the_name_of_a_user_and_a_token(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as home:
+        await home.add("ci")
+        await home.token("ci", "viewer")
+        connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
+        async with Visitor("http://any.name", connector=connector) as me:
+            for path in ("/api/v1/tokens/%7Eci", "/api/v1/users/%7Eci"):
+                assert (path, (await me.ask("DELETE", path, json={})).status) == (path, 404)
+        assert home.rows("SELECT name FROM user") == [("ci",)]

@@ -142,6 +142,17 @@ def check_forward_right(request: web.Request, on_expire: object, field: str = "o
 # -- audit
 
 
+def name_in(request: web.Request, key: str) -> str:
+    """Return the name that stands in the path at ``{key}`` of the route.
+
+    It is read from the path as it was sent: aiohttp's ``match_info`` no longer tells ``%7E`` from
+    the ``~`` of ``encode_name``.
+    """
+    places = request[ROUTE].path.split("/")
+    segments = request.rel_url.raw_path.split("/")
+    return decode_name(segments[places.index(f"{{{key}}}") - len(places)])
+
+
 def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEntry:
     """Make the audit entry of a writing request, before anything can refuse it."""
     identity = identity_of(request)
@@ -161,7 +172,7 @@ def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEnt
 def _target(request: web.Request) -> str:
     """Give what the path names; the last part, of several."""
     for name, value in reversed(request.match_info.items()):
-        return decode_name(value) if name in ("q", "name") else value
+        return name_in(request, name) if name in ("q", "name") else value
     return ""
 
 

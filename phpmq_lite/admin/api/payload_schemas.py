@@ -6,7 +6,7 @@ from typing import Any, Final, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.access.identity import allowed_queues, entry_of
+from phpmq_lite.admin.access.identity import allowed_queues, entry_of, name_in
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.problems import Problem
@@ -14,7 +14,6 @@ from phpmq_lite.admin.requests import json_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import OutputFormat
 from phpmq_lite.admin.uploads import parse_large
-from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.envelopes.schema import (
     Change,
     Entry,
@@ -197,14 +196,14 @@ async def schemas(request: web.Request) -> web.StreamResponse:
 
 async def schema(request: web.Request) -> web.StreamResponse:
     """Give the schema of a URN, with the document itself."""
-    entry = entry_named(request, decode_name(request.match_info["urn"]))
+    entry = entry_named(request, name_in(request, "urn"))
     shown = SchemaOut.of(entry, _tally(request, entry.urn))
     return as_json(SchemaDetailOut(**dict(shown), document=entry.schema.document))
 
 
 async def check(request: web.Request) -> web.StreamResponse:
     """Compare a new version of a schema with the registered one; nothing is stored."""
-    entry = entry_named(request, decode_name(request.match_info["urn"]))
+    entry = entry_named(request, name_in(request, "urn"))
     given = await json_of(request, CheckIn)
     if "document" not in given.model_fields_set:
         raise Problem(422, "invalid", "The new schema is missing.", field="document")

@@ -6,12 +6,12 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.access import people
+from phpmq_lite.admin.access.identity import name_in
 from phpmq_lite.admin.api.users import Globs
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.storage.accounts import Token
 
 _LATEST_MS: Final = 1 << 52
@@ -93,7 +93,7 @@ async def add(request: web.Request) -> web.StreamResponse:
 
 async def remove(request: web.Request) -> web.StreamResponse:
     """Revoke a token; the next call with it is refused."""
-    name = decode_name(request.match_info["name"])
+    name = name_in(request, "name")
     token = context_of(request).entrance.accounts.token_named(name)
     await people.remove_token(request, token)
     return as_json(TokenOut.of(token))

@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import paging
-from phpmq_lite.admin.access.identity import allowed_queues
+from phpmq_lite.admin.access.identity import allowed_queues, name_in
 from phpmq_lite.admin.api.message_list import FoundIn, FoundOut, found_as
 from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.lists import as_json
@@ -17,7 +17,6 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import QUALIFIERS, STATES, of_trace
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.envelopes.verdict import REASONS
 
 TRACE_CHARACTERS: Final = 512
@@ -45,7 +44,7 @@ def trace_of(request: web.Request) -> str:
     Raises:
         Problem: 404 where it can be none.
     """
-    trace_id = decode_name(request.match_info["trace"])
+    trace_id = name_in(request, "trace")
     if len(trace_id) > TRACE_CHARACTERS or not trace_id.isprintable():
         raise Problem(404, "unknown_trace", "This is no trace id.")
     return trace_id

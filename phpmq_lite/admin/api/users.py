@@ -6,11 +6,11 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from phpmq_lite.admin.access import people
+from phpmq_lite.admin.access.identity import name_in
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.storage.accounts import User
 
 RoleName = Literal["viewer", "operator", "admin"]
@@ -90,7 +90,7 @@ async def add(request: web.Request) -> web.StreamResponse:
 
 async def user(request: web.Request) -> web.StreamResponse:
     """Give one user."""
-    name = decode_name(request.match_info["name"])
+    name = name_in(request, "name")
     return as_json(UserOut.of(people.visible_user(request, name)))
 
 
@@ -110,7 +110,7 @@ async def remove(request: web.Request) -> web.StreamResponse:
 
 
 def _named(request: web.Request) -> User:
-    name = decode_name(request.match_info["name"])
+    name = name_in(request, "name")
     return context_of(request).entrance.accounts.user_named(name)
 
 

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin.access import people
-from phpmq_lite.admin.access.identity import identity_of
+from phpmq_lite.admin.access.identity import identity_of, name_in
 from phpmq_lite.admin.api.tokens import TokenOut, tokens_out
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data
@@ -15,7 +15,6 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import FormatQuery
 from phpmq_lite.admin.uploads import field_of
-from phpmq_lite.admin.urls import decode_name
 
 DAYS: Final = {"": None, "30": 30, "90": 90, "365": 365}
 _DAY_MS: Final = 86_400_000
@@ -74,7 +73,7 @@ def _expiry(days: str, now_ms: int) -> int | None:
 async def remove(request: web.Request) -> web.StreamResponse:
     """Revoke a token."""
     context = context_of(request)
-    token = context.entrance.accounts.token_named(decode_name(request.match_info["name"]))
+    token = context.entrance.accounts.token_named(name_in(request, "name"))
     await people.remove_token(request, token)
     context.sessions.note(request, f"The token {token.name} is revoked.")
     raise web.HTTPSeeOther(context.urls.to("tokens"))

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin.access import people
-from phpmq_lite.admin.access.identity import identity_of
+from phpmq_lite.admin.access.identity import identity_of, name_in
 from phpmq_lite.admin.access.passwords import SHORTEST
 from phpmq_lite.admin.api.users import UserOut, users_out
 from phpmq_lite.admin.context import context_of
@@ -16,7 +16,6 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import FormatQuery
 from phpmq_lite.admin.uploads import field_of
-from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.storage.accounts import User
 
 
@@ -66,13 +65,13 @@ async def add(request: web.Request) -> web.StreamResponse:
 
 
 def _named(request: web.Request) -> User:
-    name = decode_name(request.match_info["name"])
+    name = name_in(request, "name")
     return context_of(request).entrance.accounts.user_named(name)
 
 
 async def user(request: web.Request) -> web.StreamResponse:
     """One user: rights, password, sessions, removal."""
-    name = decode_name(request.match_info["name"])
+    name = name_in(request, "name")
     return await _one(request, people.visible_user(request, name))
 
 
