@@ -12,7 +12,7 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.model import Message
-from phpmq_lite.settings import Settings
+from phpmq_lite.settings import SETTINGS, Settings, as_text
 from phpmq_lite.storage.statements import load
 from tests.docs import pages
 from tests.unit.broker.rig import Rig
@@ -166,3 +166,27 @@ def test_figures_of_the_pages_are_the_defaults() -> None:
     }.items():  # fmt: skip
         text = " ".join(pages.text_of(page).split())
         assert [figure for figure in figures if figure not in text] == [], page
+
+
+DESCRIBED: Final = {  # page -> the settings that it is about
+    TTL: {"queues.on_expire", "queues.default_ttl_s"},
+    RETRY: {"queues.max_deliveries", "queues.ack_timeout_s"},
+    "docs/concepts/dead-letters.md": {
+        "queues.max_deliveries", "queues.on_expire", "queues.payload_policy",
+    },
+    "docs/concepts/history.md": {name for name in SETTINGS if name.startswith("history.")},
+    "docs/concepts/durability.md": {"receipts.window_s", "receipts.limit", "storage.free_bytes"},
+}  # fmt: skip
+
+
+def test_every_concept_page_names_its_settings_with_their_defaults() -> None:
+    folder = pages.ROOT / "docs" / "concepts"
+    assert set(DESCRIBED) == {f"docs/concepts/{path.name}" for path in folder.glob("*.md")}
+    for page, names in DESCRIBED.items():
+        text = (pages.ROOT / page).read_text(encoding="utf-8")
+        rows = dict(re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+) \|", text, re.MULTILINE))
+        assert set(rows) == names, page
+        for name, shown in rows.items():
+            assert shown.replace(",", "") == as_text(SETTINGS[name].default), (page, name)
+        assert "](../settings.md)" in text
+        assert "`config.toml`" in text
