@@ -10,6 +10,7 @@ import urllib.request
 import venv
 import zipfile
 from dataclasses import dataclass
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel_names(wheel: Path) -> set[str]:
     return names_in_wheel(wheel)
+
+
+def test_wheel_says_what_a_package_index_shows(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+        found = message_from_bytes(opened.read(name))
+        assert any(name.endswith("licenses/LICENSE") for name in opened.namelist())
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert str(found.get_payload()).startswith("# PHPMQ Lite\n")
+    assert (found["License-Expression"], found["License-File"]) == ("MIT", "LICENSE")
+    assert found["Requires-Python"] == ">=3.11"
+    assert {"message queue", "job queue", "sqlite", "php"} <= set(found["Keywords"].split(","))
+    classifiers = found.get_all("Classifier", [])
+    assert len(classifiers) == len(set(classifiers))
+    for kind in ("Development Status", "Environment", "Framework", "Intended Audience",
+                 "Operating System", "Topic"):  # fmt: skip
+        assert any(one.startswith(f"{kind} :: ") for one in classifiers), kind
+    for version in ("3", "3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in classifiers
+    assert "Project-URL" not in found  # there is no public host yet
 
 
 @pytest.mark.parametrize("folder", ["migrations", "templates"])
