@@ -240,7 +240,7 @@ class Broker:
         ``judged`` is what ``judge_ahead`` gave for this content.
         """
         lives = self.lives
-        queue = lives.queues.get(name) or lives.queue(name, connection.origin)
+        queue = lives.queues.get(name) or lives.queue(name, connection.creator)
         if queue is None:
             return self._refuse(connection, name, key, "too many queues", None)
         if key is not None and (
@@ -345,7 +345,7 @@ class Broker:
         """
         if self.lives.shut is not None and self.lives.shut.is_bare:
             return Result.PARK
-        queue = self.lives.queue(name, connection.origin)
+        queue = self.lives.queue(name, connection.creator)
         if queue is not None:
             looked: Looked | None = None
             if queue.judges:
@@ -360,7 +360,7 @@ class Broker:
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:
         """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""
-        queue = self.lives.queue(name, connection.origin)
+        queue = self.lives.queue(name, connection.creator)
         if queue is None:
             return Result.CLOSE
         former = connection.consumers.get(queue.queue_id)

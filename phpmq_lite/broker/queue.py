@@ -51,8 +51,8 @@ class Connection:
         self.acked = 0
 
     @property
-    def origin(self) -> str:
-        """Who it counts as where queues are made: all connections of one address."""
+    def creator(self) -> str:
+        """Return who made a queue that it names first: all connections of one address."""
         host = self.address.rpartition(":")[0]
         return f"{self.kind} {host}" if host else self.kind
 
