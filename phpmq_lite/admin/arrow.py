@@ -19,8 +19,8 @@ from phpmq_lite.build import install_command
 
 MEDIA: Final = "application/vnd.apache.arrow.stream"
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
-SLICE_ROWS: Final = operations.STAGE_SLICE
-SLICE_BYTES: Final = 1 << 20
+SLICE_ROWS: Final = operations.STAGE_SLICE // 4  # others have their turn after each
+SLICE_BYTES: Final = 256 << 10
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS: Final = ("body", "queue", "ttl_s")
 _BROKEN: Final = (ArithmeticError, LookupError, OSError, ValueError, struct.error)

@@ -43,6 +43,7 @@ class Stage:
     rows: int = 0
     bytes: int = 0
     is_whole: bool = False  # its last row is there
+    actor: str = ""  # who staged it; empty: before the start
     parts: dict[int, Part] = field(default_factory=dict)  # by queue_id
 
     @property

@@ -6,7 +6,7 @@ disk.  What is to be known of a content is found when it is staged.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,7 @@ from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.broker.staged import KEPT_MS, Part, Stage, Writer
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Envelopes, Looked
+from phpmq_lite.model import AuditEntry, Envelopes, Looked, has_room
 from phpmq_lite.pipeline_rows import Copied
 
 SLICE: Final = 1_000  # rows of one call of ``stage``
@@ -90,7 +90,7 @@ def stage(
             ``too_many``, ``too_large``, ``stage_full``, ``disk_full``, ``database_full``,
             ``bad_name`` or ``too_many_queues``.
     """
-    _check_stage(core, token, rows, after)
+    _check_stage(core, entry.actor, token, rows, after)
     queues = _queues(core, [row[0] for row in rows], entry.actor)
     policies = {queue.queue_id: _policy(queue) for queue in queues.values()}
     given = [
@@ -100,21 +100,23 @@ def stage(
     if not any(queue.judges for queue in queues.values()):
         envelopes = core.lives.envelopes
         looked = [_look(envelopes, row.queue, row.body) for row in given]
-        _store(core, token, given, looked, answer, is_whole=is_whole)
+        _store(core, entry.actor, token, given, looked, answer, is_whole=is_whole)
         return
     works = [_work(core, row.queue, row.body) for row in given]
 
     def go_on(found: list[Looked]) -> None:
         try:
-            _check_stage(core, token, rows, after)
-            _store(core, token, given, found, answer, is_whole=is_whole)
+            _check_stage(core, entry.actor, token, rows, after)
+            _store(core, entry.actor, token, given, found, answer, is_whole=is_whole)
         except RefusedError as error:
             core.lives.batch.answers.append((answer, error))
 
     core.lives.batch.aside.append((lambda: [work() for work in works], go_on))
 
 
-def _check_stage(core: Broker, token: str, rows: Sequence[StagedRow], after: int) -> None:
+def _check_stage(
+    core: Broker, actor: str, token: str, rows: Sequence[StagedRow], after: int
+) -> None:
     if core.is_draining:
         raise RefusedError("draining", "the broker stops: it takes no messages")
     if (shut := core.lives.shut) is not None:
@@ -128,8 +130,6 @@ def _check_stage(core: Broker, token: str, rows: Sequence[StagedRow], after: int
     if known is None:
         if after:
             raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
-        if len(staging.stages) >= TOKENS:
-            raise RefusedError("stage_full", f"{TOKENS} tokens wait for their publish, the limit")
     elif known.is_whole or not after:
         raise RefusedError("token_staged", f"there is a token {token!r} already")
     elif known.rows != after:
@@ -145,14 +145,21 @@ def _check_stage(core: Broker, token: str, rows: Sequence[StagedRow], after: int
         detail = f"{total} bytes of bodies under {token!r}, the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
     names = len({row[0] for row in rows})  # some of them may be counted already
-    for what, number, limit in (
-        ("bytes", staging.bytes + size, STAGED_BYTES),
-        ("rows", staging.rows + len(rows), STAGED_ROWS),
-        ("queues", staging.parts + names, STAGED_PARTS),
-    ):
-        if number > limit:
-            detail = f"{number} {what} under all tokens together, the limit is {limit}"
-            raise RefusedError("stage_full", detail)
+    bounds: tuple[tuple[str, int, int, int, Callable[[Stage], int]], ...] = (
+        ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
+        ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
+        ("rows", staging.rows, len(rows), STAGED_ROWS, lambda stage: stage.rows),
+        ("queues", staging.parts, names, STAGED_PARTS, lambda stage: len(stage.parts)),
+    )
+    for what, total, more, limit, of in bounds:
+        if total + more > limit:
+            own = sum(of(stage) for stage in staging.stages.values() if stage.actor == actor)
+            if not has_room(own, total, more, limit):
+                raise RefusedError(
+                    "stage_full",
+                    f"{total + more} {what} wait for their publish, {own} of them yours; the limit"
+                    f" is {limit}. Publish or unstage some.",
+                )
 
 
 def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
@@ -184,6 +191,7 @@ def _work(core: Broker, queue: Queue, body: bytes) -> Any:
 
 def _store(
     core: Broker,
+    actor: str,
     token: str,
     rows: Sequence[_Given],
     looked: Sequence[Looked],
@@ -195,7 +203,9 @@ def _store(
     rare = lives.batch.rare
     stage = staging.stages.get(token)
     if stage is None:
-        stage = staging.stages[token] = Stage(staging.next_id, token, lives.now.steady_ms + KEPT_MS)
+        stage = staging.stages[token] = Stage(
+            staging.next_id, token, lives.now.steady_ms + KEPT_MS, actor=actor
+        )
         staging.next_id += 1
         rare.append((
             "staging", "insert_stage", (stage.stage_id, token, lives.now.wall_ms, stage.until_ms)

@@ -213,6 +213,16 @@ def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> 
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
 
 
+def test_staged_rows_of_one_user_leave_room_for_those_of_another(make: MakeDriver) -> None:
+    driver = make()
+    with patch.object(staging, "STAGED_ROWS", 8):
+        assert stage(driver, "t", *[b"x"] * 8) == Staged(8, 8)
+        assert stage(driver, "u", b"x") == "stage_full"
+        driver.core.staging.stages["t"].actor = "somebody else"
+        assert stage(driver, "u", b"x") == Staged(1, 1)
+        assert stage(driver, "v", b"x") == "stage_full"  # as much is left as "u" has
+
+
 @pytest.mark.parametrize(("name", "bound"), [
     ("SLICE", 1), ("TOKEN_ROWS", 1), ("TOKEN_BYTES", 1), ("STAGED_BYTES", 1), ("TOKENS", 0),
     ("STAGED_ROWS", 1), ("STAGED_PARTS", 0),
