@@ -3,10 +3,12 @@
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
-from phpmq_lite.admin import calls, openapi
+from phpmq_lite.admin import calls, formats, openapi
 from phpmq_lite.admin.calls import Call, Member
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.admin.uploads import FORMS
+from phpmq_lite.settings.sections import Limits
 from tests.docs.reference_cli import cell, plain
 
 _HEAD: Final = """\
@@ -29,6 +31,15 @@ _PAGES: Final = """\
 What is no call of the API. Lists answer with JSON, JSON lines or CSV too: add `?format=json`,
 `jsonl` or `csv`. The forms of the pages are for browsers: they want the token of the session.
 """
+_LIMITS: Final = """\
+## Routes and their limits
+
+What an address that changes something takes: who may use it, the bytes of its body at most, and the
+JSON values in it. Above a limit the answer is 413. Where messages are sent, the limit is that of
+`limits.max_content` as base64 and 1 MiB; the table has it by default. Addresses that are read take
+no body; one that comes along may have 1 MiB, or 16 KiB where nobody has to be logged in. No address
+takes a `Content-Encoding` but `identity`: the answer to others is 415.
+"""
 
 
 def page() -> str:
@@ -39,13 +50,19 @@ def page() -> str:
     taken = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
     shapes = [name for name in schemas if name not in taken]
     tags = ", ".join(f"[{tag}](#{_anchor(tag)})" for tag, _ in groups)
-    parts = [_HEAD, f"{tags}; [shapes](#shapes), [pages](#pages-and-other-addresses).\n"]
+    parts = [
+        _HEAD,
+        f"{tags}; [shapes](#shapes), [pages](#pages-and-other-addresses), "
+        "[limits](#routes-and-their-limits).\n",
+    ]
     for tag, some in groups:
         parts += [f"## {tag}\n", *(_described(call, shapes) for call in some)]
     parts += ["## Shapes\n", "What calls give, and what is in that.\n"]
     parts += [_shape(name, schemas, shapes) for name in shapes]
     others = [route for route in ROUTES if not route.path.startswith(openapi.PREFIX + "/")]
     parts += [_PAGES, _table(("address", "role", "what"), (_other(route) for route in others))]
+    writing = (_limited(route) for route in ROUTES if route.is_writing)
+    parts += [_LIMITS, _table(("address", "role", "body", "JSON values", "content type"), writing)]
     return "\n".join(parts)
 
 
@@ -101,6 +118,18 @@ def _other(route: Route) -> tuple[str, str, str]:
         f"`{route.method} {route.path}`",
         route.role.value,
         cell(plain(openapi.summary_of(route))),
+    )
+
+
+def _limited(route: Route) -> tuple[str, ...]:
+    kinds = route.all_media if route.is_api else sorted(FORMS)
+    is_json = "application/json" in kinds
+    return (
+        f"`{route.method} {route.path}`",
+        route.role.value,
+        formats.size(route.body_limit(int(Limits().max_content))),
+        formats.number(route.values) if is_json else "",
+        ", ".join(f"`{kind}`" for kind in kinds),
     )
 
 

@@ -229,6 +229,6 @@ ROUTES: Final = (
     Route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", schema, gives=SchemaDetailOut),
     Route(
         "POST", f"{_PATH}/{{urn}}/check", Role.OPERATOR, "api-schema-check", check, "schema.check",
-        takes=CheckIn, gives=CheckOut, body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES,
+        takes=CheckIn, gives=CheckOut, body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES // 2,
     ),
 )  # fmt: skip

@@ -106,6 +106,6 @@ ROUTES: Final = (
         check,
         "schema.check",
         body=4 * DOCUMENT_BYTES,
-        values=DOCUMENT_BYTES,
+        values=DOCUMENT_BYTES // 2,
     ),
 )
