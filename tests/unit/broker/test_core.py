@@ -436,7 +436,7 @@ def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
             create_queue(rig.core, AuditEntry(name, "ui", "", "queue.create"), "more",
                          rig.answers.append)  # fmt: skip
     assert Counter(queue.row.created_by for queue in rig.core.lives.queues.values()) == Counter(
-        {stranger.origin: 40, "anna": 5, "bert": 3, "carl": 1}
+        {stranger.creator: 40, "anna": 5, "bert": 3, "carl": 1}
     )
 
 
