@@ -14,7 +14,8 @@ from phpmq_lite.admin.urls import encode_name
 from tests.integration.filled_house import PAGES, READING, STREAM, Filled, filled_house
 from tests.integration.site import running_site
 from tests.integration.visitors import shown
-from tests.unit.admin.cases import HOSTILE
+from tests.unit.admin.cases import HOSTILE, NOW_MS
+from tests.unit.admin.insights.cases import summary
 
 LISTS = (
     "/", "/queues", "/queues/orders", "/queues/orders?tab=dead", "/queues/orders?tab=history",
@@ -68,6 +69,20 @@ async def test_every_page_stands(filled: Filled) -> None:
         if is_page and "<script>alert" in answer.text:
             wrong[route.name] = (answer.status, "a hostile name is not escaped")
     assert wrong == {}
+
+
+async def test_every_chart_says_its_period_and_when_it_was_drawn(filled: Filled) -> None:
+    for path, period in (
+        ("/", "Last 1 h"), ("/?span=7d", "Last 7 d"), ("/queues/orders?tab=charts", "Last 1 h"),
+        ("/history", "Last 1 h"), ("/history?span=30d", "Last 30 d"), ("/insights", "24 h up to"),
+    ):  # fmt: skip
+        if path == "/insights":
+            assert (await filled.me.call("PUT", "/pipeline/insights", summary(NOW_MS))).status < 300
+        text = (await filled.me.get(path)).text
+        charts = re.findall(r'<figure class="chart".*?</figcaption>', text, re.DOTALL)
+        assert (path, bool(charts)) == (path, True)
+        for chart in charts:
+            assert re.search(rf"{period}.*, drawn at \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", shown(chart))
 
 
 async def test_list_has_other_formats_at_the_same_address(filled: Filled) -> None:
