@@ -56,7 +56,7 @@ from phpmq_lite.storage import migrate
 from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.clock_steps import note_clock
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, in_use
 from phpmq_lite.storage.readers import Readers
 from phpmq_lite.storage.resting import RestingSeal
 from phpmq_lite.storage.space import Space
@@ -515,7 +515,7 @@ def _check_alone(data: Path) -> None:
     with suppress(OSError):
         pid = holder(data)
         if pid is not None:
-            raise StartRefusedError(f"{data.absolute()} is in use by phpmq-lite, pid {pid}")
+            raise StartRefusedError(in_use(data.absolute(), pid))
 
 
 def _port_problem(endpoint: Endpoint, error: OSError, flag: str) -> str:

@@ -271,6 +271,11 @@ def holder(path: Path) -> str | None:
         os.close(fd)
 
 
+def in_use(path: Path, pid: str) -> str:
+    """Say that another broker has the folder, and what to do."""
+    return f"{path} is in use by phpmq-lite, pid {pid}. Stop it, or name another folder with --data"
+
+
 def check_local(path: Path) -> None:
     """Refuse what is not on a disk of this machine.
 
@@ -353,7 +358,7 @@ def _take_lock(path: Path) -> int:
     except BlockingIOError:
         pid = _read_pid(fd)
         os.close(fd)
-        raise StartRefusedError(f"{path} is in use by phpmq-lite, pid {pid}") from None
+        raise StartRefusedError(in_use(path, pid)) from None
     except BaseException:
         os.close(fd)
         raise
