@@ -93,6 +93,30 @@ async def test_consumers_are_told_with_what_they_hold(site: Site) -> None:
     assert re.search(r">Client \d+<", page.text)
 
 
+async def test_what_spark_holds_is_listed_with_the_consumers(site: Site) -> None:
+    await site.publish_many("orders", 3)
+    await site.publish_many("mail", 1)
+    for name, queue, count in (("etl", "orders", 2), ("other", "mail", 1)):
+        asked = {"subscription": name, "queue": queue, "max_messages": count}
+        await site.ok("POST", "/pipeline/claims/claim", asked)
+    page = (await site.get("/queues/orders?tab=consumers")).text
+    assert "Held by Spark" in page
+    assert 'data-label="Holds"><span>2</span>' in page
+    assert re.search(r'data-label="Oldest held"><time', page)
+    assert "other" not in page.partition("Held by Spark")[2].partition("</table>")[0]
+    link = re.search(r'href="(/insights\?[^"]*release=etl[^"]*)"', page)
+    assert link is not None
+    asking = (await site.get(unescape(link[1]))).text
+    assert "/queues/orders?tab=consumers" in unescape(asking)
+    done = await site.post("/insights/release", {
+        "subscription": "etl", "next": "/queues/orders?tab=consumers",
+    })  # fmt: skip
+    assert (done.status, done.location) == (303, "/queues/orders?tab=consumers")
+    page = (await site.get("/queues/orders?tab=consumers")).text
+    assert 'data-label="Holds"><span class="zero">0</span>' in page
+    assert "release=etl" not in page
+
+
 # -- settings
 
 

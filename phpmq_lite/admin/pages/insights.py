@@ -76,7 +76,7 @@ async def insights(request: web.Request) -> web.StreamResponse:
     """What went through the queues over a day and a month, as the pipeline computed it."""
     query = query_of(request, InsightsQuery)
     if query.release:
-        return await _ask(request, query.release)
+        return await _ask(request, query.release, query.queue)
     found = await _find(request)
     if query.format != "html":
         return await _as_data(request, query, found)
@@ -181,8 +181,8 @@ def _commands(request: web.Request, context: Context) -> list[snippets.Snippet]:
 # -- claims
 
 
-async def _ask(request: web.Request, name: str) -> web.StreamResponse:
-    """Ask before all that a subscription holds goes back."""
+async def _ask(request: web.Request, name: str, queue: str) -> web.StreamResponse:
+    """Ask before all that a subscription holds goes back; ``queue``: whose page asked."""
     context = context_of(request)
     if not identity_of(request).role.may(Role.OPERATOR):
         raise Problem(403, "role", "Releasing claims needs the role operator.",
@@ -191,7 +191,8 @@ async def _ask(request: web.Request, name: str) -> web.StreamResponse:
     return await page(
         request, "insights_release.html",
         row=row, typed=ladder.to_type(context.settings, row.count, [row.name]),
-        back=context.urls.to("insights", tab="claims"),
+        back=context.urls.to("queue", q=queue, tab="consumers") if queue
+        else context.urls.to("insights", tab="claims"),
     )  # fmt: skip
 
 

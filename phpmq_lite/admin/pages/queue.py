@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from phpmq_lite.admin import attention, charts, histories, queue_settings, trends, views
 from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.insights.standing import claims_of
 from phpmq_lite.admin.lists import ListedQueue, as_data
 from phpmq_lite.admin.paging import Listed, history_page, messages_page, oldest
 from phpmq_lite.admin.problems import not_found
@@ -110,7 +111,8 @@ async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus
     """Read what the part on show needs."""
     context = context_of(request)
     if query.tab == "consumers":
-        return {"consuming": await _consuming(request, status)}
+        claims = [one for one in await claims_of(request) if one.queue == status.name]
+        return {"consuming": await _consuming(request, status), "subscriptions": claims}
     if query.tab == "charts":
         return await _charts(context, status, _records(request, status), query.span)
     if query.tab == "settings":
