@@ -83,7 +83,7 @@ def pipeline(
     return run
 
 
-def command(broker: BrokerProcess, out: Path, *arguments: str) -> list[str]:
+def command(broker: BrokerProcess, out: Path | str, *arguments: str) -> list[str]:
     return [
         "pipeline", *arguments, "--master", "local[2]",
         "--url", broker.admin[0], "--out", str(out), "--conf", "spark.sql.shuffle.partitions=2",
@@ -180,3 +180,17 @@ def test_tour_goes_from_nothing_to_a_chart(
     assert redelivered > 0
     assert queues["quotes"] == [400, 0, 0, 400, 0, 0]
     assert queues["mails"][:2] == [acked, acked]
+
+
+def test_missing_file_system_is_one_line_and_its_trace_is_in_the_log(
+    shared: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    log = tmp_path / "spark.log"
+    given = command(broker, "s3a://bucket/x", "archive", "--log", str(log))
+    done = CliRunner().invoke(commands, given)
+    assert done.exit_code == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1, done.stderr
+    assert "add --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in lines[0]
+    assert "note" not in done.stderr
+    assert "S3AFileSystem not found" in log.read_text()

@@ -116,13 +116,14 @@ def _round(
             if stopping():
                 break
             done.append(_run(spark, job, progress, stopping, runs))
-    except Exception:
+    except Exception as first:
         if stopping.is_cut:
             raise
         try:
             _summarize(spark, jobs, runs, progress)
         except Exception as error:  # the job's own error is the one to tell
-            progress.note(f"the summary was not written: {_text_of(error)}")
+            if _text_of(error) != _text_of(first):
+                progress.note(f"the summary was not written: {_text_of(error)}")
         raise
     _summarize(spark, jobs, runs, progress)
     return done

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 NEEDED: Final = ("pyspark", "pyarrow", "pandas")
 _PROBE_ROWS: Final = 1_000
+_TRACING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def require_spark() -> None:
@@ -92,15 +93,30 @@ def session(target: Target, progress: Progress) -> "Iterator[SparkSession]":
 
 @contextmanager
 def _logged(file: Path) -> Iterator[None]:
-    """Send what Python's libraries log to the log: py4j logs a traceback for a Ctrl-C."""
+    """Send what Python's libraries log to the log: py4j logs a traceback for a Ctrl-C.
+
+    Two loggers of PySpark's write each error of a query to standard error, with Java's trace.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
     logging.getLogger().addHandler(handler)
+    own = {name: _handlers(name, [handler]) for name in _TRACING}
     try:
         yield
     finally:
+        for name, handlers in own.items():
+            _handlers(name, handlers)
         logging.getLogger().removeHandler(handler)
         handler.close()
+
+
+def _handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
+    """Give a logger of PySpark's other handlers; return those that it had."""
+    from pyspark.logger import PySparkLogger
+
+    logger = PySparkLogger.getLogger(name)
+    before, logger.handlers = logger.handlers, handlers
+    return before
 
 
 def probe(target: Target) -> str:
@@ -123,15 +139,22 @@ def explained(target: Target) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise CommandError("interrupted; run it again to go on", INTERRUPTED) from None
-    except (PhpmqError, CommandError, click.ClickException):
+    except (PhpmqError, CommandError, click.ClickException) as error:
+        if error.__cause__ is not None:
+            _write_trace(target.log, error.__cause__)
         raise
     except Exception as error:
         sentence = sentence_of(error)
         if sentence is None:
             raise
-        with target.log.open("a", encoding="utf-8") as log:
-            log.write(f"\n{type(error).__name__}: {error}\n")
+        _write_trace(target.log, error)
         raise CommandError(f"{sentence}\nSpark's log: {target.log}") from None
+
+
+def _write_trace(file: Path, error: BaseException) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as log:
+        log.write(f"\n{type(error).__name__}: {error}\n")
 
 
 def sentence_of(error: Exception) -> str | None:

@@ -13,10 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_NO_CLASS: Final = ("ClassNotFoundException", "NoClassDefFoundError", "No FileSystem for scheme")
+_AZURE: Final = "org.apache.hadoop:hadoop-azure:{hadoop}"
+_JARS: Final = {  # scheme -> the package with its file system; pip's Spark has none of them
+    "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "wasb": _AZURE,
+    "wasbs": _AZURE,
+    "gs": "com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",
+}
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -164,6 +175,26 @@ class LocalFiles:
             yield
 
 
+def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
+    """Return what to do where Java has no file system for a URI; None for another error."""
+    if not any(word in error for word in _NO_CLASS):
+        return None
+    scheme = root.partition(":")[0].lower()
+    if scheme in ("s3", "s3n"):
+        return PipelineError(f"{root}: Spark has no file system for {scheme}://, write s3a://")
+    package = _JARS.get(scheme)
+    if package is None:
+        return PipelineError(
+            f"{root}: Spark has no file system for {scheme}://; name the package that has one:"
+            " --conf spark.jars.packages=GROUP:NAME:VERSION"
+        )
+    name = package.split(":")[1]
+    return PipelineError(
+        f"{root}: Spark lacks the package {name}, which {scheme}:// needs: add --conf"
+        f" spark.jars.packages={package.format(hadoop=hadoop)}"
+    )
+
+
 class HadoopFiles:
     """Files on any storage that Spark's Hadoop libraries reach: HDFS, S3 and the like.
 
@@ -174,7 +205,14 @@ class HadoopFiles:
         self._root = root.rstrip("/")
         self._hadoop = spark._jvm.org.apache.hadoop.fs
         self._io = spark._jvm.org.apache.commons.io.IOUtils
-        self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
+        try:
+            self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
+        except Exception as error:  # py4j's: what Java threw is in its text
+            hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+            refusal = missing_jar(self._root, str(error), hadoop)
+            if refusal is None:
+                raise
+            raise refusal from error
 
     def _path(self, path: str) -> Any:
         return self._hadoop.Path(self.url(path))

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from pyspark.logger import PySparkLogger
 
 from phpmq_lite.build import install_command
 from phpmq_lite.cli import contexts, findings
@@ -314,6 +315,19 @@ def test_status_before_the_first_run_names_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(commands, ["pipeline", "status", "--path", "phpmq.db"])
     assert result.exit_code == 3
     assert "phpmq-lite pipeline run" in result.stderr
+
+
+def test_errors_that_pyspark_logs_go_to_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logger = PySparkLogger.getLogger(name)
+        before = logger.handlers
+        with sessions._logged(tmp_path / name):
+            logger.error("a trace of Java")
+        assert "a trace of Java" in (tmp_path / name).read_text()
+        assert logger.handlers == before
+    assert capfd.readouterr().err == ""
 
 
 def test_executors_without_our_code_are_told_how_to_get_it() -> None:

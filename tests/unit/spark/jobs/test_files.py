@@ -7,7 +7,7 @@ import pytest
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs import places
-from phpmq_lite.spark.jobs.files import LocalFiles, open_files
+from phpmq_lite.spark.jobs.files import LocalFiles, missing_jar, open_files
 
 
 def test_whole_files_are_replaced_and_nothing_is_left_beside(tmp_path: Path) -> None:
@@ -104,3 +104,28 @@ def test_names_that_fit_keep_their_folders() -> None:
     assert long.startswith(f"consumed/{'%C3%A4' * 21}%C%-")
     assert long != short
     assert places.consume_lock("a") == "consume-a"
+
+
+@pytest.mark.parametrize(
+    ("root", "error", "words"),
+    [
+        (
+            "s3a://b/x",
+            "java.lang.ClassNotFoundException: Class o.a.h.fs.s3a.S3AFileSystem not found",
+            "spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
+        ),
+        ("abfss://c@a/x", "java.lang.NoClassDefFoundError: x", "hadoop-azure:3.4.2"),
+        ("gs://b/x", 'No FileSystem for scheme "gs"', "bigdataoss:gcs-connector:hadoop3-"),
+        ("s3://b/x", 'No FileSystem for scheme "s3"', "write s3a://"),
+        ("cos://b/x", 'No FileSystem for scheme "cos"', "spark.jars.packages=GROUP:NAME:VERSION"),
+    ],
+)
+def test_missing_file_system_is_one_line_with_the_remedy(root: str, error: str, words: str) -> None:
+    refusal = str(missing_jar(root, f"An error occurred.\n: {error}\n\tat a.b", "3.4.2"))
+    assert root in refusal
+    assert words in refusal
+    assert "\n" not in refusal
+
+
+def test_other_error_of_a_file_system_is_not_taken_for_a_missing_one() -> None:
+    assert missing_jar("s3a://b/x", "403 Forbidden", "3.4.2") is None
