@@ -4,13 +4,15 @@ Pure.  An envelope names no parent, so nothing here guesses one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phpmq_lite.admin.shelves import has_records
+from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow
 
 LANES: Final = 24  # queues with a lane of their own
+_DIED: Final = 1 << 63  # attempts: more than any envelope counts
 _LEAST: Final = 0.8  # per cent that a bar is wide at least
 
 
@@ -21,6 +23,7 @@ class Bar:
     row: MessageRow
     start: float
     width: float
+    is_failed: bool = False  # acked, but the worker published it again or as a dead letter
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,12 +83,34 @@ def tell(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> To
         return Told([], [], 0, 0, 0)
     first_at = ordered[0].published_at
     last_at = max(_end_of(row) or row.published_at for row in ordered)
-    bars = [_bar(row, first_at, last_at) for row in ordered]
+    failed = failed_attempts(ordered, others)
+    bars = [replace(_bar(row, first_at, last_at), is_failed=row.seq in failed) for row in ordered]
     lanes: dict[int, Lane] = {}
     for bar in bars:
         lanes.setdefault(bar.row.queue_id, Lane(bar.row.queue, [])).bars.append(bar)
     shown = list(lanes.values())
     return Told(_groups(bars, others), shown[:LANES], max(0, len(shown) - LANES), first_at, last_at)
+
+
+def failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> frozenset[int]:
+    """Return the seqs of acked messages whose attempt failed; ``others`` as for ``tell``.
+
+    A worker that fails publishes the envelope again with one attempt more, or as a dead-letter
+    record, and acknowledges the message: acked says that it is settled, not that it was handled.
+    """
+    failed = set()
+    later: dict[str, int] = {}  # by meta.id: most attempts of those that came after
+    for row in sorted(rows, key=lambda row: -row.seq):
+        if row.meta_id is None:
+            continue
+        attempts = row.attempts or 0
+        if has_records(row.queue or "", others):
+            later[row.meta_id] = _DIED
+            continue
+        if row.state == State.ACKED and later.get(row.meta_id, 0) > attempts:
+            failed.add(row.seq)
+        later[row.meta_id] = max(later.get(row.meta_id, 0), attempts)
+    return frozenset(failed)
 
 
 def _end_of(row: MessageRow) -> int | None:

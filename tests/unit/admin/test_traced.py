@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from phpmq_lite.admin.traced import LANES, Told, tell
+from phpmq_lite.admin.traced import LANES, Told, failed_attempts, tell
+from phpmq_lite.model import State
 from phpmq_lite.storage.browse import MessageRow
 from tests.unit.admin.cases import NOW_MS
 from tests.unit.admin.test_timeline import ROW
@@ -33,6 +34,21 @@ def test_record_is_a_dead_letter_whoever_wrote_it() -> None:
     told = tell([row(1), tied, loose], frozenset({"orders.failed"}))
     assert turns(told) == [[(1, ""), (2, "dead letter"), (3, "dead letter")]]
     assert (told.groups[0].retries, told.groups[0].deaths) == (0, 2)
+
+
+def test_acked_attempt_that_came_again_or_died_is_a_failed_one() -> None:
+    rows = [
+        row(1, state=State.ACKED),
+        row(2, attempts=1, state=State.ACKED),
+        row(3, attempts=2, queue="orders.dlq", state=State.DELETED),
+        row(4, state=State.ACKED),  # redriven, and handled
+        row(5, meta_id="b", attempts=1, state=State.ACKED),
+        row(6, meta_id="b", attempts=1, state=State.READY),  # sent again
+        row(7, meta_id=None, state=State.ACKED),
+    ]
+    assert failed_attempts(rows, frozenset()) == {1, 2}
+    bars = {bar.row.seq for lane in tell(rows).lanes for bar in lane.bars if bar.is_failed}
+    assert bars == {1, 2}
 
 
 def test_same_attempts_again_is_no_retry() -> None:
