@@ -21,6 +21,7 @@ from phpmq_lite.admin.doors import Door, Doors
 from phpmq_lite.logs import is_quiet
 
 _RETRY_S: Final = 0.1  # after an accept that failed
+_LINGER_S: Final = 2.0  # for the rest of a body that was refused; reading it costs the loop's time
 _READ_BYTES: Final = 64 << 10  # of a body, ahead of who reads it; aiohttp pauses at twice this
 
 
@@ -40,6 +41,7 @@ async def open_admin(
         shutdown_timeout=2.0,
         auto_decompress=False,  # aiohttp decompresses in the event loop: 11 MiB of zeros took 2 s
         read_bufsize=_READ_BYTES,
+        lingering_time=_LINGER_S,
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

@@ -304,7 +304,7 @@ async def test_row_count_is_compared(spark: Visitor) -> None:
 async def test_what_is_wrong_with_a_stream_leaves_nothing(
     home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STAGE_BYTES", 4_096)
+    monkeypatch.setattr(uploads, "limit_of", lambda _: 4_096)
 
     async def unannounced() -> AsyncIterator[bytes]:
         for _ in range(5):
@@ -357,12 +357,12 @@ async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
         yield raw[:-1]
         yield raw[-1:]
 
-    monkeypatch.setattr(staging, "STAGE_BYTES", len(raw) - 1)
+    monkeypatch.setattr(uploads, "limit_of", lambda _: len(raw) - 1)
     for sent in (raw, unannounced()):
         status, problem = await stage(spark, "t", sent)
         assert (status, problem["code"]) == (413, "too_large")
     assert home.rows("SELECT count(*) FROM stage") == [(0,)]
-    monkeypatch.setattr(staging, "STAGE_BYTES", len(raw))
+    monkeypatch.setattr(uploads, "limit_of", lambda _: len(raw))
     assert (await stage(spark, "t", raw))[0] == 200
 
 
