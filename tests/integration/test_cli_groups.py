@@ -139,9 +139,9 @@ def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"content": "x", "encoding": "rot13"}, "line 502: encoding: "),
+        ({"content": "x", "encoding": "rot13"}, "line 502: encoding must be"),
         ({"content": "%", "encoding": "base64"}, "line 502: "),
-        ({"content": "x", "ttl_s": -1}, "line 502: ttl_s: "),
+        ({"content": "x", "ttl_s": -1}, "line 502: ttl_s must be at least 0"),
         ({"content": "x", "queue": "a\0b"}, "line 502: The name of the queue has a control"),
     ],
 )
