@@ -84,7 +84,7 @@ async def test_reasons_that_every_queue_may_have_are_shown_before_the_first_deat
     dead = {key[1]: n for key, n in found.items() if key[0] == "phpmq_messages_dead_total"}
     assert dead == {
         "orders,client": 1, "orders,crc": 0, "orders,expired": 0, "orders,max_deliveries": 0,
-        "orders,poison": 2,
+        "orders,not_forwarded": 0, "orders,poison": 2,
     }  # fmt: skip
 
 
