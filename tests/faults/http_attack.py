@@ -9,6 +9,7 @@ v2) is made where that is possible; where not, only the resident memory is measu
 import argparse
 import asyncio
 import gzip
+import io
 import json
 import os
 import resource
@@ -265,7 +266,7 @@ class User:
             headers = {"Content-Type": kind}
             try:
                 async with self._session.post(
-                    f"{self._url}api/v1{path}", data=body, headers=headers
+                    f"{self._url}api/v1{path}", data=io.BytesIO(body), headers=headers
                 ) as answer:
                     text = await answer.text()
                     if answer.status in (200, 201):
@@ -348,7 +349,11 @@ async def _control(data: Path, path: str, body: Any) -> Any:
     connector = aiohttp.UnixConnector(str(data / "control.sock"))
     async with (
         aiohttp.ClientSession(connector=connector) as session,
-        session.post(f"http://broker/api/v1{path}", json=body) as answer,
+        session.post(
+            f"http://broker/api/v1{path}",
+            data=io.BytesIO(json.dumps(body).encode()),
+            headers={"Content-Type": "application/json"},
+        ) as answer,
     ):
         assert answer.status < 300, await answer.text()
         return await answer.json()
