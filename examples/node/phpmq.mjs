@@ -33,7 +33,7 @@ const MAX_PACKET_BYTES = 1 << 30; // of the broker; more is no PHPMQ
 /** The broker stored nothing and says why in its message: paused, queue full, disk full … */
 export class PublishRefused extends Error {}
 
-/** Returns the bytes of a frame: a header of 8 bytes, then each packet behind a header of 32. */
+/** Returns the bytes of a frame: a header of 8 bytes, then each packet after a header of 32. */
 function frame(type, packets) {
     const entries = Object.entries(packets).sort(([a], [b]) => order(type, a) - order(type, b));
     const parts = [Buffer.from(`H01${type}${String(entries.length).padStart(2, '0')}`)];

@@ -43,7 +43,7 @@ class Engine(Protocol):
     """What the admin asks of the engine: figures at once, changes after their commit."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
-        """Give the live figures, of queues whose names are wanted."""
+        """Return the live figures of the queues whose names are wanted."""
 
     def summary(self) -> Status:
         """Give the same without the queues: cheap however many there are."""

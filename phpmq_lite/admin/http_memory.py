@@ -128,7 +128,7 @@ class HttpMemory:
         return max(younger, key=lambda other: other.began_s, default=None)
 
     def give_back(self, hold: "Hold", less: int) -> None:
-        """Take memory from a hold; those who wait look again."""
+        """Reduce the memory of a hold and wake those that wait for memory."""
         self.used -= less
         hold.bytes -= less
         self._of[hold.identity] -= less
@@ -184,7 +184,7 @@ class Hold:
             await self.grow(size - self.bytes)
 
     def release(self) -> None:
-        """Give all memory back."""
+        """Return all memory to the budget."""
         self.finish()
         if self.bytes:
             self._memory.give_back(self, self.bytes)

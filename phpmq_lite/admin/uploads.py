@@ -42,7 +42,7 @@ def hold_of(request: web.Request) -> Hold:
 
 
 def release(request: web.Request) -> None:
-    """Give back the memory that a request held."""
+    """Return the memory that a request held to the budget."""
     if (hold := request.get(HOLD)) is not None:
         hold.release()
 
@@ -95,7 +95,7 @@ async def body_of(request: web.Request) -> bytearray:
 
 
 async def _invite(request: web.Request) -> None:
-    """Tell a client that waits before it sends a large body that it may."""
+    """Send 100 Continue to a client that waits for it before it sends a large body."""
     if (
         request.headers.get("Expect", "").lower() == "100-continue"
         and request.version >= HttpVersion11

@@ -286,7 +286,7 @@ class Lives(Runs):
         charged: Message | None = None,
         is_leaving: bool = True,
     ) -> None:
-        """Take a consumer's credit away; what it held returns, ``charged`` being its failure.
+        """End a consumer: return what it held, and charge a failed delivery to ``charged``.
 
         A dispatch that was not sent is undone: it was no delivery.
         """

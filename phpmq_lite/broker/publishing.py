@@ -245,7 +245,7 @@ def _repeat(
 
 
 def _as_published(rows: Sequence[Message], first: int) -> Published:
-    """Give the answer to a publish by its messages and, right after each, its record, if any.
+    """Return the answer to a publish from its messages, each followed by its record, if any.
 
     A message that the history has given up is named by its record, as long as that is there.
     """

@@ -81,7 +81,7 @@ class Queues:
         return self._take_over(row)
 
     def adopt(self, row: QueueRow) -> None:
-        """Take over a queue's stored row into memory; one that was removed only keeps its name."""
+        """Load a queue's stored row into memory; of a removed queue only the name is kept."""
         if REMOVED in row.own:
             self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
             self.removed[row.name] = row

@@ -124,7 +124,7 @@ class AppIds:
         self._move(lives, app_id, known.owner or writer.owner or None)
 
     def transfer(self, lives: Lives, app_id: str, owner: str | None) -> None:
-        """Give an app_id to another owner; None: to the next who writes.
+        """Transfer an app_id to another owner; None: to its next writer.
 
         Raises:
             RefusedError: ``unknown_app_id``; ``too_many_app_ids``.

@@ -560,7 +560,7 @@ def publish_staged(
     whatever tokens it names, until nothing remains.  Only then the version counts as published.
 
     The highest version of each ``app_id`` is kept; where this one is not higher nothing is
-    published, and the tokens are dropped.  An ``app_id`` belongs to whoever wrote it first; it is
+    published, and the tokens are dropped.  An ``app_id`` belongs to its first writer; it is
     forgotten after 30 days without use at the earliest.  With ``is_single`` it is used for this
     publish only, and may be forgotten before: a repetition finds its tokens gone.
 
@@ -587,7 +587,7 @@ def publish_staged(
 def transfer_app_id(
     core: Broker, entry: AuditEntry, app_id: str, owner: str | None, answer: Answer
 ) -> None:
-    """Give an app_id to another owner, None: to the next who writes; answers None.
+    """Transfer an app_id to another owner, None: to its next writer; answers None.
 
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.

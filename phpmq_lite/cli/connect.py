@@ -103,7 +103,7 @@ def _find_listener(
 
 
 def no_queue(queue: str, node: Node) -> str:
-    """Say that there is no such queue, with those whose names are close to it."""
+    """Return the error of a queue that does not exist, with the closest names."""
     near = get_close_matches(queue, (row["name"] for row in node.list("/queues", _LOOKED_AT)))
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"there is no queue {queue!r}{hint} (--create waits for its first message)"

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 def as_root(command: str) -> str:
-    """Return a command that only root may run; others are told to ask root for it."""
+    """Return a command that only root may run, or advice to ask root for it."""
     return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 

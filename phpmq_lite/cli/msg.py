@@ -52,7 +52,7 @@ def search(node: Node, query: str, limit: int, output: str | None) -> None:
 
 
 def _explain_nothing(node: Node, query: str) -> None:
-    """Say that nothing matches and, for plain words, that they are looked for in bodies."""
+    """Print that nothing matches and, for plain words, that they are searched in bodies."""
     word = query.strip()
     hint = ""
     if word and not any(sign in word for sign in ':" '):

@@ -81,7 +81,7 @@ def make_for(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make what ``publish`` is given: a URN with its data, or a job; ``make`` says about traces.
+    """Return the envelope of a URN with its data, or of a job; see ``make`` for traces.
 
     With a job the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
 

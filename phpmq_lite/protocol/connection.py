@@ -19,46 +19,13 @@ AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
 GUARDED_BYTES: Final = 4 << 20  # the most of whole frames that waits for the http guard
 
 
-class ServerSide:
-    """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
+class _Side:
+    """What both ends know of the bytes that they have read."""
 
-    ``packet_header`` pins the width of compact headers (``32`` or ``36``) or leaves it to the
-    first packet (``auto``, R4).  ``dispatch`` is the last resort of R7, ``ttl`` or ``legacy``.
-    With ``http_guard`` the frames of a connection that may still be a browser's wait: see
-    :attr:`is_waiting`.
-    """
+    __slots__ = ("_parser",)
 
-    __slots__ = ("_default", "_encoder", "_guard", "_held", "_looked", "_parser")
-
-    def __init__(
-        self,
-        limits: WireLimits,
-        *,
-        packet_header: str = "auto",
-        dispatch: str = "ttl",
-        http_guard: bool = True,
-    ) -> None:
-        pinned = None if packet_header == "auto" else int(packet_header)
-        self._parser = Parser(limits, wire.FROM_CLIENT, WholeFromClient, pinned)
-        self._default = dispatch
-        self._encoder: BrokerEncoder | None = None  # fixed by the first dispatch
-        self._guard = HttpGuard() if http_guard else None  # None: decided, or switched off
-        self._held: list[ClientFrame] = []  # what waits for the guard
-        self._looked = 0  # bytes it has seen
-
-    @property
-    def error(self) -> RemoteProtocolError | None:
-        """What was wrong, or None; close when it is set.  Not before what waits is decided."""
-        return None if self._held else self._parser.error
-
-    @property
-    def is_waiting(self) -> bool:
-        """Tell whether frames are held back by the http guard.
-
-        Then keep reading, and call :meth:`release` after 20 ms in which nothing came (not: in
-        which nothing was read) and when the peer has ended its side.
-        """
-        return bool(self._held)
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
 
     @property
     def partial_bytes(self) -> int:
@@ -79,6 +46,48 @@ class ServerSide:
     def revision(self) -> str | None:
         """``ttl`` or ``legacy``, whichever was shown first (R7); None: nothing was."""
         return self._parser.shown
+
+
+class ServerSide(_Side):
+    """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
+
+    ``packet_header`` pins the width of compact headers (``32`` or ``36``) or leaves it to the
+    first packet (``auto``, R4).  ``dispatch`` is the last resort of R7, ``ttl`` or ``legacy``.
+    With ``http_guard`` the frames of a connection that may still be a browser's wait: see
+    :attr:`is_waiting`.
+    """
+
+    __slots__ = ("_default", "_encoder", "_guard", "_held", "_looked")
+
+    def __init__(
+        self,
+        limits: WireLimits,
+        *,
+        packet_header: str = "auto",
+        dispatch: str = "ttl",
+        http_guard: bool = True,
+    ) -> None:
+        pinned = None if packet_header == "auto" else int(packet_header)
+        super().__init__(Parser(limits, wire.FROM_CLIENT, WholeFromClient, pinned))
+        self._default = dispatch
+        self._encoder: BrokerEncoder | None = None  # fixed by the first dispatch
+        self._guard = HttpGuard() if http_guard else None  # None: decided, or switched off
+        self._held: list[ClientFrame] = []  # what waits for the guard
+        self._looked = 0  # bytes it has seen
+
+    @property
+    def error(self) -> RemoteProtocolError | None:
+        """What was wrong, or None; close when it is set.  Not before what waits is decided."""
+        return None if self._held else self._parser.error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether frames are held back by the http guard.
+
+        Then keep reading, and call :meth:`release` after 20 ms in which nothing came (not: in
+        which nothing was read) and when the peer has ended its side.
+        """
+        return bool(self._held)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
         """Return the frames that this read completes, in order; then look at :attr:`error`.
@@ -153,7 +162,7 @@ class ServerSide:
         return encoder_for(self._parser.line_break or b"", self.packet_header, revision)
 
 
-class ClientSide:
+class ClientSide(_Side):
     """A client's end: reads 003 and 007, writes everything else.
 
     Writes compact frames with 32-byte headers in the newer revision; reads every style.
@@ -162,7 +171,6 @@ class ClientSide:
     """
 
     __slots__ = (
-        "_parser",
         "acknowledge",
         "consume",
         "dead_letter",
@@ -172,7 +180,7 @@ class ClientSide:
 
     def __init__(self, limits: WireLimits | None = None) -> None:
         limits = limits or WireLimits()
-        self._parser = Parser(limits, wire.FROM_BROKER, WholeFromBroker)
+        super().__init__(Parser(limits, wire.FROM_BROKER, WholeFromBroker))
         encoder = ClientEncoder(limits)
         self.publish = encoder.publish
         self.consume = encoder.consume
@@ -184,26 +192,6 @@ class ClientSide:
     def error(self) -> RemoteProtocolError | None:
         """What the broker sent that is not PHPMQ, or None; close when it is set."""
         return self._parser.error
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of a frame begun and not complete; 0 between frames."""
-        return self._parser.partial_bytes
-
-    @property
-    def framing(self) -> str | None:
-        """See ``ServerSide``."""
-        return self._parser.framing
-
-    @property
-    def packet_header(self) -> int:
-        """See ``ServerSide``."""
-        return self._parser.packet_header or 32
-
-    @property
-    def revision(self) -> str | None:
-        """See ``ServerSide``."""
-        return self._parser.shown
 
     def receive(self, data: bytes) -> list[BrokerFrame]:
         """Return the frames that this read completes, in order; then look at :attr:`error`."""

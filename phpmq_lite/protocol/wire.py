@@ -54,7 +54,7 @@ FROM_BROKER: Final = _shapes(
 
 
 def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
-    """Say how many packets a message type has, and what the count may mean (R18)."""
+    """Return the error text for a wrong packet count, with what the count may mean (R18)."""
     known = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
     detail = f"a message of type {message_type:03} has {known} packets, not {count}"
     if (message_type, count) == (REQUEUE, 2):

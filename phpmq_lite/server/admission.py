@@ -36,7 +36,7 @@ def most_http_connections(settings: Settings) -> int:
 def files_problem(
     connections: int, http_connections: int, files: int, hard: int | None
 ) -> tuple[str, str] | None:
-    """Say that too few files may be open for the connections of the settings, and what to do.
+    """Return a warning if the limit on open files is too low for the configured connections.
 
     ``hard`` is how far this account may raise the number by itself; None: as far as it likes.
     """

@@ -54,7 +54,7 @@ class Explanation:
     """What a connection that begins with these bytes amounts to.
 
     ``outcomes`` has one text for each of ``frames``: what the broker, or for frames of the broker
-    the client, does with it.  ``conclusion`` is about the bytes behind the last whole frame.
+    the client, does with it.  ``conclusion`` is about the bytes after the last whole frame.
     """
 
     sender: Literal["client", "broker"]
@@ -152,7 +152,7 @@ def _revision(frames: list[Parsed], shown: str | None) -> str:
 
 
 def _outcome(frame: Parsed) -> str:
-    """Say what is done with a frame, as ``docs/protocol.md`` has it."""
+    """Return what the broker does with a frame, as described in ``docs/protocol.md``."""
     match frame:
         case Publish(queue, content, ttl_s, key):
             if ttl_s is None:

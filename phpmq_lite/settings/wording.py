@@ -43,7 +43,7 @@ _SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed, )|^(Input|[A-Z]
 
 
 def explain(name: str, detail: Mapping[str, Any]) -> str:
-    """Say what is wrong with the value ``name``; ``detail`` is an item of ``errors()``.
+    """Return what is wrong with the value ``name``; ``detail`` is an item of ``errors()``.
 
     An error of our own validators keeps its words.  Without a name the text stands alone.
     """

@@ -104,7 +104,7 @@ def publish(
 
     More rows than a transaction of the broker takes go out in several.  The broker keeps the rest
     from the first on: where this is cut off, a repetition goes on with that rest and drops the rows
-    that were staged for it anew, whatever their order.
+    that were staged for it again, in any order.
 
     Raises:
         PipelineError: a task sent no message.

@@ -128,7 +128,7 @@ def read_closed(connection: sqlite3.Connection) -> Stored:
 
 
 def withdraw(connection: sqlite3.Connection, valid: Stored | None, now_ms: int) -> Withdrawn:
-    """Take back in a restored database what its backup would revive; inside a transaction.
+    """Revoke in a restored database what its backup would revive; inside a transaction.
 
     ``valid`` is what the replaced database says, None where it cannot be read.  A session or token
     that it does not have is ended or disabled.  Users become those of ``valid`` if it has one of

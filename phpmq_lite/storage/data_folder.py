@@ -272,7 +272,7 @@ def holder(path: Path) -> str | None:
 
 
 def in_use(path: Path, pid: str) -> str:
-    """Say that another broker has the folder, and what to do."""
+    """Return the error for a folder that another broker has open."""
     return f"{path} is in use by phpmq-lite, pid {pid}. Stop it, or name another folder with --data"
 
 

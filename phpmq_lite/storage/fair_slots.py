@@ -1,4 +1,4 @@
-"""Slots that several identities share: nobody waits for more than one turn of each other one."""
+"""Slots that several identities share in turns."""
 
 import asyncio
 from collections import Counter, deque
@@ -25,7 +25,7 @@ class FairSlots:
         return Counter({owner: len(line) for owner, line in self._waiting.items()})
 
     async def acquire(self, owner: str) -> None:
-        """Take a slot; wait for one if none is free."""
+        """Acquire a slot; wait for one if none is free."""
         if self.free:
             self.free -= 1
             self.held[owner] += 1
@@ -44,7 +44,7 @@ class FairSlots:
             raise
 
     def release(self, owner: str) -> None:
-        """Give a slot back; it is handed to one that waits."""
+        """Release a slot to the next waiter."""
         self.held[owner] -= 1
         if not self.held[owner]:
             del self.held[owner]

@@ -26,7 +26,7 @@ def has_text(content: bytes, text: bytes, check: Check) -> bool:
 def matches_glob(content: bytes, glob: str, check: Check) -> bool:
     """Return whether the whole of ``content`` matches; ``glob`` is as ``terms.as_glob`` writes it.
 
-    Each part between two stars is looked for once, behind the one before: if a match exists, there
+    Each part between two stars is searched once, after the previous part: if a match exists, there
     is one that has each part as early as possible.
     """
     first, *others = segments(glob)

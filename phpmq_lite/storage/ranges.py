@@ -96,7 +96,7 @@ class Selection:
 
     @property
     def needs_deleted(self) -> bool:
-        """Tell whether rows of deleted messages are asked for, which leave on their own."""
+        """Return whether rows of deleted messages are wanted; they are purged separately."""
         return not self.outcomes or DELETED in self.outcomes
 
 

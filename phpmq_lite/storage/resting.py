@@ -75,7 +75,7 @@ class RestingSeal:
 
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
-        # Behind a crash the structure is looked at instead.  A database that was replaced is not
+        # After a crash the structure is checked instead.  A database that was replaced is not
         # sealed; the writer finds it too, and stops.
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:

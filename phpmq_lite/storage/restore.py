@@ -3,7 +3,7 @@
 A power cut in the middle leaves a folder whose database is missing, and a start refuses that: do it
 once more.  Numbers go on 1,000,000 above those of the backup, so that a late acknowledgement of a
 message that the backup does not have matches nobody.  The history gets another identity, so that
-whoever followed it further than the backup goes notices.  Sessions end and tokens are disabled
+readers that are ahead of the backup notice it.  Sessions end and tokens are disabled
 unless the replaced database says that they are valid: nothing that was revoked comes back.
 """
 

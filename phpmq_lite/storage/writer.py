@@ -199,7 +199,7 @@ class Writer:
                 raise self._failed
             try:
                 done = work(store)
-                self.files.check()  # before anybody is answered
+                self.files.check()  # before any reply
                 return done  # noqa: TRY300 - the answer of what was checked
             except (NotWritableError, OutcomeUnknownError) as error:
                 self._end(error)

@@ -75,7 +75,7 @@ ENOUGH_S: Final = 60.0
 
 
 def envelope(queue: str, urn: str, number: int, **more: Any) -> bytes:
-    """Make a message as a PHP producer sends it."""
+    """Return a message as a PHP producer sends it."""
     data = {
         "order_id": 100_000 + number, "customer": f"customer-{number % 977}@example.com",
         "total": f"{number % 500}.90", "currency": "EUR",

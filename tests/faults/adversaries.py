@@ -72,7 +72,7 @@ class Target:
     def ask(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, bytes]:
-        """Make one request on a connection of its own; (0, b"") where it fails."""
+        """Send one request on a new connection; return (0, b"") if it fails."""
         given = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
         }
@@ -100,7 +100,7 @@ def in_threads(count: int, work: Callable[[], object]) -> None:
 
 
 def ready() -> None:
-    """Say that the attack has begun."""
+    """Print that the attack has begun."""
     print("ready", flush=True)
 
 

@@ -152,7 +152,7 @@ class EndToEnd(RuleBasedStateMachine):
             peer.barrier()
 
     def row(self, body: bytes) -> tuple[Any, ...]:
-        """Give seq, queue, charged and outcome (None: alive) of the one message with this body."""
+        """Return seq, queue, charged and outcome (None: alive) of the message with this body."""
         (row,) = [row[1:] for row in self.rows(SQL) if row[0] == body]
         return row
 
@@ -261,7 +261,7 @@ class EndToEnd(RuleBasedStateMachine):
 
     @rule(leaving=st.integers(0, 2))
     def stop(self, leaving: int) -> None:
-        """It is told to stop, and workers leave while it does: nothing of it is a failure."""
+        """Stop the broker while workers leave: nothing of it is a failed delivery."""
         for consumer in self.consumers:
             consumer.take()
         assert self.broker.process is not None

@@ -224,7 +224,7 @@ class Result:
         return found
 
     def lines(self) -> Iterator[str]:
-        """Say it for people."""
+        """Return the report as text."""
         slowest = max(self.confirms_s, default=0.0)
         yield f"{self.where}; attacked for {self.seconds:.0f} s"
         yield f"alive: {self.is_alive}; most resident memory {self.most_bytes / 1e6:.0f} MB"
@@ -360,7 +360,7 @@ async def _control(data: Path, path: str, body: Any) -> Any:
 
 
 async def _prepared(broker: BrokerProcess) -> tuple[str, str, str]:
-    """Make users; gives the tokens of who attacks and who goes on, and a message of 8 MiB."""
+    """Create users; return the tokens of attacker and publisher, and the id of an 8 MiB message."""
     await _control(
         broker.data, "/users", {"name": "anna", "password": "x" * 12, "role": "admin", "queues": []}
     )

@@ -169,7 +169,7 @@ class Run:
 
 
 def differences(alone: Results, beside: Results) -> list[str]:
-    """Say which results differ; how often was searched depends on the time."""
+    """Return which results differ; the number of searches depends on the time."""
     found = []
     for name in ("receipts", "dispatched", "order", "published", "outcomes", "alive", "errors"):
         one, other = getattr(alone, name), getattr(beside, name)
@@ -210,7 +210,7 @@ def _target(broker: BrokerProcess, name: str, queues: str) -> Target:
 
 @contextmanager
 def attacked(broker: BrokerProcess, name: str | None) -> Iterator[subprocess.Popen[str] | None]:
-    """Have an adversary attack in a process of its own, from its first word on."""
+    """Run an adversary in its own process; enter once its attack has begun."""
     if name is None:
         yield None
         return

@@ -43,7 +43,7 @@ ASKING = [path for path in LEAVES if path[0] not in NO_BROKER]
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have nothing here that names a broker."""
+    """Remove everything that names a broker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "none.toml")
@@ -62,7 +62,7 @@ def ask(*arguments: str) -> Result:
 
 
 def whole(path: tuple[str, ...]) -> list[str]:
-    """Give a command with everything that it asks for."""
+    """Return a command with all of its required arguments."""
     line = list(path)
     line += [
         VALUES.get(one.name or "", "x")

@@ -31,7 +31,7 @@ async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
 
 
 async def headers_of(filled: Filled, route: Route) -> dict[str, str]:
-    """Give what a page or script of ours sends with a body."""
+    """Return the headers that our pages and scripts send with a body."""
     kind = route.media if route.is_api else FORM
     csrf = await filled.me.csrf()
     return {"Origin": filled.me.origin, "X-CSRF-Token": csrf, "Content-Type": kind}

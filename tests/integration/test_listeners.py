@@ -172,7 +172,7 @@ async def test_end_of_a_peer_is_seen_before_it_is_read(family: int, how: str) ->
 
 @contextmanager
 def socketpair(family: int) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give two sockets that are connected with each other."""
+    """Yield two connected sockets."""
     if family == socket.AF_UNIX:
         ours, theirs = socket.socketpair()
     else:

@@ -121,7 +121,7 @@ def test_example_of_the_class_publishes_to_the_queue_of_its_envelope(
 
 
 def application(folder: Path) -> Path:
-    """Make a project as Composer would have: the starter, and doubles of what it requires."""
+    """Create a Composer project: the starter, and doubles of its dependencies."""
     shutil.copytree(ROOT / "clients", folder / "clients")
     (folder / "vendor" / "bin").mkdir(parents=True)
     shutil.copy(DOUBLES / "initphp_doubles.php", folder / "vendor" / "autoload.php")

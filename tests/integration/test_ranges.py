@@ -246,7 +246,7 @@ def test_deleted_rows_that_leave_while_they_are_counted_are_a_gap(
 
     def note() -> None:
         statements.append(1)
-        if len(statements) == 2:  # behind the bounds, ahead of the count
+        if len(statements) == 2:  # after the bounds, before the count
             retire_deleted(ranges, 100)
 
     ranges.on_statement = note
@@ -277,7 +277,7 @@ def test_rows_that_leave_while_they_are_counted_are_a_gap(ranges: Ranges, is_gap
 
     def note() -> None:
         statements.append(1)
-        if len(statements) == 2:  # behind the bounds, ahead of the count
+        if len(statements) == 2:  # after the bounds, before the count
             retire(ranges.path, 100)
 
     ranges.on_statement = note

@@ -17,7 +17,7 @@ from tests.acceptance.peers import Peer
 from tests.integration.authority import EC, RSA, Authority, Certificate
 
 
-def read_anew(running: Running, **sections: Any) -> None:
+def reload_settings(running: Running, **sections: Any) -> None:
     settings = settings_for(running.data, **sections)
     running.service.reload(Effective(settings, dict.fromkeys(all_values(settings), "file"), []))
 
@@ -47,7 +47,7 @@ async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:
 
         def read_anew_in_loop(**limits: int) -> None:
             async def read() -> None:
-                read_anew(running, limits=limits)
+                reload_settings(running, limits=limits)
 
             asyncio.run_coroutine_threadsafe(read(), loop).result()
 
@@ -65,7 +65,7 @@ async def test_reload_and_a_lost_listener_charge_nothing(tmp_path: Path) -> None
             return peer
 
         peer = await asyncio.to_thread(hold)
-        read_anew(running, limits={"held": 1})
+        reload_settings(running, limits={"held": 1})
         stop_listening(running.port)
         await asyncio.to_thread(peer.barrier)
         engine = running.service.front.engine
@@ -76,7 +76,7 @@ async def test_reload_and_a_lost_listener_charge_nothing(tmp_path: Path) -> None
 
 
 def stop_listening(port: int) -> None:
-    """End the listener behind the broker's back."""
+    """Close the listener without the broker noticing."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
             if found.getsockname()[1:2] == (port,) and found.getsockopt(
@@ -120,13 +120,13 @@ async def test_certificate_of_another_kind_of_key_takes_the_place_of_the_old(
             if not found:
                 service = running_service(tmp_path / "data", tcp=tls, admin=tls)
                 running = await stack.enter_async_context(service)
-            read_anew(running, tcp=tls, admin=tls)
+            reload_settings(running, tcp=tls, admin=tls)
             found.append(await serials(running, trusted))
     assert [len(one) for one in found] == [1, 1]
     assert not found[0] & found[1]
 
 
-async def test_authority_of_clients_is_read_anew(tmp_path: Path) -> None:
+async def test_authority_of_clients_is_reload_settings(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair, one, other = (authority.make(name) for name in ("server", "one", "other"))
     ca = tmp_path / "clients.pem"
@@ -143,7 +143,7 @@ async def test_authority_of_clients_is_read_anew(tmp_path: Path) -> None:
         with pytest.raises((OSError, AssertionError)):
             await asyncio.to_thread(publish)
         ca.write_bytes(other[0].read_bytes())
-        read_anew(running, tcp=tls)
+        reload_settings(running, tcp=tls)
         await asyncio.to_thread(publish)
 
 
@@ -167,11 +167,11 @@ async def test_certificates_are_read_anew_and_bad_ones_change_nothing(tmp_path: 
         assert len(before) == 1
         put((new[0], other[1]))
         with pytest.raises(SettingsError, match=r"admin\.tls_cert .* cannot be used"):
-            read_anew(running, tcp=tls, admin=tls, history={"days": 1})
+            reload_settings(running, tcp=tls, admin=tls, history={"days": 1})
         assert await serials(running, trusted) == before
         assert running.service.settings.history.days == 7
         put(new)
-        read_anew(running, tcp=tls, admin=tls)
+        reload_settings(running, tcp=tls, admin=tls)
         after = await serials(running, trusted)
         assert len(after) == 1
         assert after != before

@@ -101,7 +101,7 @@ def test_idle_broker_stops_too(tmp_path: Path) -> None:
 
 
 def opened(folder: Path) -> OpenedFiles:
-    """Give the files of a database that was closed: there is no log."""
+    """Return the files of a closed database: there is no log."""
     folder.joinpath(DATABASE).write_bytes(FOREIGN)
     files = OpenedFiles(folder / DATABASE)
     files.note_database()

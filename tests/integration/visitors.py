@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, closing
 from html import unescape
 from pathlib import Path
@@ -141,6 +141,13 @@ class House:
         """Read from the database."""
         with closing(sqlite3.connect(self.data / "phpmq.db")) as connection:
             return connection.execute(text, values).fetchall()
+
+    def tables(self, excluded: Collection[str] = ()) -> dict[str, list[tuple[Any, ...]]]:
+        """Return all rows of all tables but those in ``excluded``."""
+        names = self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        return {
+            name: self.rows(f"SELECT * FROM {name}") for (name,) in names if name not in excluded
+        }
 
     def audit(self) -> list[tuple[Any, ...]]:
         """Give actor, source, action, target, count and result of all rows."""

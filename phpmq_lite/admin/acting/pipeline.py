@@ -129,5 +129,5 @@ async def unstage(
 async def transfer_app_id(
     context: Context, entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
-    """Give an app_id to another owner; None: to the next who writes."""
+    """Transfer an app_id to another owner; None: to its next writer."""
     await call(context, lambda core, ok: operations.transfer_app_id(core, entry, app_id, owner, ok))

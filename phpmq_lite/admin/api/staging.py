@@ -170,7 +170,7 @@ def _row_count(request: web.Request) -> int | None:
 
 @asynccontextmanager
 async def _slot(context: Context) -> AsyncIterator[None]:
-    """Take one of the uploads that are checked and stored at a time; users take turns."""
+    """Occupy one of the slots for uploads that are checked and stored; users take turns."""
     owner = asker.get()
     try:
         async with asyncio.timeout(_SLOT_S):

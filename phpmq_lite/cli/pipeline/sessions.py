@@ -111,7 +111,7 @@ def _logged(file: Path) -> Iterator[None]:
 
 
 def _handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
-    """Give a logger of PySpark's other handlers; return those that it had."""
+    """Replace the handlers of one of PySpark's loggers; return the previous ones."""
     from pyspark.logger import PySparkLogger
 
     logger = PySparkLogger.getLogger(name)
