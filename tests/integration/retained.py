@@ -36,7 +36,7 @@ class Store:
     """A migrated database, filled as the writer does it."""
 
     def __init__(self, path: Path) -> None:
-        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self.connection.close)  # CPython 3.13 warns about one left open
         self.execute = self.connection.execute
         self.execute("PRAGMA journal_mode=WAL").fetchall()

@@ -272,7 +272,7 @@ def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> 
 def test_nobody_answers_when_no_broker_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(commands, ["queues", "--data", str(tmp_path)])
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock ")
+    assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock: No such")
 
 
 def test_socket_is_private(broker: BrokerProcess) -> None:

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from phpmq_lite.admin.api import pipeline_history
+from phpmq_lite.build import install_command
 from phpmq_lite.client import connect
 from phpmq_lite.export import process as module
 from phpmq_lite.model import checksum
@@ -393,7 +394,7 @@ async def test_extra_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, told = await site.get("lo=0&hi=10")
     assert (status, told["code"]) == (501, "no_arrow")
-    assert "phpmq-lite[export]" in told["detail"]
+    assert install_command("export") in told["detail"]
     assert (await site.get("", "history/bounds"))[0] == 200
     assert site.exports.pids == []
 

@@ -33,6 +33,7 @@ compares this page with what they say now; `…` is what differs each time.
 VARIES: Final = re.compile(
     r"\b0000[0-9a-f]{4,28}…?"  # ids, cut short where a table has no room for them
     r"|\b\d\d:\d\d\b"  # times
+    r"|\b\d{4}-\d\d-\d\d\b|\b[A-Z][a-z]{2} \d{1,2}, (?=\d\d:|…)"  # dates
     r"| +\d+\.\d(?=  |$)",  # seconds, at the right of their column
     re.MULTILINE,
 )
@@ -52,6 +53,8 @@ def masked(text: str) -> str:
 
     def mask(found: re.Match[str]) -> str:
         width = len(found[0])
+        if found[0][0].isalpha():
+            return "… "  # a day has one digit or two
         return "…".rjust(width) if found[0].startswith(" ") else "…".ljust(width)
 
     same = VARIES.sub(mask, text)

@@ -140,7 +140,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self.connection.close)  # CPython 3.13 warns about one left open
         self.connection.execute("PRAGMA journal_mode = WAL")
         for script in sorted(migrations_folder().glob("*.sql")):
