@@ -1,13 +1,15 @@
 """Chromium, and a tab of it that remembers what went wrong in it."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from shutil import which
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
+CLOSE_S: Final = 20.0
 Scheme = Literal["light", "dark"]
 CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
 
@@ -43,7 +45,9 @@ async def launched(*arguments: str) -> AsyncIterator[Any]:
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=[*common, *arguments])
         yield browser
-        await browser.close()
+        with suppress(TimeoutError):  # the driver kills a browser that has not closed as it ends
+            async with asyncio.timeout(CLOSE_S):
+                await browser.close()
 
 
 async def close_tabs(browser: Any) -> None:
