@@ -4,7 +4,9 @@ SQLite keeps writing to a file that was unlinked or replaced: the broker would c
 start finds, and at its end remove the log of another database.
 """
 
+import ctypes
 import os
+import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +18,14 @@ _REMEDY: Final = (
 )
 
 
+# Since Linux 6.13, a stat that reads a file's times makes the next sync of that file slower: 35 of
+# 120 µs for the log.  statx reads the numbers alone.  Where it is missing, os.stat does.
+_STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
+_AT_FDCWD: Final = -100
+_MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always there
+_STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # nlink, ino, dev_major, dev_minor
+
+
 class Identity(NamedTuple):
     """What tells one file from another of the same name."""
 
@@ -24,13 +34,23 @@ class Identity(NamedTuple):
     links: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> "Identity":
-        """Return the identity of a file by its status."""
+    def of(cls, path: str) -> "Identity":
+        """Return the identity of the file at ``path``.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        if _STATX is not None:
+            found = ctypes.create_string_buffer(_STRUCT.size)
+            if _STATX(_AT_FDCWD, os.fsencode(path), 0, _MASK, found) == 0:
+                links, inode, major, minor = _STRUCT.unpack(found)
+                return cls(os.makedev(major, minor), inode, links)
+        status = os.stat(path)  # it raises what went wrong
         return cls(status.st_dev, status.st_ino, status.st_nlink)
 
 
 class OpenedFiles:
-    """Compares both files with what they were when they were opened: two stat calls, 4 µs.
+    """Compares both files with what they were when they were opened: two system calls, 5 µs.
 
     ``note_database`` ahead of the connection, ``note_log`` once the log is there.  May be used in
     any thread.
@@ -41,7 +61,7 @@ class OpenedFiles:
     def __init__(self, database: Path) -> None:
         self._database = str(database)
         self._log = f"{database}-wal"
-        self._opened: dict[str, tuple[int, int, int]] = {}
+        self._opened: dict[str, Identity] = {}
 
     def note_database(self) -> None:
         """Remember the database, if it is there: a new one is made by the connection."""
@@ -68,15 +88,15 @@ class OpenedFiles:
         """
         for path, opened in self._opened.items():
             try:
-                found = os.stat(path)
+                found = Identity.of(path)
             except FileNotFoundError:
                 raise DatabaseReplacedError(
                     f"{path} was removed while the broker was running; {_REMEDY}"
                 ) from None
-            if (found.st_dev, found.st_ino, found.st_nlink) != opened:
+            if found != opened:
                 raise DatabaseReplacedError(
                     f"{path} was replaced while the broker was running: it was {_text(opened)}, "
-                    f"and is {_text(Identity.of(found))}; {_REMEDY}"
+                    f"and is {_text(found)}; {_REMEDY}"
                 )
 
     def check_database(self) -> None:
@@ -90,11 +110,10 @@ class OpenedFiles:
 
     def _note(self, path: str) -> None:
         try:
-            self._opened[path] = Identity.of(os.stat(path))
+            self._opened[path] = Identity.of(path)
         except FileNotFoundError:
             return
 
 
-def _text(file: tuple[int, int, int]) -> str:
-    device, inode, links = file
-    return f"inode {inode} of device {device} with {links} links"
+def _text(file: Identity) -> str:
+    return f"inode {file.inode} of device {file.device} with {file.links} links"
