@@ -89,7 +89,9 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """Write the figures of all tests."""
+    """Write the figures of all tests, unless one failed: the end of the output is about that."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        return
     reports = [each for some in terminalreporter.stats.values() for each in some]
     lines = [
         line

@@ -1,8 +1,9 @@
 """Chromium, and a tab of it that remembers what went wrong in it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import sys
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from shutil import which
 from typing import Any, Final, Literal
 
@@ -42,12 +43,23 @@ async def launched(*arguments: str) -> AsyncIterator[Any]:
     """Run a browser; ``arguments`` are more of its command line."""
     playwright = pytest.importorskip("playwright.async_api")
     common = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    async with playwright.async_playwright() as driver:
+    driver = await playwright.async_playwright().start()
+    try:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=[*common, *arguments])
         yield browser
-        with suppress(TimeoutError):  # the driver kills a browser that has not closed as it ends
-            async with asyncio.timeout(CLOSE_S):
-                await browser.close()
+        await _within(browser.close(), "Chromium did not close")
+    finally:
+        # A driver that is stopped kills the browsers that have not closed.
+        await _within(driver.stop(), "the driver of Chromium did not stop")
+
+
+async def _within(closing: Awaitable[None], failure: str) -> None:
+    """Wait for ``CLOSE_S`` at most: the tests have passed, and the processes end with this one."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await closing
+    except TimeoutError:
+        print(f"{failure} within {CLOSE_S:.0f} s", file=sys.__stderr__)
 
 
 async def close_tabs(browser: Any) -> None:

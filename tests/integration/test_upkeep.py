@@ -43,3 +43,11 @@ def test_a_large_log_is_cut_off_where_no_batch_waits_for_it(driver: Driver) -> N
 
 def test_a_log_twice_as_large_is_cut_off_while_batches_wait(driver: Driver) -> None:
     assert size_after(driver, 2 * LIMIT, is_idle=False) < LIMIT
+
+
+@pytest.mark.parametrize(("bodies", "is_due"), [([1 << 20], True), ([1 << 10] * 1_024, False)])
+def test_large_message_is_copied_into_the_database_before_the_log_is_long(
+    driver: Driver, bodies: list[int], is_due: bool
+) -> None:
+    driver.publish(*map(bytes, bodies))
+    assert (driver.store.wal_bytes >= LONG_WAL_BYTES) == is_due
