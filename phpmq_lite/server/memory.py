@@ -4,9 +4,10 @@ import asyncio
 import resource
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from phpmq_lite.server.tcp import Session
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.server.pressure import Reader
 
 REASON: Final = "resident"  # why a publisher is not read
 SHARE_OF_CGROUP: Final = 0.6
@@ -39,6 +40,12 @@ def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
     return setting
 
 
+class Publisher(Reader, Protocol):
+    """A session that the memory brake can pause."""
+
+    connection: Connection | None
+
+
 class MemoryBrake:
     """Has publishers wait while the process has more memory than ``bound_bytes``.
 
@@ -52,9 +59,9 @@ class MemoryBrake:
         self.resident_bytes = 0  # at the last look
         self.times = 0  # it was reached
         self._is_on = False
-        self._held: set[Session] = set()
+        self._held: set[Publisher] = set()
 
-    def look(self, sessions: Collection[Session], resident: int) -> None:
+    def look(self, sessions: Collection[Publisher], resident: int) -> None:
         """Judge by this much memory; call about once a second."""
         self.resident_bytes = resident
         was_on, self._is_on = self._is_on, resident > self.bound_bytes
@@ -71,6 +78,6 @@ class MemoryBrake:
                 self._held.add(session)
                 loop.call_later(_GLANCE_S if was_on else 0, self._hold, session)
 
-    def _hold(self, session: Session) -> None:
+    def _hold(self, session: Publisher) -> None:
         if session in self._held:
             session.hold(REASON)

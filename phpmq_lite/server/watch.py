@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.clock import GAP_MS
 from phpmq_lite.server.figures import NOT_READ, NOT_TAKEN, SILENT, SILENT_S, TOO_SLOW
@@ -25,7 +25,29 @@ class TimeLimits:
     places: int = 500  # connections that fit; short from four fifths on
 
 
-def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
+class TimedSession(Protocol):
+    """A session whose times are compared with ``TimeLimits``; seconds of the loop's clock."""
+
+    frame_began_at: float | None
+    choked_at: float | None
+    closing_at: float | None
+    last_read_at: float
+    has_eof: bool
+    paused: set[str]
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frame that has begun."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it has no credit, and no frame has begun."""
+
+
+AnySession = TypeVar("AnySession", bound=TimedSession)
+
+
+def overdue(session: TimedSession, now_s: float, limits: TimeLimits) -> str | None:
     """Return why a session must end now, or None.  ``now_s`` is the loop's time."""
     began_s = session.frame_began_at
     if began_s is not None and not session.paused:
@@ -39,7 +61,9 @@ def overdue(session: Session, now_s: float, limits: TimeLimits) -> str | None:
     return None
 
 
-def longest_silent(sessions: Iterable[Session], now_s: float, limits: TimeLimits) -> list[Session]:
+def longest_silent(
+    sessions: Iterable[AnySession], now_s: float, limits: TimeLimits
+) -> list[AnySession]:
     """Return whom nothing holds here, the longest silent first: no credit, no frame begun.
 
     One that waits for a paused or full queue is among them; at once if its peer has left.
@@ -52,7 +76,7 @@ def longest_silent(sessions: Iterable[Session], now_s: float, limits: TimeLimits
     return sorted(silent, key=lambda session: session.last_read_at)
 
 
-def excuse(session: Session, seconds: float) -> None:
+def excuse(session: TimedSession, seconds: float) -> None:
     """Let a time not count in which nobody was heard: the process stood still."""
     session.last_read_at += seconds
     if session.frame_began_at is not None:
