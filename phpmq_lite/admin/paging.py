@@ -6,11 +6,13 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin import cursors, formats
+from phpmq_lite.admin import cursors, formats, traced
 from phpmq_lite.admin.access.identity import allowed_queues
-from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.schemas import MessagesQuery
+from phpmq_lite.admin.query import of_traces
+from phpmq_lite.admin.schemas import LIMIT_MAX, MessagesQuery
+from phpmq_lite.admin.shelves import named
 from phpmq_lite.model import State
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.browse import MessageRow
@@ -129,6 +131,19 @@ async def search_page(
         query, found.rows, goes_on, found.searched, found.total, found.is_done,
         is_full=len(found.rows) >= limit,
     )  # fmt: skip
+
+
+async def failed_attempts(request: web.Request, rows: Iterable[MessageRow]) -> frozenset[int]:
+    """Return the seqs of acked rows whose attempt failed, as far as their traces show it."""
+    traces = {
+        row.trace_id
+        for row in rows
+        if row.state == State.ACKED and row.trace_id is not None and row.meta_id is not None
+    }
+    if not traces:
+        return frozenset()
+    found = await search_page(request, of_traces(*sorted(traces)), None, LIMIT_MAX)
+    return traced.failed_attempts(found.rows, named(status_of(request).queues))
 
 
 def _place(cursor: cursors.Cursor | None) -> tuple[int, int] | None:

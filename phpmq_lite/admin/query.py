@@ -280,9 +280,9 @@ def of_states(states: Iterable[str]) -> Query:
     return Query(tuple(Term("state", state) for state in states))
 
 
-def of_trace(trace_id: str) -> Query:
-    """Ask for the messages of one trace."""
-    return Query((Term("trace", escape_pattern(trace_id)),))
+def of_traces(*trace_ids: str) -> Query:
+    """Return the search for the messages of any of these traces."""
+    return Query(tuple(Term("trace", escape_pattern(trace_id)) for trace_id in trace_ids))
 
 
 def of_meta(meta_id: str) -> Query:

@@ -1,5 +1,6 @@
 """Envelopes on pages and in the API of a real broker: card, badges, search, trace, quarantine."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -316,3 +317,19 @@ async def test_check_judges_what_looks_like_an_envelope(site: Site) -> None:
     assert "missing_meta" in wrong.text
     plain = await site.post("/publish", form | {"body": '{"a": 1}'})
     assert 'id="verdict-title"' not in plain.text
+
+
+async def test_lists_show_which_acked_attempts_failed(site: Site) -> None:
+    first, second, other = await site.publish(
+        "shop", envelope(), envelope(attempts=1), envelope(meta_id="b" + META_ID[1:])
+    )
+    async with site.client() as client, client.consume("shop") as deliveries:
+        for _ in range(3):
+            (await anext(deliveries)).ack()
+    while len((await site.ok("GET", "/history"))["items"]) < 3:
+        await asyncio.sleep(0.01)
+    for path in ("/history", "/queues/shop?tab=history", f"/messages?q={quote('queue:shop')}"):
+        text = (await site.get(path)).text
+        rows = {key: text.split(f"/messages/{key}", 1)[1].split("</tr>")[0]
+                for key in (first, second, other)}  # fmt: skip
+        assert [key for key in rows if "failed attempt" in rows[key]] == [first], path

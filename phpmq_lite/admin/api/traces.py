@@ -14,7 +14,7 @@ from phpmq_lite.admin.api.message_list import FoundIn, FoundOut, found_as
 from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.query import QUALIFIERS, STATES, of_trace
+from phpmq_lite.admin.query import QUALIFIERS, STATES, of_traces
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.envelopes.verdict import REASONS
@@ -53,7 +53,7 @@ def trace_of(request: web.Request) -> str:
 async def trace(request: web.Request) -> web.StreamResponse:
     """List the messages of a trace over all queues, newest first; it is searched for."""
     asked = query_of(request, FoundIn)
-    query = of_trace(trace_of(request))
+    query = of_traces(trace_of(request))
     found = await paging.search_page(request, query, asked.cursor, asked.limit)
     return found_as(asked.format, found)
 

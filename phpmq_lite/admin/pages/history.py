@@ -12,7 +12,7 @@ from phpmq_lite.admin.api.history import Outcome, queue_id_of, time_of
 from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.histories import slices_of
 from phpmq_lite.admin.lists import as_data
-from phpmq_lite.admin.paging import Listed, history_page, search_page
+from phpmq_lite.admin.paging import Listed, failed_attempts, history_page, search_page
 from phpmq_lite.admin.query import of_states
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
@@ -52,6 +52,7 @@ async def history(request: web.Request) -> web.StreamResponse:
         request,
         "history.html",
         listed=listed,
+        failed=await failed_attempts(request, listed.rows),
         query=query,
         key={"queue": query.queue, "since": query.since, "until": query.until, "span": span},
         span=span,

@@ -16,14 +16,13 @@ from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.copies import COPY_BYTES, copies
 from phpmq_lite.admin.lists import as_data
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.query import QUERY_CHARACTERS, of_trace, parse
+from phpmq_lite.admin.query import QUERY_CHARACTERS, parse
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, message_of, query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.admin.schemas import LIMIT_MAX, MessageOut, OutputFormat
-from phpmq_lite.admin.shelves import is_shelf, named
+from phpmq_lite.admin.schemas import MessageOut, OutputFormat
+from phpmq_lite.admin.shelves import is_shelf
 from phpmq_lite.admin.snippets import Snippet, http_address, tcp_address
-from phpmq_lite.admin.traced import failed_attempts
 from phpmq_lite.model import State
 from phpmq_lite.storage.audit import Audit, AuditRow
 from phpmq_lite.storage.browse import Body, EventRow, LinkRow, MessageRow
@@ -78,7 +77,7 @@ async def message(request: web.Request) -> web.StreamResponse:
         elsewhere=envelopes.elsewhere(card, row) if card is not None else "",
         is_too_large=envelopes.is_too_large(row),
         is_record=is_shelf(status_of(request).queues, row.queue or ""),
-        is_failed=await _is_failed(request, row),
+        is_failed=row.seq in await paging.failed_attempts(request, [row]),
         policy=envelopes.policy_of(request, row.queue_id),
         has_queue=lambda name: find_queue(request, name) is not None,
         steps=timeline.timeline(row, life.events[row.seq], context.now_ms(), others),
@@ -89,14 +88,6 @@ async def message(request: web.Request) -> web.StreamResponse:
         older=older,
         query=query,
     )
-
-
-async def _is_failed(request: web.Request, row: MessageRow) -> bool:
-    """Return whether the attempt of an acked envelope failed, as far as its trace tells."""
-    if row.state != State.ACKED or row.trace_id is None or row.meta_id is None:
-        return False
-    found = await paging.search_page(request, of_trace(row.trace_id), None, LIMIT_MAX)
-    return row.seq in failed_attempts(found.rows, named(status_of(request).queues))
 
 
 async def _life(request: web.Request, context: Context, row: MessageRow) -> Life:

@@ -90,6 +90,7 @@ async def _page(
         typed=typed,
         chips=[Chip(str(term), str(query.without(term))) for term in query.terms],
         found=found,
+        failed=await paging.failed_attempts(request, found.rows if found is not None else ()),
         says=paging.say_searched(found) if found is not None else "",
         problem=problem,
         qualifiers=QUALIFIERS,

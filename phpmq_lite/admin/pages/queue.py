@@ -11,7 +11,7 @@ from phpmq_lite.admin import attention, charts, histories, queue_settings, trend
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.insights.standing import claims_of
 from phpmq_lite.admin.lists import ListedQueue, as_data
-from phpmq_lite.admin.paging import Listed, history_page, messages_page, oldest
+from phpmq_lite.admin.paging import Listed, failed_attempts, history_page, messages_page, oldest
 from phpmq_lite.admin.problems import not_found
 from phpmq_lite.admin.query import of_queue, of_verdict
 from phpmq_lite.admin.render import page
@@ -120,7 +120,11 @@ async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus
         return {"fields": queue_settings.fields(status, _defaults(context), home=home)}
     listed = await _listed(request, query, status)
     about = records if query.tab == "dead" and (records := _records(request, status)) else status
-    return {"listed": listed, "all_text": _all_text(query, about, listed.rows)}
+    return {
+        "listed": listed,
+        "failed": await failed_attempts(request, listed.rows),
+        "all_text": _all_text(query, about, listed.rows),
+    }
 
 
 def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:

@@ -8,7 +8,7 @@ from phpmq_lite.admin import paging
 from phpmq_lite.admin.api.message_list import FoundIn, found_as
 from phpmq_lite.admin.api.traces import trace_of
 from phpmq_lite.admin.context import status_of
-from phpmq_lite.admin.query import of_trace
+from phpmq_lite.admin.query import of_traces
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
@@ -27,7 +27,7 @@ class TracePageQuery(FoundIn):
 async def trace(request: web.Request) -> web.StreamResponse:
     """The messages of one trace over all queues, oldest first."""
     query, trace_id = query_of(request, TracePageQuery), trace_of(request)
-    asked = of_trace(trace_id)
+    asked = of_traces(trace_id)
     found = await paging.search_page(request, asked, query.cursor, min(query.limit, LIMIT_MAX))
     if query.format != "html":
         return found_as(query.format, found)

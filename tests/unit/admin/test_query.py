@@ -17,7 +17,7 @@ from phpmq_lite.admin.query import (
     of_ids,
     of_meta,
     of_queue,
-    of_trace,
+    of_traces,
     of_verdict,
     parse,
 )
@@ -196,7 +196,7 @@ def test_search_for_a_queue_reads_back(name: str) -> None:
 
 
 def test_search_for_ids_and_traces_read_back() -> None:
-    for query in (of_ids(["a" * 32, "0" * 32]), of_trace('t "1" *')):
+    for query in (of_ids(["a" * 32, "0" * 32]), of_traces('t "1" *')):
         assert parse(str(query)) == query
 
 
