@@ -379,11 +379,9 @@ ADVERSARIES: Final[dict[str, Callable[[Target], None]]] = {
 
 
 def main() -> None:
-    """Attack: ``python -m tests.faults.adversaries NAME PORT URL TOKEN``."""
-    # The broker is judged, not the scheduler: with two cores, the attacker would keep the tenant
-    # from running.  What is left of a core is enough to attack with all it has.
-    os.nice(19)
-    name, port, url, token = sys.argv[1:]
+    """Attack: ``python -m tests.faults.adversaries NAME PORT URL TOKEN NICENESS``."""
+    name, port, url, token, niceness = sys.argv[1:]
+    os.nice(int(niceness))
     ADVERSARIES[name](Target(int(port), url, token, "127.0.0.2"))
     ready()
     end_never()
