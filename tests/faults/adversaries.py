@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -170,13 +171,14 @@ def _hang(target: Target, queue: str, bodies: list[bytes], consumers: int, held:
     peers = [target.peer() for _ in range(consumers)]
     for peer in peers:
         peer.consume(queue, 1_000)
-    got = 0
-    for peer in peers:
-        peer.socket.settimeout(2)
-        with suppress(TimeoutError):
-            while got < held and peer.take():
-                got += len(peer.got)
-                peer.got.clear()
+    got, by_socket = 0, {peer.socket: peer for peer in peers}
+    while got < held and (readable := select.select(by_socket, [], [], 2)[0]):
+        for one in readable:
+            peer = by_socket[one]
+            if not peer.take():
+                del by_socket[one]
+            got += len(peer.got)
+            peer.got.clear()
     _keep.extend(peers)
 
 

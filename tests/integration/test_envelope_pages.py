@@ -326,7 +326,7 @@ async def test_lists_show_which_acked_attempts_failed(site: Site) -> None:
     async with site.client() as client, client.consume("shop") as deliveries:
         for _ in range(3):
             (await anext(deliveries)).ack()
-    while len((await site.ok("GET", "/history"))["items"]) < 3:
+    while len((await site.ok("GET", "/history"))["items"]) < 3:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     for path in ("/history", "/queues/shop?tab=history", f"/messages?q={quote('queue:shop')}"):
         text = (await site.get(path)).text
