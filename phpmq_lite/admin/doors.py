@@ -6,7 +6,7 @@ knows when something began.  ``docs/security.md`` 9.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self, cast
@@ -24,6 +24,7 @@ BODY: Final = "body took too long to arrive"
 ANSWER: Final = "answer was not read"
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _EACH_S: Final = 1.0
+_REST_EACH_S: Final = 0.002  # from one read of a refused body to the next, of all connections
 _log = get_logger(__name__)
 
 
@@ -47,6 +48,7 @@ class Doors:
         self.patience = patience or Patience()
         self.ended: Counter[str] = Counter()  # for being slow, by reason
         self.open: set[Door] = set()
+        self._paused: deque[Door] = deque()  # connections with the rest of a refused body
         self._trusted = tuple(trusted)
 
     @classmethod
@@ -79,6 +81,20 @@ class Doors:
                 self.ended[reason] += 1
                 door.end(is_told=reason != ANSWER and door.has_begun)
 
+    def read_later(self, door: "Door") -> None:
+        """Let a connection read on when it is its turn: one read for all of them each 2 ms.
+
+        95 connections that sent refused bodies as fast as they could delayed a batch by 60 ms.
+        """
+        if not self._paused:
+            asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
+        self._paused.append(door)
+
+    def _read_next(self) -> None:
+        self._paused.popleft().read_on()
+        if self._paused:
+            asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
+
     async def run(self) -> None:
         """Look once a second."""
         loop = asyncio.get_running_loop()
@@ -104,6 +120,8 @@ class Door(asyncio.Protocol):
         self._began_at: float | None = None  # of a request that no handler has
         self._bytes = 0  # since then
         self._request: web.BaseRequest | None = None  # that a handler has
+        self._is_refused = False  # what arrives is the rest of a body that nobody wants
+        self._rest: list[bytes] = []  # of such a body; aiohttp gets it when it is its turn
         self._progress = Progress()
         self._stuck_at: float | None = None  # the last progress of an answer that waits
 
@@ -139,10 +157,17 @@ class Door(asyncio.Protocol):
         if self._began_at is None:
             self._began_at = self._loop.time()
         self._bytes += len(data)
+        if self._is_refused and not self._transport.is_closing():
+            self._transport.pause_reading()
+            if not self._rest:
+                self._doors.read_later(self)
+            self._rest.append(data)
+            return
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
         """Pass it on."""
+        self.read_on()
         self._inner.eof_received()
         return None
 
@@ -159,13 +184,22 @@ class Door(asyncio.Protocol):
     def take(self, request: web.BaseRequest) -> None:
         """A handler has this request now; its body may still be on its way."""
         self._request = request
+        self._is_refused = False
 
     def finish(self) -> None:
         """The handler has ended; its answer may still have to be sent."""
+        self._is_refused = self._request is not None and not self._request.content.is_eof()
         self._request = self._began_at = None
         self._bytes = 0
 
     # -- the watch calls
+
+    def read_on(self) -> None:
+        """Pass the rest of a body on, and read more."""
+        rest, self._rest = b"".join(self._rest), []
+        if rest and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._inner.data_received(rest)
 
     def overdue(self, now_s: float) -> str | None:
         """Say why it must end now, or None."""
