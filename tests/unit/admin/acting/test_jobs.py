@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -19,8 +20,9 @@ from phpmq_lite.admin.acting.jobs import (
 )
 from phpmq_lite.admin.acting.undo import Undos
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.operations import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
 from tests.unit.admin.acting.made import Broker, entry
 
 
@@ -41,6 +43,24 @@ class Rig:
         made.audit_id = number
         order = Order(action, Options(), array("Q", range(1, count + 1)), rate=rate, token=token)
         return await self.jobs.start(broker.act, made, order, self.undos)
+
+
+class Crowded(Broker):
+    """Counts the slices under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = self.most = 0
+
+    async def act(
+        self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
+    ) -> Outcome:
+        """Do one slice, while others may begin."""
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        return await super().act(entry, action, seqs, options)
 
 
 @pytest.fixture
@@ -65,8 +85,17 @@ async def test_large_work_goes_on_in_slices_and_only_the_last_ends_its_row(rig: 
     await job.ended.wait()
     assert [len(part) for part in broker.slices] == [SLICE, SLICE, 1]
     assert broker.results == ["running", "running", "done"]
-    assert (job.state, job.done, job.total) == (JobState.DONE, 1_001, 1_001)
+    assert (job.state, job.done, job.total) == (JobState.DONE, 2 * SLICE + 1, 2 * SLICE + 1)
     assert rig.jobs.find(job.number) is job
+
+
+async def test_jobs_take_turns_so_that_one_slice_is_under_way(rig: Rig) -> None:
+    """Five slices in one batch delayed the messages of others by 60 ms."""
+    broker = Crowded()
+    jobs = [await rig.start(broker, 3 * SLICE, number=number) for number in (1, 2, 3)]
+    for job in jobs:
+        await job.ended.wait()
+    assert (broker.most, [job.done for job in jobs]) == (1, [3 * SLICE] * 3)
 
 
 async def test_nothing_selected_is_done_and_audited(rig: Rig) -> None:
