@@ -37,6 +37,7 @@ _RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one 
 # A batch of messages this large is copied into the database after it: its pages will not be written
 # again before the checkpoint, and one of 1 MiB delays other batches by 3 ms, one of 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
+_STAGED_WEIGHT: Final = 8  # staged rows are not written again, either: a checkpoint for each MiB
 LONG_WAL_BYTES: Final = 8 << 20  # then it is copied into the database, between two batches
 _AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
 # What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
@@ -188,6 +189,9 @@ class Store:
                 self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS
             changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
             self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
+            for values in batch.several.values():
+                staged = sum(len(value) for value in values if isinstance(value, bytes))
+                self.wal_bytes += _STAGED_WEIGHT * staged
             if batch.born_bytes >= _LARGE_BYTES * len(batch.born) > 0:
                 self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
         if not batch.loads:
