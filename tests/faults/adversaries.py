@@ -381,9 +381,10 @@ ADVERSARIES: Final[dict[str, Callable[[Target], None]]] = {
 
 
 def main() -> None:
-    """Attack: ``python -m tests.faults.adversaries NAME PORT URL TOKEN NICENESS``."""
-    name, port, url, token, niceness = sys.argv[1:]
-    os.nice(int(niceness))
+    """Attack: ``python -m tests.faults.adversaries NAME PORT URL TOKEN [idle]``."""
+    name, port, url, token, *policy = sys.argv[1:]
+    if policy == ["idle"]:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     ADVERSARIES[name](Target(int(port), url, token, "127.0.0.2"))
     ready()
     end_never()
