@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.visitors import House, Visitor, house
+from tests.integration.visitors import House, Visitor, house, until
 
 
 async def settle(home: House, queue: str, count: int) -> None:
@@ -20,10 +20,17 @@ async def settle(home: House, queue: str, count: int) -> None:
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     """Run a broker again that three of ``orders`` and two of ``mail`` settled in before."""
     async with house(tmp_path / "data") as first:
+        await loaded(first)
         await settle(first, "orders", 3)
         await settle(first, "mail", 2)
     async with house(tmp_path / "data") as second:
+        await loaded(second)
         yield second
+
+
+async def loaded(home: House) -> None:
+    """Wait until the broker has read its roll-ups: stopped before, it stores none."""
+    await until(lambda: home.broker.service.sampler.is_loaded)
 
 
 def deleted(text: str) -> int:
