@@ -82,7 +82,7 @@ class Doors:
                 door.end(is_told=reason != ANSWER and door.has_begun)
 
     def read_later(self, door: "Door") -> None:
-        """Let a connection read on when it is its turn: one read for all of them each 2 ms.
+        """Resume reading a connection in its turn: every 2 ms, one of those that wait reads.
 
         95 connections that sent refused bodies as fast as they could delayed a batch by 60 ms.
         """
