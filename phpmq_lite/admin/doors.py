@@ -157,7 +157,8 @@ class Door(asyncio.Protocol):
         if self._began_at is None:
             self._began_at = self._loop.time()
         self._bytes += len(data)
-        if self._is_refused and not self._transport.is_closing():
+        # With some kept back, what follows must not overtake it, though it may be wanted again.
+        if (self._is_refused or self._rest) and not self._transport.is_closing():
             self._transport.pause_reading()
             if not self._rest:
                 self._doors.read_later(self)
@@ -195,10 +196,10 @@ class Door(asyncio.Protocol):
     # -- the watch calls
 
     def read_on(self) -> None:
-        """Pass the rest of a body on, and read more."""
+        """Pass on what was kept back, and read more."""
         rest, self._rest = b"".join(self._rest), []
         if rest and not self._transport.is_closing():
-            self._transport.resume_reading()
+            self._transport.resume_reading()  # before aiohttp, which may have to pause it again
             self._inner.data_received(rest)
 
     def overdue(self, now_s: float) -> str | None:

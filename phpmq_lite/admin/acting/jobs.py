@@ -166,9 +166,9 @@ class Jobs:
             began_s = asyncio.get_running_loop().time()
             while job.handled < job.total:
                 await _keep_rate(job, began_s)
-                if job.cancelled.is_set():
-                    break
                 async with self._slicing:
+                    if job.cancelled.is_set():  # also while others had their slices
+                        break
                     await _slice(act, job, undo)
             state = JobState.DONE if job.handled >= job.total else JobState.CANCELLED
             if state is JobState.CANCELLED:
