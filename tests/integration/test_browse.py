@@ -285,9 +285,12 @@ FILTERS = [
 @pytest.mark.parametrize("placed", [0, 1, 23, 40])
 @pytest.mark.parametrize("given", FILTERS)
 async def test_history_filters_in_both_directions(
-    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any],
+    database: Database,
+    reader: Browser,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
     placed: int,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(browse, "_HISTORY_SLICE", 3)
     last = (1 << 16) - 20  # offset before: half of them are in the next block of places
     database.first_offset = last + 1

@@ -20,8 +20,12 @@ FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
 # The last one says which page of claims.
 WRITER = (
-    "storage/store.py", "storage/layout.py", "storage/places.py", "model.py", "broker/claims.py",
-)  # fmt: skip
+    "storage/store.py",
+    "storage/layout.py",
+    "storage/places.py",
+    "model.py",
+    "broker/claims.py",
+)
 CODE = "".join((PACKAGE / path).read_text(encoding="utf-8") for path in WRITER)
 
 

@@ -30,9 +30,9 @@ def test_common_frames_are_taken_in_order() -> None:
         + CLIENT.publish("Foo", b"three", 61)
         + CLIENT.publish("Foo", b"", 0, b"longer key")
     )
-    frames: list[Frame] = []
-    assert taker().take(stream, 0, frames) == len(stream)
-    assert frames == [
+    found: list[Frame] = []
+    assert taker().take(stream, 0, found) == len(stream)
+    assert found == [
         Publish("Foo", b"one", 60, None),
         Publish("Bar", b"two", 60, b"key1"),
         Acknowledge("Foo", ID),
@@ -49,11 +49,11 @@ def test_many_queues_give_the_same_frames_however_they_are_cut() -> None:
             product(("a", "bb", "a queue", "bb"), (0, 60), (None, b"key", b"longer key"))
         )
     )
-    frames = ServerSide(WireLimits(), http_guard=False).receive(stream)
-    assert len(frames) == 48
+    found = ServerSide(WireLimits(), http_guard=False).receive(stream)
+    assert len(found) == 48
     for cut in range(len(stream)):
         side = ServerSide(WireLimits(), http_guard=False)
-        assert side.receive(stream[:cut]) + side.receive(stream[cut:]) == frames, cut
+        assert side.receive(stream[:cut]) + side.receive(stream[cut:]) == found, cut
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_many_queues_give_the_same_frames_however_they_are_cut() -> None:
 def test_no_part_of_a_frame_is_taken(frame: bytes) -> None:
     for whole in (taker(), taker()):
         for size in range(len(frame)):
-            frames: list[Frame] = []
-            assert whole.take(frame[:size], 0, frames) == 0
-            assert frames == []
+            found: list[Frame] = []
+            assert whole.take(frame[:size], 0, found) == 0
+            assert found == []
         whole.take(frame, 0, [])  # and so once its parts are remembered
 
 
@@ -93,10 +93,10 @@ def test_no_part_of_a_frame_is_taken(frame: bytes) -> None:
 def test_unusual_or_wrong_frame_is_left_to_the_steps(frame: bytes) -> None:
     whole = taker()
     for _ in range(2):
-        frames: list[Frame] = []
-        assert whole.take(frame, 0, frames) == 0
-        assert frames == []
-        whole.take(CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID), 0, frames)
+        found: list[Frame] = []
+        assert whole.take(frame, 0, found) == 0
+        assert found == []
+        whole.take(CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID), 0, found)
 
 
 def test_header_is_taken_only_after_it_came_through_the_steps() -> None:
@@ -112,9 +112,9 @@ def test_broker_frames_are_left_when_not_whole() -> None:
     for _ in range(2):
         for size in range(len(dispatch)):
             assert whole.take(dispatch[:size], 0, []) == 0
-        frames: list[Frame] = []
-        assert whole.take(dispatch * 2, 0, frames) == 2 * len(dispatch)
-        assert len(frames) == 2
+        found: list[Frame] = []
+        assert whole.take(dispatch * 2, 0, found) == 2 * len(dispatch)
+        assert len(found) == 2
 
 
 def test_dispatch_beyond_the_limit_is_left_to_the_steps() -> None:
@@ -130,11 +130,11 @@ def test_receipts_without_reason_are_taken() -> None:
     whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits())
     whole.headers.update(wire.FROM_BROKER)
     receipts = b"".join(b"H0100702P01%029dFooP03%029dk%d" % (3, 2, n) for n in range(5))
-    frames: list[Frame] = []
+    found: list[Frame] = []
     for size in range(10):
-        assert whole.take(receipts[: 60 + size], 0, frames) == 0
-    assert whole.take(receipts, 0, frames) == len(receipts)
-    assert frames == [ReceiptFrame("Foo", b"k%d" % n, None) for n in range(5)]
+        assert whole.take(receipts[: 60 + size], 0, found) == 0
+    assert whole.take(receipts, 0, found) == len(receipts)
+    assert found == [ReceiptFrame("Foo", b"k%d" % n, None) for n in range(5)]
 
 
 @pytest.mark.parametrize(
