@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import admin_database
 
 from phpmq_lite.bench.processes import Job, run, unwound_by_signals
-from phpmq_lite.client.aio import Client, connect
+from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import BrokerProcess, broker_process
 
 RATE: Final = 1_000  # messages a second

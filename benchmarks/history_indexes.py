@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage import retention
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.places import Places
 from phpmq_lite.storage.statements import many
+from phpmq_lite.storage.write import retention
+from phpmq_lite.storage.write.history_index import HistoryIndexer
 
 COMMIT: Final = 1_000
 ROUNDS: Final = 3
@@ -97,7 +97,7 @@ def settle(connection: sqlite3.Connection, number: int) -> float:
 
 def place(connection: sqlite3.Connection, slices_ms: list[float]) -> float:
     """Place all of them in slices; return the seconds it took, and note each slice."""
-    places, since, began_s = Places(), 0, time.perf_counter()
+    places, since, began_s = HistoryIndexer(), 0, time.perf_counter()
     while True:
         slice_s = time.perf_counter()
         rows = places.step(connection, 0, is_idle=True)
@@ -114,7 +114,7 @@ def remove(connection: sqlite3.Connection, number: int) -> float:
     """Remove all but one row as retention does; return the seconds it took."""
     bounds = retention.RetentionBounds(rows=1, deleted_share=0, age_ms=1 << 60)
     since, began_s = 0, time.perf_counter()
-    while removed := retention.step(connection, bounds, 0):
+    while removed := retention.remove_expired(connection, bounds, 0):
         since += removed
         if since >= CHECKPOINT:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

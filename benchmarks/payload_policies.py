@@ -14,8 +14,9 @@ from statistics import median
 from typing import Final
 
 from phpmq_lite.bench.broker import BrokerProcess
+from phpmq_lite.bench.plan import PUBLISH, Plan, Watcher
 from phpmq_lite.bench.processes import unwound_by_signals
-from phpmq_lite.bench.session import PUBLISH, Plan, Watcher, measure
+from phpmq_lite.bench.session import measure
 from phpmq_lite.bench.streams import ENVELOPE, PLAIN
 
 OPAQUE: Final = ("opaque", ENVELOPE)  # what the others are compared with

@@ -46,7 +46,7 @@ from phpmq_lite.spark.options import Connection
 from phpmq_lite.spark.reader import HistoryReader
 from phpmq_lite.spark.session import session
 from phpmq_lite.spark.source import PhpmqSource
-from phpmq_lite.storage import columnar, ranges
+from phpmq_lite.storage import arrow
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import broker_process
 
@@ -55,7 +55,7 @@ MINUTE_MS: Final = 60_000
 STREAM_BATCHES: Final = 4
 BASIS: Final = "Parquet"  # what the others are compared with
 SHARES: Final = (0.5, 0.95, 0.99)
-COLUMNS: Final = tuple(column.name for column in ranges.COLUMNS)
+COLUMNS: Final = tuple(column.name for column in arrow.COLUMNS)
 # of a pass: rows, sums of offset, size, deliveries and settled_at in milliseconds
 TOTALS: Final = 'count(*), sum("offset"), sum(size), sum(deliveries), sum(settled_at)'
 
@@ -69,7 +69,7 @@ class PythonReader(HistoryReader):
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of one range."""
-        with mock.patch.object(columnar, "has_adbc", return_value=False):
+        with mock.patch.object(arrow, "has_adbc", return_value=False):
             yield from super().read(partition)
 
 

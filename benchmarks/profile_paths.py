@@ -1,7 +1,7 @@
 """What each step of a message's way costs, in microseconds, without sockets and threads.
 
 The real parser, core, rows, SQLite file and encoder, called one after the other as
-``server/tcp.py`` and ``server/engine.py`` do, in batches of a fixed size::
+``server/session.py`` and ``server/engine.py`` do, in batches of a fixed size::
 
     python benchmarks/profile_paths.py --path confirmed --batch 100 --rounds 300 --data .
     python benchmarks/profile_paths.py --path confirmed --queues 10000 --data /dev/shm
@@ -32,16 +32,15 @@ from typing import Any, Final
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.shares import Shares
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import ClientFrame, Dispatch
-from phpmq_lite.protocol.wire import WireLimits
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.server.commands import Rooms, apply, apply_run
-from phpmq_lite.server.outgoing import encode
+from phpmq_lite.protocol.frames import ClientFrame, Dispatch, WireLimits
+from phpmq_lite.server.frame_processing import PublishQuota, apply_frame, apply_frames
+from phpmq_lite.server.session import encode_batch
+from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.ranges import Ranges, Selection
-from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 from phpmq_lite.testing import FakeClock
 
 QUEUE: Final = "orders"  # where there are several, the beginning of their names
@@ -128,7 +127,7 @@ class Peer:
         self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
     ) -> list[Message]:
         """Encode; nothing is late here."""
-        parts, _ = encode(self.side, self.connection, dispatches, receipts, now_ms)
+        parts, _ = encode_batch(self.side, self.connection, dispatches, receipts, now_ms)
         self.written = b"".join(parts)
         return []
 
@@ -277,11 +276,11 @@ class Walk:
         return self.client.publish(next(self.turns), self.body, self.ttl_s, key)
 
     def _walk(self, connection: Connection, frames: list[ClientFrame]) -> None:
-        """Give the core the frames of a read, as ``server/tcp.py`` does."""
-        waiting, rooms = deque(frames), Rooms(self.shares.left)
+        """Give the core the frames of a read, as ``server/session.py`` does."""
+        waiting, rooms = deque(frames), PublishQuota(self.shares.left)
         while waiting:
-            if not apply_run(self.core, connection, waiting, len(waiting), rooms)[0]:
-                apply(self.core, connection, waiting.popleft())
+            if not apply_frames(self.core, connection, waiting, len(waiting), rooms)[0]:
+                apply_frame(self.core, connection, waiting.popleft())
 
 
 def born_and_gone(walk: Walk, rounds: int, count: int) -> None:
@@ -339,11 +338,11 @@ def history(walk: Walk, rounds: int, count: int) -> None:
     """Settle messages, then read their rows in Arrow's form, with the bodies too."""
     born_and_gone(walk, rounds, count)
     walk.meter.forget()
-    with Ranges(walk.database) as ranges:
+    with HistoryRanges(walk.database) as ranges:
         hi = ranges.bounds().hi
         for name, selection in (
-            ("rows", Selection(hi - rounds * count, hi)),
-            ("rows with bodies", Selection(hi - rounds * count, hi, body=True)),
+            ("rows", RowSelection(hi - rounds * count, hi)),
+            ("rows with bodies", RowSelection(hi - rounds * count, hi, body=True)),
         ):
             with walk.meter.step(name):
                 assert sum(batch.num_rows for batch in ranges.history(selection)) == rounds * count

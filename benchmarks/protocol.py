@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import WireLimits
 
 FRAMES: Final = 4_000
 ROUNDS: Final = 15

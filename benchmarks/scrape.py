@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from phpmq_lite import heap
+from phpmq_lite import process
 from phpmq_lite.client import connect
 from phpmq_lite.testing import running_service
 
@@ -37,7 +37,7 @@ class Meter:
 
 async def main(queues: int) -> None:
     """Fill the queues, scrape four times."""
-    heap.look_seldom()  # as a broker does
+    process.collect_rarely()  # as a broker does
     with tempfile.TemporaryDirectory() as folder:
         async with (
             running_service(Path(folder) / "data", limits={"max_queues": queues}) as running,

@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from phpmq_lite.client.blocking import BlockingClient, connect_blocking
+from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
 from phpmq_lite.envelopes import codec
 from phpmq_lite.spark.jobs import archive, metrics
 from phpmq_lite.spark.jobs.options import ArchiveOptions, MetricsOptions

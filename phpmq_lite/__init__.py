@@ -13,7 +13,7 @@ The way in for readers of the code: ``service.py``, ``server/engine.py``, ``brok
 
 from typing import TYPE_CHECKING
 
-from phpmq_lite.lazy import names_of
+from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.client import BlockingClient, Client, Delivery, connect, connect_blocking

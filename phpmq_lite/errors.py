@@ -54,7 +54,7 @@ class ProtocolError(PhpmqError):
 class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that the grammar does not allow; close without a reply.
 
-    ``code`` is one of the short names of ``protocol/wire.py``, for counters;
+    ``code`` is one of the short names of ``protocol/frames.py``, for counters;
     ``offset`` counts the bytes of the connection before the first wrong one.
     """
 

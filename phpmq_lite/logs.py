@@ -78,7 +78,7 @@ _peers = RateLimit()
 
 
 @dataclass(slots=True, frozen=True)
-class Line:
+class LogLine:
     """One line of the log, as it was written."""
 
     number: int  # since the start of the process, from 1
@@ -95,13 +95,13 @@ class Line:
         return len(self.event) + len(self.rest) + len(self.detail) + 100
 
 
-class Recent:
+class RecentLogLines:
     """The newest lines, oldest first: at most so many, and so many bytes.  Threads may share it."""
 
     def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
         self._limit = lines
         self._limit_bytes = size
-        self._lines: deque[Line] = deque()
+        self._lines: deque[LogLine] = deque()
         self._bytes = 0
         self._number = 0
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class Recent:
         )
         with self._lock:
             self._number += 1
-            line = Line(
+            line = LogLine(
                 self._number,
                 str(event.get("ts", "")),
                 str(event.get("level", "info")),
@@ -130,7 +130,7 @@ class Recent:
             while len(self._lines) > self._limit or self._bytes > self._limit_bytes:
                 self._bytes -= self._lines.popleft().size
 
-    def lines(self, least: str = "debug") -> list[Line]:
+    def lines(self, least: str = "debug") -> list[LogLine]:
         """Give the lines of this level and above, the newest first."""
         wanted = _from_level(least)
         with self._lock:
@@ -146,7 +146,7 @@ def _from_level(least: str) -> Iterable[str]:
     return LEVELS[LEVELS.index(least) :]
 
 
-recent: Final = Recent()
+recent: Final = RecentLogLines()
 
 
 def is_quiet(kind: str) -> bool:

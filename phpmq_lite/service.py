@@ -16,54 +16,51 @@ from phpmq_lite import __version__, logs
 from phpmq_lite.admin import processes, sockets
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.endings import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
 from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Stored
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.wire import WireLimits
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.protocol.frames import WireLimits
+from phpmq_lite.server.addresses import ListenAddress, bind_tcp, check_wide_binds, read_endpoints
 from phpmq_lite.server.admission import Admission, files_problem, most_files, open_files
-from phpmq_lite.server.bounds import (
+from phpmq_lite.server.backpressure import (
+    MemoryBrake,
+    ReadBackpressure,
+    SlowPeerLimits,
+    memory_bound,
+)
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.limits_mapping import (
     limits_of,
     queue_defaults_of,
     retention_of,
     set_limits,
     space_of,
 )
-from phpmq_lite.server.care import Care
-from phpmq_lite.server.endpoints import Endpoint
-from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.listeners import Listeners, check_wide_binds
-from phpmq_lite.server.memory import MemoryBrake, memory_bound
-from phpmq_lite.server.pressure import Pressure
-from phpmq_lite.server.pulse import Pulse
-from phpmq_lite.server.rollups import Rollups
-from phpmq_lite.server.room import Room
-from phpmq_lite.server.sampler import Sampler
-from phpmq_lite.server.sockets import bind_tcp
-from phpmq_lite.server.status import Front
-from phpmq_lite.server.tcp import Session, SessionLimits, Shared
-from phpmq_lite.server.tls import Secured, renew, server_context
-from phpmq_lite.server.watch import TimeLimits, Watch
-from phpmq_lite.server.wide_binds import read_endpoints
+from phpmq_lite.server.listeners import Listeners
+from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
+from phpmq_lite.server.rollups import Rollups, RollupSampler
+from phpmq_lite.server.session import Session, SessionContext, SessionLimits
+from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.server.tls import TlsListener, renew, server_context
+from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
 from phpmq_lite.settings import Effective, Settings
+from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reloaded
-from phpmq_lite.settings.sections import Admin, Tcp
+from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.storage import migrate
-from phpmq_lite.storage.accounts import has_admin
-from phpmq_lite.storage.checkup import check_files
-from phpmq_lite.storage.clock_steps import note_clock
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, in_use
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.resting import RestingSeal
-from phpmq_lite.storage.space import Space
-from phpmq_lite.storage.starts import Starting
-from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.upkeep import Upkeep
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.integrity.seal import LiveSeal
+from phpmq_lite.storage.integrity.startup import StartRecorder, check_files
+from phpmq_lite.storage.read.accounts import has_admin
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.write.maintenance import WriterMaintenance
+from phpmq_lite.storage.write.store import Store, note_clock
+from phpmq_lite.storage.write.writer import Writer
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.context import Context
@@ -85,20 +82,20 @@ class Service:
     ) -> None:
         self.settings = settings
         self._sources = sources or {}  # where each setting comes from
-        self.front = Front(Figures())
+        self.front = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
         self.schemas = Schemas(settings.envelopes.schemas)
-        self.sampler: Sampler  # once it serves
+        self.sampler: RollupSampler  # once it serves
         self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
         self.admin: list[str] = []
         self.drain: Callable[[], None] = self.stop  # what the page's button does
         self._announce = announce
         self._context: Context | None = None  # of the admin
         self._first_password: str | None = None  # where there is no user yet
-        self._upkeep: Upkeep | None = None
-        self._pulse: Pulse | None = None  # once there is an engine
-        self._secured: list[Secured] = []  # listeners with TLS
-        self._shared: Shared  # of the sessions, once it serves
+        self._upkeep: WriterMaintenance | None = None
+        self._pulse: EngineWatchdog | None = None  # once there is an engine
+        self._secured: list[TlsListener] = []  # listeners with TLS
+        self._shared: SessionContext  # of the sessions, once it serves
         self._is_look_owed = False  # the structure of the database was not checked
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
@@ -183,11 +180,11 @@ class Service:
             self._note_tls("tcp", listeners.tls)
             # Side by side: the pages are imported, and the disk is at work.  Clients wait for both:
             # with messages passing an import takes seconds, and a fifth of the throughput.
-            space = self.front.space = Space(folder.path, space_of(settings))
+            space = self.front.space = DiskSpace(folder.path, space_of(settings))
             space.begin()
-            room = Room(space)
+            room = DiskSpaceMonitor(space)
             writer = Writer(folder.database, space, partial(fail_stop, folder))
-            starting = Starting(__version__, _now_ms(), was_clean=not folder.meta.is_running)
+            starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
             stack.push_async_callback(_leave, recovering, writer)
             pages = asyncio.create_task(self._open_pages(ways, folder, bound, tls))
@@ -198,11 +195,11 @@ class Service:
             await self._serve(stack, engine, folder, gate, listeners, pages)
 
     def _note_tls(self, section: str, context: ssl.SSLContext | None) -> None:
-        files: Tcp | Admin = getattr(self.settings, section)
+        files: TcpSettings | AdminSettings = getattr(self.settings, section)
         if context is not None and files.tls_cert is not None and files.tls_key is not None:
-            client_ca = files.tls_client_ca if isinstance(files, Tcp) else None
+            client_ca = files.tls_client_ca if isinstance(files, TcpSettings) else None
             self._secured.append(
-                Secured(section, context, files.tls_cert, files.tls_key, client_ca)
+                TlsListener(section, context, files.tls_cert, files.tls_key, client_ca)
             )
 
     # -- start, in order
@@ -238,7 +235,7 @@ class Service:
         await open_admin(stack, app, bound, tls)
 
     async def _recover(
-        self, folder: DataFolder, writer: Writer, starting: Starting
+        self, folder: DataFolder, writer: Writer, starting: StartRecorder
     ) -> tuple[Stored, Clock]:
         """Check the files, migrate, recover: what the core needs to begin."""
         settings, front = self.settings, self.front
@@ -268,7 +265,7 @@ class Service:
         stack: AsyncExitStack,
         folder: DataFolder,
         writer: Writer,
-        starting: Starting,
+        starting: StartRecorder,
         stored: Stored,
         clock: Clock,
     ) -> Engine:
@@ -276,7 +273,7 @@ class Service:
         settings = self.settings
         # After writer.close:
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
-        resting = RestingSeal(folder.database, writer.files)
+        resting = LiveSeal(folder.database, writer.files)
         stack.callback(resting.close)
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._end_reading)
@@ -287,14 +284,14 @@ class Service:
         core = Broker(
             stored, limits_of(settings), queue_defaults_of(settings), Intake(self.schemas)
         )
-        self._upkeep = Upkeep(
+        self._upkeep = WriterMaintenance(
             folder.database, retention_of(settings), settings.storage.wal_bytes, clock.counters,
             writer.space, resting,
         )  # fmt: skip
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         engine = Engine(core, writer, clock, self._upkeep)
         self.front.engine = engine
-        self._pulse = Pulse(engine, writer)
+        self._pulse = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
         clock.take_disturbance()  # a start may take long; what it found is stored here
@@ -324,19 +321,19 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners and work until ``stop``, then drain."""
         limits = self.settings.limits
-        shared = self._shared = Shared(
+        shared = self._shared = SessionContext(
             engine,
             gate,
-            Pressure(limits.unstored_total),
+            ReadBackpressure(limits.unstored_total),
             self.front.figures,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
         brake = MemoryBrake(memory_bound(limits.memory))
         self.front.pressure, self.front.gate, self.front.brake = shared.pressure, gate, brake
-        watch = Watch(
+        watch = SessionMonitor(
             shared.sessions,
             self.front,
-            TimeLimits(
+            SlowPeerLimits(
                 limits.frame_timeout_s,
                 limits.frame_rate_bytes,
                 limits.write_timeout_s,
@@ -346,7 +343,7 @@ class Service:
         )
         readers = Readers(folder.database, count=1)  # apart: pages do not wait for it
         stack.push_async_callback(readers.close)
-        self.sampler = sampler = Sampler(engine, readers, self.rollups)
+        self.sampler = sampler = RollupSampler(engine, readers, self.rollups)
         await self._work(stack, engine, folder, listeners, shared, watch, sampler, pages)
 
     async def _work(
@@ -355,9 +352,9 @@ class Service:
         engine: Engine,
         folder: DataFolder,
         listeners: Listeners,
-        shared: Shared,
-        watch: Watch,
-        sampler: Sampler,
+        shared: SessionContext,
+        watch: SessionMonitor,
+        sampler: RollupSampler,
         pages: asyncio.Task[None],
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -387,9 +384,9 @@ class Service:
             reading.cancel()
         await engine.end()
 
-    def _care(self, engine: Engine) -> Care:
+    def _care(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
-        care = Care(engine, self.front.figures, database, lambda: self.settings, __version__)
+        care = Maintenance(engine, self.front.figures, database, lambda: self.settings, __version__)
         if self._context is not None:
             self._context.care = care
         return care
@@ -406,7 +403,7 @@ class Service:
         _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
                   token_file=str(self._context.entrance.setup.path), **shown)  # fmt: skip
 
-    async def _drain(self, engine: Engine, listeners: Listeners, shared: Shared) -> None:
+    async def _drain(self, engine: Engine, listeners: Listeners, shared: SessionContext) -> None:
         """Dispatch nothing new, wait for acknowledgements, then close every connection."""
         self.front.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
@@ -518,7 +515,7 @@ def _check_alone(data: Path) -> None:
             raise StartRefusedError(in_use(data.absolute(), pid))
 
 
-def _port_problem(endpoint: Endpoint, error: OSError, flag: str) -> str:
+def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:
     if error.errno != errno.EADDRINUSE:
         return (
             f"cannot listen on {endpoint}: {os_reason(error)}. Choose another address with {flag}."
@@ -533,7 +530,7 @@ def _port_problem(endpoint: Endpoint, error: OSError, flag: str) -> str:
     )
 
 
-def _session(shared: Shared, settings: Settings, kind: str, dispatch: str) -> Session:
+def _session(shared: SessionContext, settings: Settings, kind: str, dispatch: str) -> Session:
     tcp = settings.tcp
     side = ServerSide(
         WireLimits(max_content=settings.limits.max_content),

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from phpmq_lite.client.target import parse_target
+from phpmq_lite.client.address import parse_address
 from phpmq_lite.moving.beanstalkd import Beanstalkd, BeanstalkdError, connect
 
 needs_beanstalkd = pytest.mark.skipif(
@@ -39,7 +39,7 @@ class Source:
         """Connect, as soon as it listens."""
         ends_at = monotonic() + 10
         while True:
-            self._opened = connect(parse_target(self.address))
+            self._opened = connect(parse_address(self.address))
             try:
                 self.server: Beanstalkd = self._opened.__enter__()
             except BeanstalkdError:

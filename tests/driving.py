@@ -16,6 +16,7 @@ from phpmq_lite.broker.core import Broker, Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError, StartRefusedError
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
@@ -30,9 +31,8 @@ from phpmq_lite.model import (
     State,
 )
 from phpmq_lite.protocol.frames import ReceiptFrame
-from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.write.store import Store
 
 START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
@@ -117,7 +117,7 @@ class Client:
     def publish(
         self, queue: str, body: bytes, ttl_s: int | None = None, key: bytes | None = None
     ) -> "Command":
-        judged: list[Judged] = []  # where it is large, as server/tcp.py has it judged ahead
+        judged: list[Judged] = []  # where it is large, as server/session.py has it judged ahead
 
         def publish(core: Broker, me: Connection) -> Result:
             result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)

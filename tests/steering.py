@@ -16,17 +16,16 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.backpressure import ReadBackpressure
+from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.pressure import Pressure
-from phpmq_lite.server.tcp import Session, SessionLimits, Shared
-from phpmq_lite.storage.layout import lay_out
-from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.server.session import Session, SessionContext, SessionLimits
+from phpmq_lite.storage.write.batch_sql import batch_statements
+from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer import Writer
 from tests.driving import FakeClock, make_database, open_store
 
 _TURNS = 200  # of the loop without coming to rest: more, and it spins
@@ -51,7 +50,7 @@ class SteeredWriter(Writer):
         assert self._under_way_now is None, "a batch before the last one was stored"
         self.batches.append(batch)
         done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
-        self._under_way_now = batch, lay_out(batch) if batch.stores else [], done
+        self._under_way_now = batch, batch_statements(batch) if batch.stores else [], done
         return done
 
     def end(self, *, is_failing: bool = False) -> None:
@@ -186,8 +185,12 @@ class House:
         self.core = Broker(stored, self.limits, settings)
         self.engine = Engine(self.core, self.writer, self.clock)
         self.engine._upkeep_at = 1e12  # none here: there is no thread for it
-        self.shared = Shared(
-            self.engine, Admission(100, 100, 100), Pressure(1 << 30), Figures(), SessionLimits()
+        self.shared = SessionContext(
+            self.engine,
+            Admission(100, 100, 100),
+            ReadBackpressure(1 << 30),
+            ConnectionCounters(),
+            SessionLimits(),
         )
         self.got: list[Dispatch] = []  # by all programs
         self.running: asyncio.Task[None] | None = None

@@ -32,13 +32,13 @@ from phpmq_lite.admin.routes import ROUTES, paths, register
 from phpmq_lite.admin.uploads import check_length, release
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.errors import StorageError
+from phpmq_lite.installation import templates_folder
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.resources import templates_folder
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.browse import Browser
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import SLICE_LIMIT_S, Search
+from phpmq_lite.storage.read.messages import MessageReader
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.search import SLICE_LIMIT_S, Search
 
 _log = get_logger(__name__)
 
@@ -81,7 +81,7 @@ def create_app(
     app[CONTEXT] = Context(
         engine=engine,
         readers=readers,
-        reader=Browser(readers),
+        reader=MessageReader(readers),
         search=Search(readers.apart(limit_s=SLICE_LIMIT_S), now_ms=now_ms),
         settings=settings,
         sources=sources or {},

@@ -8,8 +8,8 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.query import of_verdict
 from phpmq_lite.admin.shelves import RETRY, named
 from phpmq_lite.envelopes.verdict import REASONS
-from phpmq_lite.server.status import QueueStatus, Status
-from phpmq_lite.storage.signs import LOOKED_AT, Holding
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.read.activity import LOOKED_AT, ConsumerLoad
 
 EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
 LATELY_MS: Final = 86_400_000  # deaths and expiries count for a day
@@ -41,7 +41,7 @@ class Seen:
     expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, the soonest
     deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # lately, by reason
     unread: Mapping[int, int] = field(default_factory=dict)  # expired lately without a consumer
-    held: Sequence[Holding] = ()
+    held: Sequence[ConsumerLoad] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # publishes lately, by reason
     disk_share: float = 0.0  # of the disk that is used
     wal_bytes: int = 0
@@ -52,7 +52,7 @@ class Seen:
     backup_each_ms: int = 0
 
 
-def notices(status: Status, seen: Seen) -> list[Notice]:
+def notices(status: BrokerStatus, seen: Seen) -> list[Notice]:
     """Say what needs attention, worst first; at most ``NOTICES_MAX``."""
     found = [*_of_broker(status, seen)]
     for client in status.clients:
@@ -75,7 +75,7 @@ def notices(status: Status, seen: Seen) -> list[Notice]:
 # -- the broker
 
 
-def _of_broker(status: Status, seen: Seen) -> Iterator[Notice]:
+def _of_broker(status: BrokerStatus, seen: Seen) -> Iterator[Notice]:
     if status.last_error:
         yield Notice("bad", "Broker", f"Last error: {status.last_error}", "system", {}, "System")
     if status.trouble:
@@ -202,7 +202,7 @@ def _over_limits(queue: QueueStatus, seen: Seen) -> Iterator[Notice]:
         yield _notice(queue, "bad", text, "See messages")
 
 
-def _of_holder(queue: QueueStatus, holding: Holding, now_ms: int) -> Iterator[Notice]:
+def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterator[Notice]:
     """Say who holds a message for more than half of the time that it may."""
     timeout_ms = queue.settings.ack_timeout_s * 1_000
     held_ms = now_ms - holding.since_ms
@@ -214,8 +214,8 @@ def _of_holder(queue: QueueStatus, holding: Holding, now_ms: int) -> Iterator[No
     yield _notice(queue, "warn", text, "Consumers", tab="consumers")
 
 
-def _longest(held: Iterable[Holding]) -> dict[int, Holding]:
-    longest: dict[int, Holding] = {}
+def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
+    longest: dict[int, ConsumerLoad] = {}
     for holding in held:
         known = longest.get(holding.queue_id)
         if known is None or holding.since_ms < known.since_ms:

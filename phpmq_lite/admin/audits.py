@@ -13,8 +13,8 @@ from phpmq_lite.admin import cursors
 from phpmq_lite.admin.access.identity import identity_of
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.schemas import Cursor, Limit, OutputFormat
-from phpmq_lite.storage.audit import Audit, AuditFilter, AuditRow
-from phpmq_lite.storage.browse import is_message_id
+from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
+from phpmq_lite.storage.read.messages import is_message_id
 
 RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
 SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
@@ -136,7 +136,7 @@ async def audit_page(request: web.Request, query: AuditQuery) -> ListedAudit:
         query = query.model_copy(update={"actor": identity.actor})
     cursor = cursors.decode(query.scope, query.cursor)
     place = cursors.position(cursor)
-    found = await Audit(context.readers).page(
+    found = await AuditLog(context.readers).page(
         query.filter(context.now_ms()), **place, limit=query.limit
     )
     is_back = "after" in place

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.charts import Mark, round_step, time_marks
 from phpmq_lite.admin.trends import Span, Trend, start_of
-from phpmq_lite.storage.rollups import Beat, Point
+from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 SPANS: Final = {
@@ -93,7 +93,9 @@ class Chosen(NamedTuple):
     until: int | None = None
 
 
-def slices(points: Iterable[Point], beats: Iterable[Beat], span: Span, now_s: int) -> list[Slice]:
+def slices(
+    points: Iterable[Point], beats: Iterable[UptimeSpan], span: Span, now_s: int
+) -> list[Slice]:
     """Count what settled in each slice; a point over an edge is shared by seconds.
 
     Where the broker ran and there is no point, nothing settled; unless the queue may have been

@@ -8,7 +8,7 @@ from typing import Final
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.context import Context
-from phpmq_lite.server.status import Status
+from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
 # How far a start has come, by its steps; the rest of the time is the next step's.
@@ -37,7 +37,7 @@ def percent(step: str) -> int:
     return _STEPS.get(step, 80)
 
 
-async def checks(context: Context, status: Status) -> list[Check]:
+async def checks(context: Context, status: BrokerStatus) -> list[Check]:
     """Look at all that being ready needs, and at the room: nothing of it asks the database."""
     settings = context.settings
     disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
@@ -51,7 +51,7 @@ async def checks(context: Context, status: Status) -> list[Check]:
     ]  # fmt: skip
 
 
-def _disk(folder: Path, status: Status) -> list[Check]:
+def _disk(folder: Path, status: BrokerStatus) -> list[Check]:
     """Look at the data folder, in a thread.
 
     Short of room the broker is ready all the same: consumers must reach it, to make some.
@@ -71,7 +71,7 @@ def _disk(folder: Path, status: Status) -> list[Check]:
     ]  # fmt: skip
 
 
-def _listeners(settings: Settings, status: Status) -> Check:
+def _listeners(settings: Settings, status: BrokerStatus) -> Check:
     wanted = [
         text for text in (*settings.tcp.listen, *settings.tcp.legacy_listen) if text != "none"
     ]

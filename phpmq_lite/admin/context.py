@@ -24,15 +24,14 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.envelopes.schema import Schemas
 from phpmq_lite.export.process import Exports
 from phpmq_lite.model import AuditEntry, Batch
-from phpmq_lite.server.care import Care
-from phpmq_lite.server.figures import Figures
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.rollups import Rollups
-from phpmq_lite.server.status import QueueStatus, Status
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.browse import Browser
-from phpmq_lite.storage.fair_slots import FairSlots
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.read.messages import MessageReader
+from phpmq_lite.storage.read.readers import FairSlots, Readers
+from phpmq_lite.storage.read.search import Search
 
 UPLOADS: Final = 2  # of rows of Spark, up to 64 MiB each, checked and stored at once
 
@@ -42,10 +41,10 @@ Answer = Callable[[Any], None]
 class Engine(Protocol):
     """What the admin asks of the engine: figures at once, changes after their commit."""
 
-    def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
+    def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Return the live figures of the queues whose names are wanted."""
 
-    def summary(self) -> Status:
+    def summary(self) -> BrokerStatus:
         """Give the same without the queues: cheap however many there are."""
 
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
@@ -64,7 +63,7 @@ class Engine(Protocol):
         """Have ``look`` called with each batch that was stored; returns what ends it."""
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> ConnectionCounters:
         """Give the counts of what happens around the core, and the protocol inspector."""
 
 
@@ -81,7 +80,7 @@ class Context:
 
     engine: Engine
     readers: Readers  # for the modules of storage that read
-    reader: Browser
+    reader: MessageReader
     search: Search  # on a connection of its own
     settings: Settings
     sources: Mapping[str, str]  # where each setting comes from
@@ -94,7 +93,7 @@ class Context:
     entrance: Entrance  # accounts, passwords, tries, the set-up token
     sessions: Sessions = field(default_factory=Sessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
-    care: Care | None = None  # backups and scrub, once it serves
+    care: Maintenance | None = None  # backups and scrub, once it serves
     schemas: Schemas = field(default_factory=lambda: Schemas(None))  # of payloads, by URN
     doors: Doors = field(init=False)  # connections to the admin
     live: Hub = field(default_factory=Hub)  # streams, and who waits
@@ -120,7 +119,7 @@ class Context:
 
 CONTEXT: Final = web.AppKey("context", Context)
 QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs of whom asks; empty: all
-_STATUS: Final = web.RequestKey("status", Status)
+_STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 
 def context_of(request: web.Request) -> Context:
@@ -128,7 +127,7 @@ def context_of(request: web.Request) -> Context:
     return request.app[CONTEXT]
 
 
-def status_of(request: web.Request) -> Status:
+def status_of(request: web.Request) -> BrokerStatus:
     """Give the live figures: one reading per request, for it costs O(queues).
 
     Whoever is limited to some queues sees those only, also in what clients consume.
@@ -149,7 +148,7 @@ def forget_status(request: web.Request) -> None:
         del request[_STATUS]
 
 
-def _only(status: Status, globs: tuple[str, ...]) -> Status:
+def _only(status: BrokerStatus, globs: tuple[str, ...]) -> BrokerStatus:
     clients = (
         replace(
             client,

@@ -14,9 +14,9 @@ from typing import Final, Self, cast
 from aiohttp import web
 
 from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.server.admission import Admission, Network, most_http_connections
-from phpmq_lite.server.endpoints import parse_address
-from phpmq_lite.server.progress import Progress
+from phpmq_lite.server.backpressure import WriteProgress
 from phpmq_lite.settings import Settings
 
 HEAD: Final = "request took too long to begin"
@@ -122,7 +122,7 @@ class Door(asyncio.Protocol):
         self._request: web.BaseRequest | None = None  # that a handler has
         self._is_refused = False  # what arrives is the rest of a body that nobody wants
         self._rest: list[bytes] = []  # of such a body; aiohttp gets it when it is its turn
-        self._progress = Progress()
+        self._progress = WriteProgress()
         self._stuck_at: float | None = None  # the last progress of an answer that waits
 
     # -- the loop calls

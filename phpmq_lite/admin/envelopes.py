@@ -12,20 +12,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from phpmq_lite.admin.context import Context, status_of
+from phpmq_lite.envelopes.index import INDEX_BYTES, Index
 from phpmq_lite.envelopes.record import Block, read_block, revive
 from phpmq_lite.envelopes.schema import Registry
-from phpmq_lite.envelopes.verdict import (
-    INDEX_BYTES,
-    REASONS,
-    EmptyListData,
-    Index,
-    Problem,
-    Verdict,
-    judge,
-    lint,
-)
+from phpmq_lite.envelopes.verdict import REASONS, EmptyListData, Problem, Verdict, judge, lint
 from phpmq_lite.model import QueueSettings
-from phpmq_lite.storage.browse import Body, MessageRow
+from phpmq_lite.storage.read.messages import Body, MessageRow
 
 CARD_BYTES: Final = INDEX_BYTES  # larger ones are not judged here
 THREAD_BYTES: Final = 4 * 1024  # above it a thread judges: a body of 64 KiB takes 6 ms

@@ -20,7 +20,7 @@ from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.labels import OTHER, Group
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.errors import StorageError
-from phpmq_lite.storage.measures import measure, measure_disk
+from phpmq_lite.storage.read.measures import measure_database, measure_disk
 
 _RETRY: Final = {"Retry-After": "1"}
 
@@ -137,7 +137,7 @@ async def _readings(context: Context) -> figures.Readings:
     )
     try:
         disk = await measure_disk(context.readers.path)
-        stored = await measure(context.readers)
+        stored = await measure_database(context.readers)
     except (StorageError, OSError):
         return readings
     return replace(

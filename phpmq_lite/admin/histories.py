@@ -13,14 +13,14 @@ from phpmq_lite.admin.access.identity import allowed_queues
 from phpmq_lite.admin.brush import Slice, slices
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.trends import Span, Trend, polyline, spark, start_of, trend
-from phpmq_lite.storage.rollups import (
+from phpmq_lite.storage.read.rollups import (
     ALL,
     MINUTE_S,
     QUARTER_S,
     RECORDS,
-    Beat,
     Point,
     StoredRollups,
+    UptimeSpan,
 )
 
 _MINUTES_S: Final = 90_000  # minutes are stored for so long
@@ -52,7 +52,7 @@ async def slices_of(context: Context, queue_id: int, span: Span) -> list[Slice]:
 
 async def _gathered(
     context: Context, queue_id: int, start_s: int
-) -> tuple[list[Point], list[Beat]]:
+) -> tuple[list[Point], list[UptimeSpan]]:
     """Put the points since ``start_s`` together: stored ones, then those of the memory."""
     rollups = context.rollups
     points, beats = rollups.points(queue_id), rollups.beats()
@@ -64,7 +64,7 @@ async def _gathered(
     )
 
 
-def _joint(beats: list[Beat], minute_s: int) -> int:
+def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
     """Say from when on to take the memory: its first full minute, or all while that is not over.
 
     A minute is stored once it is over; ``minute_s`` is when the open one began.
@@ -77,10 +77,10 @@ def _joint(beats: list[Beat], minute_s: int) -> int:
 
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
-) -> tuple[list[Point], list[Beat]]:
+) -> tuple[list[Point], list[UptimeSpan]]:
     """Read quarters up to where the minutes begin, and minutes up to where the memory does."""
     points: list[Point] = []
-    beats: list[Beat] = []
+    beats: list[UptimeSpan] = []
     if start_s >= until_s:
         return points, beats
     stored, minutes_s = StoredRollups(context.readers), start_s

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from phpmq_lite.broker import histogram
+from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
 OTHER: Final = "~other"  # all further queues; a queue of this name is escaped, see label()

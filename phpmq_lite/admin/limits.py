@@ -14,8 +14,8 @@ from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.streams import STREAMS
 from phpmq_lite.admin.waiting import WAITS
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
-from phpmq_lite.server.figures import NOT_READ, NOT_TAKEN, SILENT, SILENT_S, TOO_SLOW
-from phpmq_lite.server.status import Status
+from phpmq_lite.server.backpressure import NOT_READ, NOT_TAKEN, SILENT, SILENT_S, TOO_SLOW
+from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
 _CLOSED: Final = "closed at once"
@@ -107,7 +107,7 @@ def http_of(context: Context) -> Http:
     )
 
 
-def limits(settings: Settings, status: Status, http: Http) -> list[Limit]:
+def limits(settings: Settings, status: BrokerStatus, http: Http) -> list[Limit]:
     """Set what is used beside what may be."""
     return [
         *_of_connections(settings, status),
@@ -117,7 +117,7 @@ def limits(settings: Settings, status: Status, http: Http) -> list[Limit]:
     ]
 
 
-def _of_connections(settings: Settings, status: Status) -> Iterator[Limit]:
+def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
     most, closed = settings.limits, status.closed or {}
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
     yield Limit(
@@ -147,7 +147,7 @@ def _of_connections(settings: Settings, status: Status) -> Iterator[Limit]:
     )  # fmt: skip
 
 
-def _of_messages(settings: Settings, status: Status) -> Iterator[Limit]:
+def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
     most, refused = settings.limits, status.refused or {}
     held = [held for client in status.clients for _, held in client.queues.values()]
     yield Limit(
@@ -177,7 +177,7 @@ def _of_messages(settings: Settings, status: Status) -> Iterator[Limit]:
     )  # fmt: skip
 
 
-def _of_memory(settings: Settings, status: Status) -> Iterator[Limit]:
+def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
     most, paused = settings.limits, status.paused
     yield Limit(
         "memory", "Memory of the process", status.memory_bound or most.memory,

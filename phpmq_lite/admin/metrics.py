@@ -25,15 +25,14 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from phpmq_lite import build
+from phpmq_lite import histogram, installation
 from phpmq_lite.admin.http_figures import BOUNDS_S, HttpFigures
 from phpmq_lite.admin.labels import OTHER, Group
 from phpmq_lite.admin.limits import Limit
-from phpmq_lite.broker import histogram
 from phpmq_lite.envelopes.verdict import REASONS
-from phpmq_lite.server.commits import BATCH_BOUNDS, COMMIT_BOUNDS_S
-from phpmq_lite.server.status import Status
-from phpmq_lite.storage.space import DATABASE_FULL, DISK_FULL, DISK_LOW
+from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
@@ -77,7 +76,7 @@ _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "t
 class Readings:
     """What a scrape shows beside the queues; None stands for what could not be read."""
 
-    status: Status  # its queues are not looked at
+    status: BrokerStatus  # its queues are not looked at
     http: HttpFigures
     version: str
     now_ms: int
@@ -141,7 +140,7 @@ def _process(readings: Readings) -> Iterator[Metric]:
         "version": readings.version,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
-        "build": build.kind(),
+        "build": installation.kind(),
     })  # fmt: skip
     yield info
     for name, text, value in (
@@ -293,7 +292,7 @@ def _below(at_ms: int) -> int:
 # -- peers and people
 
 
-def _peers(status: Status) -> Iterator[Metric]:
+def _peers(status: BrokerStatus) -> Iterator[Metric]:
     yield GaugeMetricFamily("phpmq_clients", "Connections", value=len(status.clients))
     yield CounterMetricFamily(
         "phpmq_clients_opened", "Connections taken", value=status.clients_opened

@@ -15,8 +15,8 @@ from phpmq_lite.admin.schemas import LIMIT_MAX, MessagesQuery
 from phpmq_lite.admin.shelves import named
 from phpmq_lite.model import State
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.terms import Query
+from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.search_plan import SearchQuery
 
 AGES_READ_MAX: Final = 200  # queues
 
@@ -103,7 +103,7 @@ def _ends(rows: Sequence[MessageRow]) -> tuple[int | None, int | None]:
 class FoundPage:
     """A page of a search; ``searched`` of about ``total`` were looked at, all where ``is_done``."""
 
-    query: Query
+    query: SearchQuery
     rows: Sequence[MessageRow]
     next: str | None
     searched: int
@@ -118,7 +118,7 @@ class FoundPage:
 
 
 async def search_page(
-    request: web.Request, query: Query, cursor: str | None, limit: int
+    request: web.Request, query: SearchQuery, cursor: str | None, limit: int
 ) -> FoundPage:
     """Give a page of what matches, newest first, of the queues that the asking person may see."""
     context, allowed = context_of(request), allowed_queues(request)

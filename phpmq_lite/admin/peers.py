@@ -16,9 +16,9 @@ from phpmq_lite.admin.access.identity import allowed_queues, identity_of, may_us
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import Answer, Context, context_of
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.server.inspector import BadByte, Recorded, Recorder, watch_in
+from phpmq_lite.server.inspector import FrameRecorder, ProtocolErrorRecord, RecordedFrame, watch_in
 from phpmq_lite.server.status import ClientStatus
-from phpmq_lite.storage.saved import Saved
+from phpmq_lite.storage.read.accounts import SavedItems
 
 HELD_SHOWN: Final = 50
 CLOSED_MS: Final = 24 * 3_600_000  # how long ended connections are listed
@@ -47,7 +47,7 @@ class Look:
     is_open: bool = False
     held: list[Held] = field(default_factory=list)  # the longest held first
     held_total: int = 0
-    recorder: Recorder | None = None
+    recorder: FrameRecorder | None = None
     pid: int | None = None  # of a Unix peer
 
 
@@ -56,7 +56,7 @@ class Look:
 
 async def labels_of(context: Context) -> dict[str, str]:
     """Give the labels that people gave to addresses and networks."""
-    rows = await Saved(context.readers).all(LABEL)
+    rows = await SavedItems(context.readers).all(LABEL)
     return {row.name: row.content for row in rows if isinstance(row.content, str)}
 
 
@@ -205,7 +205,9 @@ def is_local(address: str, kind: str) -> bool:
 # -- the inspector
 
 
-def frame_row(recorded: Recorded, began_at: int, may_see: Callable[[str], bool]) -> dict[str, Any]:
+def frame_row(
+    recorded: RecordedFrame, began_at: int, may_see: Callable[[str], bool]
+) -> dict[str, Any]:
     """Make the row of a frame; the lines of ``bytes`` and ``meaning`` belong together."""
     frame = recorded.frame
     row: dict[str, Any] = {
@@ -241,7 +243,7 @@ def sees(request: web.Request) -> Callable[[str], bool]:
     return lambda name: may_use(request, name)
 
 
-def bad_byte_row(bad: BadByte, *, is_whole: bool) -> dict[str, Any]:
+def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
     """Make the row of a protocol error; who is limited to some queues sees no bytes."""
     got = shown_bytes(bad.found) if is_whole else ""
     return {

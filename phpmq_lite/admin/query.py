@@ -9,8 +9,14 @@ from typing import Final, NoReturn
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.model import State
-from phpmq_lite.storage.deaths import DeathGroup
-from phpmq_lite.storage.terms import Query, Term, as_glob, escape_pattern, is_pattern
+from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroup
+from phpmq_lite.storage.read.search_plan import (
+    SearchQuery,
+    SearchTerm,
+    as_glob,
+    escape_pattern,
+    is_pattern,
+)
 
 QUERY_CHARACTERS: Final = 2_000
 TERMS: Final = 20
@@ -64,7 +70,7 @@ QUALIFIERS: Final = (
 )
 
 
-def parse(text: str) -> Query:
+def parse(text: str) -> SearchQuery:
     """Read what was typed.
 
     Raises:
@@ -77,7 +83,7 @@ def parse(text: str) -> Query:
         )  # fmt: skip
     if any("\ud800" <= mark <= "\udfff" for mark in text):
         _refuse("The search has half a character in it.", "UTF-8")
-    terms: dict[Term, None] = {}
+    terms: dict[SearchTerm, None] = {}
     at = 0
     while at < len(text):
         if text[at].isspace():
@@ -87,25 +93,25 @@ def parse(text: str) -> Query:
         terms[term] = None
     if len(terms) > TERMS:
         _refuse(f"The search has {len(terms)} terms.", f"at most {TERMS}")
-    return Query(tuple(terms))
+    return SearchQuery(tuple(terms))
 
 
-def of_queue(name: str, states: Sequence[str] = ()) -> Query:
+def of_queue(name: str, states: Sequence[str] = ()) -> SearchQuery:
     """Ask for the messages of one queue, whatever its name is."""
-    queue = Term("queue", escape_pattern(name))
-    return Query((queue, *(Term("state", state) for state in states)))
+    queue = SearchTerm("queue", escape_pattern(name))
+    return SearchQuery((queue, *(SearchTerm("state", state) for state in states)))
 
 
-def of_ids(ids: Iterable[str]) -> Query:
+def of_ids(ids: Iterable[str]) -> SearchQuery:
     """Ask for messages by their ids."""
-    return Query(tuple(Term("id", message_id) for message_id in ids))
+    return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
 
 
 def _refuse(detail: str, bound: str) -> NoReturn:
     raise Problem(422, "bad_query", detail, field="q", bound=bound)
 
 
-def _term(text: str, at: int) -> tuple[Term, int]:
+def _term(text: str, at: int) -> tuple[SearchTerm, int]:
     """Read one term that begins at ``at``; gives it and where it ends."""
     start = at
     is_negated = text[at] == "-" and at + 1 < len(text) and not text[at + 1].isspace()
@@ -117,7 +123,7 @@ def _term(text: str, at: int) -> tuple[Term, int]:
     if not name:
         if not value:
             _refuse(f"There is no text in {piece!r}.", "at least one character")
-        return Term("text", value, is_negated), end
+        return SearchTerm("text", value, is_negated), end
     if not value and not is_quoted:
         _refuse(f"Behind {piece!r} a value is missing.", f'{name}:value, or "{piece}" as text')
     root, _, path = name.partition(".")
@@ -170,32 +176,32 @@ def _wildcards(pattern: str) -> int:
     return bare.count("*") + bare.count("?")
 
 
-def _pattern(name: str, value: str, is_negated: bool) -> Term:
+def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
     _check_characters(name, value)
     if not value:
         _refuse(f"{name}: has no value.", "at least one character")
     if _wildcards(value) > WILDCARDS:
         _refuse(f"{name}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
-    return Term(name, value, is_negated)
+    return SearchTerm(name, value, is_negated)
 
 
-def _state(name: str, value: str, is_negated: bool) -> Term:
+def _state(name: str, value: str, is_negated: bool) -> SearchTerm:
     if value.lower() not in STATES:
         _refuse(f"There is no state {value!r}.", ", ".join(STATES))
-    return Term(name, value.lower(), is_negated)
+    return SearchTerm(name, value.lower(), is_negated)
 
 
-def _id(name: str, value: str, is_negated: bool) -> Term:
+def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Take a whole id, its beginning, or the number behind ``#``."""
     plain = value.lower().removesuffix("*")
     if re.fullmatch(r"#[0-9]{1,18}", plain) and value == plain:
-        return Term(name, f"{int(plain[1:]):016x}*", is_negated)
+        return SearchTerm(name, f"{int(plain[1:]):016x}*", is_negated)
     if not re.fullmatch(r"[0-9a-f]{1,32}", plain):
         _refuse(f"{value!r} is no message id.", "1 to 32 hex digits, or #number")
-    return Term(name, plain if len(plain) == 32 else f"{plain}*", is_negated)
+    return SearchTerm(name, plain if len(plain) == 32 else f"{plain}*", is_negated)
 
 
-def _verdict(name: str, value: str, is_negated: bool) -> Term:
+def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Take a reason of a verdict, or a pattern that fits one."""
     term = _pattern(name, value.lower(), is_negated)
     if not any(fnmatchcase(reason, as_glob(term.value)) for reason in REASONS):
@@ -203,31 +209,31 @@ def _verdict(name: str, value: str, is_negated: bool) -> Term:
     return term
 
 
-def _count(name: str, value: str, is_negated: bool) -> Term:
+def _count(name: str, value: str, is_negated: bool) -> SearchTerm:
     return _compared(name, value, is_negated, {"": 1}, "a number: 3, >3, <=3")
 
 
-def _attempts(name: str, value: str, is_negated: bool) -> Term:
+def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Take a whole number, below 0 too: an envelope may say anything."""
     found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
     if found is None:
         _refuse(f"{name}: does not take {value!r}.", "a number: 3, >3, <=3")
-    return Term(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
+    return SearchTerm(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
 
 
-def _size(name: str, value: str, is_negated: bool) -> Term:
+def _size(name: str, value: str, is_negated: bool) -> SearchTerm:
     return _compared(name, value, is_negated, _SIZES, "bytes: >100k, <1m")
 
 
-def _time(name: str, value: str, is_negated: bool) -> Term:
+def _time(name: str, value: str, is_negated: bool) -> SearchTerm:
     if name == "ttl" and value.lower() == "never":
-        return Term(name, "never", is_negated)
+        return SearchTerm(name, "never", is_negated)
     return _compared(name, value, is_negated, _TIMES_MS, "a time: <60s, >5m, >1h, <2d")
 
 
 def _compared(
     name: str, value: str, is_negated: bool, units: dict[str, int], possible: str
-) -> Term:
+) -> SearchTerm:
     found = _COMPARISON.fullmatch(value)
     if found is None:
         _refuse(f"{name}: does not take {value!r}.", possible)
@@ -238,10 +244,10 @@ def _compared(
         _refuse(f"{name}: does not know the unit {found[3]!r}.", possible)
     whole, _, part = digits.partition(".")
     number = int(whole) * units[unit] + int(part.ljust(3, "0") or 0) * units[unit] // 1_000
-    return Term(name, value, is_negated, sign=sign, number=min(number, _LARGEST))
+    return SearchTerm(name, value, is_negated, sign=sign, number=min(number, _LARGEST))
 
 
-def _member(path: str, value: str, is_negated: bool) -> Term:
+def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
     """Take a member of a JSON body: ``data.order_id:1042``, ``$.items.0.sku:a*``."""
     steps = path.split(".")
     if len(steps) > PATH_STEPS or not all(map(_PATH_STEP.fullmatch, steps[1:])):
@@ -252,11 +258,11 @@ def _member(path: str, value: str, is_negated: bool) -> Term:
         _refuse(f"{path}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
     compared = re.fullmatch(r"(<=|>=|<|>)(-?[0-9]{1,18})", value)
     if compared and not is_pattern(value):
-        return Term("data", value, is_negated, path, compared[1], int(compared[2]))
-    return Term("data", value, is_negated, path)
+        return SearchTerm("data", value, is_negated, path, compared[1], int(compared[2]))
+    return SearchTerm("data", value, is_negated, path)
 
 
-_READERS: Final[dict[str, Callable[[str, str, bool], Term]]] = {
+_READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
     "queue": _pattern,
     "urn": _pattern,
     "trace": _pattern,
@@ -275,46 +281,52 @@ _READERS: Final[dict[str, Callable[[str, str, bool], Term]]] = {
 }
 
 
-def of_states(states: Iterable[str]) -> Query:
+def of_states(states: Iterable[str]) -> SearchQuery:
     """Ask for the messages in one of these states."""
-    return Query(tuple(Term("state", state) for state in states))
+    return SearchQuery(tuple(SearchTerm("state", state) for state in states))
 
 
-def of_traces(*trace_ids: str) -> Query:
+def of_traces(*trace_ids: str) -> SearchQuery:
     """Return the search for the messages of any of these traces."""
-    return Query(tuple(Term("trace", escape_pattern(trace_id)) for trace_id in trace_ids))
+    return SearchQuery(
+        tuple(SearchTerm("trace", escape_pattern(trace_id)) for trace_id in trace_ids)
+    )
 
 
-def of_meta(meta_id: str) -> Query:
+def of_meta(meta_id: str) -> SearchQuery:
     """Ask for the messages of one meta.id: a message and its retries."""
-    return Query((Term("meta", escape_pattern(meta_id)),))
+    return SearchQuery((SearchTerm("meta", escape_pattern(meta_id)),))
 
 
-def of_verdict(queue: str, reason: str = "*") -> Query:
+def of_verdict(queue: str, reason: str = "*") -> SearchQuery:
     """Ask for the messages of a queue that the verdict kept from consumers."""
-    terms = Term("queue", escape_pattern(queue)), Term("state", "dead"), Term("verdict", reason)
-    return Query(terms)
+    terms = (
+        SearchTerm("queue", escape_pattern(queue)),
+        SearchTerm("state", "dead"),
+        SearchTerm("verdict", reason),
+    )
+    return SearchQuery(terms)
 
 
-def of_group(group: DeathGroup) -> Query:
+def of_group(group: DeadLetterGroup) -> SearchQuery:
     """Ask for the dead-letter records of a group; ``*`` in its cause is any text."""
-    terms = [Term("queue", escape_pattern(group.queue)), Term("state", "ready")]
+    terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
     tied = (None, None) if group.said else (group.origin, group.reason)
     pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
     for kind, value in pairs:
         if value is not None and not _HIDDEN.search(value):
-            terms.append(Term(kind, escape_pattern(value)))
+            terms.append(SearchTerm(kind, escape_pattern(value)))
         elif value is None:
-            terms.append(Term(kind, "*", is_negated=True))
+            terms.append(SearchTerm(kind, "*", is_negated=True))
     for name, value in group.said:
-        terms.append(Term("data", escape_pattern(value), path=f"dead_letter.{name}"))
+        terms.append(SearchTerm("data", escape_pattern(value), path=f"dead_letter.{name}"))
     path = "dead_letter.error"
     if group.cause is None:
-        terms.append(Term("data", "*", is_negated=True, path=path))
+        terms.append(SearchTerm("data", "*", is_negated=True, path=path))
     else:
         pattern = _cause_pattern(group.cause, is_whole=group.is_whole)
-        terms.append(Term("data", pattern, path=path))
-    return Query(tuple(terms))
+        terms.append(SearchTerm("data", pattern, path=path))
+    return SearchQuery(tuple(terms))
 
 
 def _cause_pattern(cause: str, *, is_whole: bool) -> str:

@@ -12,7 +12,7 @@ from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.uploads import field_of, json_body
 from phpmq_lite.broker.queue_settings import NAME_RULE, name_problem
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.browse import MessageRow, is_message_id
+from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 
 Model = TypeVar("Model", bound=BaseModel)
 

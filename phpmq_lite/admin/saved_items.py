@@ -8,20 +8,20 @@ from phpmq_lite.admin.access.identity import check_queue_right, identity_of, may
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import parse
-from phpmq_lite.storage.saved import Saved, SavedRow
+from phpmq_lite.storage.read.accounts import SavedItems, SavedRow
 
 _OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
 
 
 async def visible(request: web.Request, kind: str) -> list[SavedRow]:
     """Return what was saved of a kind, without what names queues that the caller may not use."""
-    rows = await Saved(context_of(request).readers).all(kind)
+    rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
 
 async def visible_one(request: web.Request, kind: str, name: str) -> SavedRow | None:
     """Return one by its name; None if there is none, or none that the caller may see."""
-    row = await Saved(context_of(request).readers).one(kind, name)
+    row = await SavedItems(context_of(request).readers).one(kind, name)
     return row if row is not None and _may_see(request, kind, row.content) else None
 
 
@@ -46,7 +46,7 @@ async def check_change(request: web.Request, kind: str, name: str, content: Any 
                 "their own queues only. Name one.", field="queue",
                 bound=", ".join(identity_of(request).queues),
             )  # fmt: skip
-    row = await Saved(context_of(request).readers).one(kind, name)
+    row = await SavedItems(context_of(request).readers).one(kind, name)
     if row is None:
         return
     named = _queues(kind, row.content)

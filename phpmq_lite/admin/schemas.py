@@ -8,7 +8,7 @@ from phpmq_lite.admin.bodies import as_content, from_content, preview
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.model import State
 from phpmq_lite.server.status import ClientStatus, QueueStatus
-from phpmq_lite.storage.browse import Body, EventRow, MessageRow
+from phpmq_lite.storage.read.messages import Body, EventRow, MessageRow
 
 LIMIT_MAX = 200
 PUBLISH_MAX = 1_000  # messages in one request

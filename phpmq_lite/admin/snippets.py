@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from phpmq_lite.build import install_command
-from phpmq_lite.server.endpoints import PhpmqListener
+from phpmq_lite.installation import install_command
+from phpmq_lite.server.addresses import PhpmqListener
 
 QUEUE = "orders"
 CONTENT = '{"order_id":1042}'

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import StartRefusedError, os_reason
-from phpmq_lite.server.endpoints import parse_endpoint
-from phpmq_lite.server.sockets import bind_tcp
-from phpmq_lite.server.unix_sockets import bind_private
+from phpmq_lite.server.addresses import bind_private, bind_tcp, parse_endpoint
 
 _BACKLOG: Final = 128  # waiting for us
 

@@ -10,14 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite import build
+from phpmq_lite import installation
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.limits import Limit
 from phpmq_lite.admin.views import plural
-from phpmq_lite.server.status import Status
+from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.measures import Disk, Measures
-from phpmq_lite.storage.starts import Start
+from phpmq_lite.storage.integrity.startup import Start
+from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage
 
 _SAFE_SQLITE: Final = (3, 51, 3)  # before it two writers can damage a WAL: there is only one here
 _PAUSES: Final = {  # reason not to read a connection -> what it waits for
@@ -113,7 +113,7 @@ def _found(start: Start) -> list[Fact]:
 # -- the system page
 
 
-def times(status: Status, now_ms: int) -> list[Fact]:
+def times(status: BrokerStatus, now_ms: int) -> list[Fact]:
     """Tell how the process goes."""
     lag, commit = status.loop_lag_ms, status.commit_ms_last
     return [
@@ -132,7 +132,7 @@ def times(status: Status, now_ms: int) -> list[Fact]:
 def versions(own: str) -> list[Fact]:
     """Name what runs."""
     return [
-        Fact("PHPMQ Lite", own, build.kind()),
+        Fact("PHPMQ Lite", own, installation.kind()),
         Fact("Python", platform.python_version(), platform.python_implementation()),
         Fact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info)),
         Fact("aiohttp", _installed("aiohttp")),
@@ -156,7 +156,7 @@ def _installed(package: str) -> str:
         return "not installed"
 
 
-def listeners(settings: Settings, status: Status) -> list[Fact]:
+def listeners(settings: Settings, status: BrokerStatus) -> list[Fact]:
     """Say where the broker listens, and who may come there."""
     tcp, admin = settings.tcp, settings.admin
     who = ", ".join(map(str, tcp.allow)) if tcp.allow else "whoever reaches it"
@@ -172,7 +172,7 @@ def listeners(settings: Settings, status: Status) -> list[Fact]:
 
 
 def storage(
-    settings: Settings, disk: Disk | None, stored: Measures | None, folder: Path
+    settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[Fact]:
     """Tell where the files are, how large, and how much room there is."""
     found = [Fact("Folder", str(folder.absolute()))]
@@ -196,7 +196,7 @@ def storage(
     return found
 
 
-def retention(settings: Settings, stored: Measures | None) -> list[Fact]:
+def retention(settings: Settings, stored: DatabaseSize | None) -> list[Fact]:
     """Tell how much settled history there is, beside its bounds."""
     if stored is None:
         return []
@@ -217,7 +217,7 @@ def retention(settings: Settings, stored: Measures | None) -> list[Fact]:
     ]  # fmt: skip
 
 
-def waiting(status: Status, reached: Iterable[Limit] = ()) -> list[Fact]:
+def waiting(status: BrokerStatus, reached: Iterable[Limit] = ()) -> list[Fact]:
     """Say who waits and for what, and which of the limits are full; empty where nobody does."""
     paused = Counter(
         reason
@@ -240,7 +240,7 @@ def _full(reached: Iterable[Limit]) -> Iterator[Fact]:
             yield Fact(limit.name, text + (f" ({limit.setting})" if limit.setting else ""), "warn")
 
 
-def refused(status: Status) -> list[Fact]:
+def refused(status: BrokerStatus) -> list[Fact]:
     """Count what was turned away since the start, by reason."""
     groups: Mapping[str, Mapping[str, int] | None] = {
         "Publishes refused": status.refused,

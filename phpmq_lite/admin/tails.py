@@ -16,8 +16,8 @@ from phpmq_lite.admin.streams import Kept
 from phpmq_lite.broker.lifecycle import Event
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.pipeline_rows import Copied
-from phpmq_lite.storage.browse import wire_id
-from phpmq_lite.storage.tails import Place, Tails
+from phpmq_lite.storage.read.activity import MessagePlace, RecentActivity
+from phpmq_lite.storage.read.messages import wire_id
 
 ROWS_PER_S: Final = 100  # shown of a second
 LOOKED_UP: Final = 1_000  # messages a second whose queue is found out by a read
@@ -49,7 +49,7 @@ class Happening:
     seq: int
     detail: str = ""
     client: int | None = None
-    place: Place | None = None
+    place: MessagePlace | None = None
 
 
 class Tail(Kept):
@@ -63,7 +63,7 @@ class Tail(Kept):
         queue_id: int,
         name: str,
         tap: Callable[[Callable[[Batch], None]], Callable[[], None]],
-        tails: Tails,
+        tails: RecentActivity,
         on_stop: Callable[[], object] = lambda: None,
     ) -> None:
         self._on_stop = on_stop
@@ -73,7 +73,7 @@ class Tail(Kept):
         self._tails = tails
         self._pending: deque[Happening] = deque()
         self._overrun = 0  # happenings that found no room
-        self._known: OrderedDict[int, Place | None] = OrderedDict()  # None: of another queue
+        self._known: OrderedDict[int, MessagePlace | None] = OrderedDict()  # None: of another queue
         self._remove: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -145,7 +145,7 @@ class Tail(Kept):
                 if len(self._pending) < PENDING:
                     self._pending.append(Happening("publish", at_ms, seq, "", copied.publisher))
 
-    def _of(self, message: Message) -> Place | None:
+    def _of(self, message: Message) -> MessagePlace | None:
         """Say where a message is, None for another queue; what is new is learnt."""
         if message.queue_id != self.queue_id:
             self._learn(message.seq, None)
@@ -175,7 +175,7 @@ class Tail(Kept):
         else:
             self._overrun += 1
 
-    def _learn(self, seq: int, place: Place | None) -> None:
+    def _learn(self, seq: int, place: MessagePlace | None) -> None:
         self._known[seq] = place
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
@@ -203,9 +203,9 @@ class Tail(Kept):
         return given, missed
 
 
-def _place(message: Message, body: bytes | None) -> Place:
+def _place(message: Message, body: bytes | None) -> MessagePlace:
     content = None if body is None else bytes(body[:PREVIEW_BYTES])
-    return Place(message.seq, message.token, message.queue_id, message.size, content)
+    return MessagePlace(message.seq, message.token, message.queue_id, message.size, content)
 
 
 def _delivery(message: Message) -> str:

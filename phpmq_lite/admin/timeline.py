@@ -8,7 +8,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.views import client_name
 from phpmq_lite.broker.lifecycle import Event
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import EventRow, LinkRow, MessageRow, is_message_id
+from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 from phpmq_lite.admin.shelves import has_records
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.read.messages import MessageRow
 
 LANES: Final = 24  # queues with a lane of their own
 _DIED: Final = 1 << 63  # attempts: more than any envelope counts

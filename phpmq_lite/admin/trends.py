@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from phpmq_lite import histogram
 from phpmq_lite.admin import formats
-from phpmq_lite.broker import histogram
-from phpmq_lite.storage.rollups import COUNTS, Beat, Point
+from phpmq_lite.storage.read.rollups import COUNTS, Point, UptimeSpan
 
 BUCKETS_MAX: Final = 240
 SPARK_STEP_S: Final = 30
@@ -137,7 +137,7 @@ def start_of(span: Span, now_s: int) -> int:
 
 def trend(
     points: Iterable[Point],
-    beats: Iterable[Beat],
+    beats: Iterable[UptimeSpan],
     span: Span,
     now_s: int,
     *,
@@ -178,7 +178,7 @@ def _pieces(
 
 
 def spark(
-    points: Iterable[Point], beats: Sequence[Beat], column: str, now_s: int, *, is_rate: bool
+    points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
 ) -> list[float]:
     """Give the values of a small chart of one hour, since the last gap; the newest comes last."""
     value_of = attrgetter(column)
@@ -226,7 +226,7 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
 # -- what comes next
 
 
-def slope(points: Iterable[Point], beats: Iterable[Beat], now_s: int) -> float | None:
+def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> float | None:
     """Say how fast the ready messages of a queue become more (per second), from the last minutes.
 
     The least squares through all points; None where there are too few to tell.

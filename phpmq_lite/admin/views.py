@@ -7,10 +7,10 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.lists import ListedQueue
 from phpmq_lite.admin.shelves import has_records, named
 from phpmq_lite.model import State
-from phpmq_lite.server.status import ClientStatus, Status
+from phpmq_lite.server.status import BrokerStatus, ClientStatus
 
 
-def totals(status: Status) -> dict[str, float]:
+def totals(status: BrokerStatus) -> dict[str, float]:
     """Add up what the tiles of the overview show.
 
     Dead-letter records count as dead only, though they are ready in their own queues; and once,
@@ -27,7 +27,7 @@ def totals(status: Status) -> dict[str, float]:
     }
 
 
-def tiles(status: Status, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
+def tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
     """Give the numbers at the head of the overview, by the name of their live field."""
     sums = totals(status)
     others = named(status.queues)
@@ -105,6 +105,6 @@ def client_name(number: int | None, kind: str | None, address: str | None) -> st
     return f"client {number} · {kind} {address}"
 
 
-def consumers_of(status: Status, name: str) -> list[tuple[ClientStatus, int, int]]:
+def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, int, int]]:
     """Give the clients that consume a queue, with credit and what they hold."""
     return [(c, *c.queues[name]) for c in status.clients if name in c.queues]

@@ -15,12 +15,11 @@ from phpmq_lite.admin import cursors
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.streams import Hub
 from phpmq_lite.model import Batch, has_room
-from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.fair_slots import asker
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import Search
-from phpmq_lite.storage.tails import Tails
-from phpmq_lite.storage.terms import Query
+from phpmq_lite.storage.read.activity import RecentActivity
+from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.readers import Readers, asker
+from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.read.search_plan import SearchQuery
 
 WAITS: Final = 64  # at once
 _APART_S: Final = 0.02  # between two looks of one wait, however often it is woken
@@ -41,7 +40,7 @@ class Mark:
     @classmethod
     async def now(cls, readers: Readers) -> Self:
         """Give the place after all that is stored now."""
-        return cls(*await Tails(readers).ends())
+        return cls(*await RecentActivity(readers).ends())
 
     @classmethod
     def read(cls, text: str | None) -> Self | None:
@@ -74,12 +73,12 @@ class Mark:
 class Wait:
     """One wait: what for, from where on, and what it may see."""
 
-    query: Query
+    query: SearchQuery
     until: Until
     mark: Mark
     queues: Callable[[], frozenset[int] | None]  # asked anew with each look
     search: Search
-    tails: Tails
+    tails: RecentActivity
     is_over: Callable[[], bool]
     apart_s: Callable[[], float] = lambda: _APART_S  # between two looks
 

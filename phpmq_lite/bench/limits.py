@@ -70,7 +70,7 @@ def writes(folder: Path, seconds: float) -> Generator[None, None, float]:
     (virtual machines whose memory was not used before: 185 instead of 290 MB/s after 2 GB).
     """
     # The only limit that needs the broker's code: the others begin without it.
-    from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
+    from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
     store = Store(connection)

@@ -6,8 +6,8 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from phpmq_lite import __version__, build
-from phpmq_lite.storage.mounts import MOUNTS, mount_of, parse_mounts
+from phpmq_lite import __version__, installation
+from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,7 +28,7 @@ def describe_machine(folder: Path, *, is_own: bool) -> Machine:
     """Look around; ``folder`` is where the data lies, ``is_own`` a broker that is started here."""
     return Machine(
         broker=__version__,
-        build=build.kind() if is_own else None,
+        build=installation.kind() if is_own else None,
         cpu=_cpu_name(),
         cores=os.cpu_count() or 1,
         kernel=f"{platform.system()} {platform.release()}",

@@ -10,13 +10,13 @@ from typing import Final
 
 from phpmq_lite.broker import audit, interventions
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.histogram import BUCKETS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import CLAIMANT, Queue
 from phpmq_lite.broker.queue_settings import name_problem
 from phpmq_lite.broker.subscriptions import Subscription
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageRequest, State
 
 SLICE: Final = 1_000  # rows a batch

@@ -5,7 +5,7 @@ from typing import Final
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Message
 
-MOST: Final = 1_000  # not more than fall due at once, see storage/store.py
+MOST: Final = 1_000  # not more than fall due at once, see storage/write/store.py
 MOST_BYTES: Final = 32 << 20
 
 

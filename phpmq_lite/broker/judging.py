@@ -9,7 +9,6 @@ from typing import Final
 
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.queues import ASIDE_BYTES as ASIDE_BYTES
 from phpmq_lite.broker.records import Written, cause_of, own_record
 from phpmq_lite.model import Death, Envelopes, Judged, Looked, QueueSettings
 

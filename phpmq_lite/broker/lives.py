@@ -10,20 +10,13 @@ from typing import Final
 
 from phpmq_lite.broker import records
 from phpmq_lite.broker.dying import Dying
-from phpmq_lite.broker.histogram import BUCKETS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import CLAIMANT, Consumer, Queue
 from phpmq_lite.broker.records import Written
 from phpmq_lite.broker.runs import LONGEST_TTL_S, Part, Runs
 from phpmq_lite.broker.window import Window
-from phpmq_lite.model import (
-    Envelopes,
-    Limits,
-    Looked,
-    Message,
-    QueueSettings,
-    State,
-)
+from phpmq_lite.histogram import BUCKETS, bucket
+from phpmq_lite.model import Envelopes, Limits, Looked, Message, QueueSettings, State
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
 READY_AGAIN: Final = next_state(State.DISPATCHED, Event.RETURN)

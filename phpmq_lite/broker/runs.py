@@ -14,11 +14,11 @@ from struct import unpack
 from typing import Final
 from zlib import crc32
 
-from phpmq_lite.broker.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import Connection, Consumer, Queue
 from phpmq_lite.broker.queues import Queues
 from phpmq_lite.broker.window import Bodies, Window
+from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import Envelopes, Limits, Message, QueueSettings, State
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.

@@ -17,18 +17,18 @@ from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, output_option, write
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.backup import (
+from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file, sync_folder
+from phpmq_lite.storage.backup.backups import (
     Backup,
-    Making,
+    BackupMaker,
     check_copy,
     check_space,
-    listed,
+    list_backups,
     read_backup,
     remove_old,
 )
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, held_still
-from phpmq_lite.storage.durable import PRIVATE_FOLDER, create_private, sync_file, sync_folder
-from phpmq_lite.storage.wal_guard import check_wal
+from phpmq_lite.storage.integrity.wal_check import check_wal
 
 _ASK_EACH_S: Final = 1.0
 _COLUMNS: Final = (
@@ -104,7 +104,7 @@ def _asked(node: Node) -> Row:
 
 
 def _listed(settings: Settings | None) -> list[Row]:
-    return [] if settings is None else [_row(one) for one in listed(settings.backups_folder)]
+    return [] if settings is None else [_row(one) for one in list_backups(settings.backups_folder)]
 
 
 def _made(settings: Settings | None) -> Row:
@@ -114,7 +114,7 @@ def _made(settings: Settings | None) -> Row:
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
-        making = Making(
+        making = BackupMaker(
             folder.database,
             settings.backups_folder,
             __version__,

@@ -28,7 +28,7 @@ from phpmq_lite.bench.streams import CONTENTS, PLAIN
 from phpmq_lite.cli.bench_report import write_markdown, write_tables
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import talk
-from phpmq_lite.client.target import parse_target
+from phpmq_lite.client.address import parse_address
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _MAX_SIZE: Final = 1 << 20  # 1,000 of them are under way at once
@@ -50,7 +50,7 @@ def workload_list(value: str) -> tuple[str, ...]:
 def listener(value: str) -> Address:
     """Return host and port of ``phpmq://127.0.0.1:9100``; a click type."""
     try:
-        target = parse_target(value.removeprefix("phpmq://"))
+        target = parse_address(value.removeprefix("phpmq://"))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path or not value.startswith("phpmq://"):

@@ -17,9 +17,9 @@ from phpmq_lite.cli.given import Given, settings_options
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, CommandError
 from phpmq_lite.cli.node import WILDCARDS, Node, find_node, url_options
 from phpmq_lite.cli.options import is_phpmq, talk
-from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.envelopes.link import client_of
-from phpmq_lite.server.endpoints import is_loopback, parse_endpoint
+from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
 _LOOKED_AT: Final = 1_000  # queues that a name is compared with

@@ -16,7 +16,7 @@ import click
 from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.main import ERROR, TIMED_OUT, CommandError
 from phpmq_lite.cli.options import message_count, talk
-from phpmq_lite.client.blocking import BlockingClient, BlockingConsumer
+from phpmq_lite.client.blocking_client import BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.logs import escape
 

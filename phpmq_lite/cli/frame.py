@@ -33,13 +33,13 @@ def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -
     FILE has the bytes of one direction of a connection, from its first byte on. Exit 1 if a byte
     is wrong. For example: echo 483031303032303250… | phpmq-lite frame explain
     """
-    from phpmq_lite.server import explain as explaining
+    from phpmq_lite.server import frame_explanation as explaining
 
     try:
         data = explaining.pasted_bytes(read_content(path), encoding)
     except explaining.UnreadableError as error:
         raise CommandError(str(error)) from None
-    found = explaining.as_data(explaining.explain(data))
+    found = explaining.as_data(explaining.explain_bytes(data))
     style = style_of(output)
     if style in ("json", "jsonl"):
         write_one(found, style)

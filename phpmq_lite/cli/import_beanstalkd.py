@@ -13,8 +13,8 @@ from phpmq_lite.cli.importing import Item, Tally, journal_option, opened, publis
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column, counting, output_option, write
-from phpmq_lite.client.blocking import BlockingClient
-from phpmq_lite.client.target import Target, parse_target
+from phpmq_lite.client.address import BrokerAddress, parse_address
+from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.envelopes.outbox import wall_ms
 from phpmq_lite.moving import beanstalkd
 from phpmq_lite.moving.beanstalkd import Beanstalkd, Job
@@ -25,10 +25,10 @@ _FEWEST: Final = 16
 _HEADS: Final = (Column("tube", "TUBE"), Column("state", "STATE"), Column("target", "TO"))
 
 
-def address(value: str) -> Target:
+def address(value: str) -> BrokerAddress:
     """Give where a beanstalkd is; a click type."""
     try:
-        target = parse_target(value, default=beanstalkd.DEFAULT_PORT)
+        target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path:
@@ -61,7 +61,7 @@ def mapping(value: str) -> tuple[str, str]:
 @client_options
 def import_beanstalkd(
     client: GiveClient,
-    source: Target,
+    source: BrokerAddress,
     tubes: tuple[str, ...],
     names: tuple[tuple[str, str], ...],
     move: bool,

@@ -15,7 +15,7 @@ from phpmq_lite.cli.importing import NOT_VALID, Item, Tally, journal_option, ope
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration
 from phpmq_lite.cli.output import Column, counting, output_option, write
-from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.envelopes.outbox import wall_ms
 from phpmq_lite.moving import initphp
 from phpmq_lite.moving.initphp import Kind, Layout, Planned

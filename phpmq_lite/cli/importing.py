@@ -11,8 +11,8 @@ import click
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.cli.output import Column
-from phpmq_lite.client.blocking import BlockingClient
-from phpmq_lite.envelopes.keyed import NoAnswerError, Outgoing, publish_each
+from phpmq_lite.client.blocking_client import BlockingClient
+from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, publish_each
 from phpmq_lite.logs import escape
 from phpmq_lite.moving.journal import Journal
 
@@ -34,7 +34,7 @@ class Item:
 
     group: tuple[str, str, str]  # what it is counted with, see Tally
     name: str  # for errors: "jobs row 7 for orders"
-    message: Outgoing | None  # None: a worker there has it
+    message: KeyedMessage | None  # None: a worker there has it
     problem: str | None = None  # what is wrong with an envelope
 
 

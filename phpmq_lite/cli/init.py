@@ -11,10 +11,10 @@ from phpmq_lite.cli.given import Given, gathered, listener_options, setting_opti
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.options import talk
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
+from phpmq_lite.server.addresses import check_wide_binds, read_endpoints
 from phpmq_lite.settings.toml_file import config_file
-from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.read.accounts import has_admin
 
 NAME: Final = "config.toml"
 

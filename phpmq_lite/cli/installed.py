@@ -10,8 +10,8 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from phpmq_lite.build import install_command
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
+from phpmq_lite.installation import install_command
 
 DISTRIBUTION: Final = "phpmq-lite"
 _LEAST: Final = (">=", ">")  # what a version must have reached

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import click
 from click.exceptions import NoSuchCommand
 
-from phpmq_lite import __version__, build
+from phpmq_lite import __version__, installation
 from phpmq_lite.errors import (
     DataDamagedError,
     NotWritableError,
@@ -292,7 +292,7 @@ def _describe(error: Exception) -> str:
     "65 damaged data, 74 unknown outcome of a commit, 78 settings refused.",
 )
 @click.version_option(
-    f"{__version__} ({build.kind()})",
+    f"{__version__} ({installation.kind()})",
     "-V",
     "--version",
     prog_name="phpmq-lite",

@@ -9,10 +9,10 @@ import click
 from phpmq_lite.cli.given import Given, data_option, settings_options, start_options
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.options import talk
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage import migrate as migrations
-from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.integrity.startup import check_files
 
 
 @click.command()

@@ -15,9 +15,9 @@ from phpmq_lite.cli.consume import Interruption
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration, talk
 from phpmq_lite.cli.output import Column, output_option, write
-from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.client.blocking_client import BlockingClient
+from phpmq_lite.client.publish_each import publish_each
 from phpmq_lite.envelopes import outbox as tables
-from phpmq_lite.envelopes.keyed import publish_each
 from phpmq_lite.envelopes.outbox import SqliteOutboxStore, Waiting
 from phpmq_lite.envelopes.relay import BATCH, Pass, Relay
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction

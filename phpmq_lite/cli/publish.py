@@ -13,7 +13,7 @@ from phpmq_lite.cli.connect import GiveClient, client_options
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import duration, is_terminal, message_count, talk
 from phpmq_lite.cli.output import counting
-from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.client.blocking_client import BlockingClient
 
 _READ_BYTES: Final = 1 << 20
 _LINE_BYTES: Final = 512 << 20  # no broker takes more

@@ -9,13 +9,13 @@ from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.options import confirm, talk
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.cli.verify import DAMAGED, show
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.accounts import Withdrawn
-from phpmq_lite.storage.backup import is_id
+from phpmq_lite.storage.backup.backups import is_id
+from phpmq_lite.storage.backup.restore import RestoreResult, drill
+from phpmq_lite.storage.backup.restore import restore as put_back
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.restore import Restored, drill
-from phpmq_lite.storage.restore import restore as put_back
+from phpmq_lite.storage.read.accounts import Withdrawn
 
 
 @click.command()
@@ -69,7 +69,7 @@ def restore(
     _conclude(done, source, is_drill=is_drill)
 
 
-def _conclude(done: Restored, source: Path, *, is_drill: bool) -> None:
+def _conclude(done: RestoreResult, source: Path, *, is_drill: bool) -> None:
     if is_drill:
         if done.problems:
             raise CommandError(f"a broker restored from {source} would be damaged", DAMAGED)

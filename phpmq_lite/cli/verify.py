@@ -7,10 +7,10 @@ import click
 from phpmq_lite.cli.given import Given, data_option, settings_options
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, output_option, write
-from phpmq_lite.storage.backup import MANIFEST, check_copy, read_backup
+from phpmq_lite.storage.backup.backups import MANIFEST, check_copy, read_backup
 from phpmq_lite.storage.data_folder import DATABASE, read_meta
-from phpmq_lite.storage.verify import Check
-from phpmq_lite.storage.verify import verify as verify_files
+from phpmq_lite.storage.integrity.verify import Check
+from phpmq_lite.storage.integrity.verify import verify as verify_files
 
 DAMAGED = 65
 _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))

@@ -5,11 +5,11 @@ Names are loaded when they are first used; importing this package loads neither.
 
 from typing import TYPE_CHECKING
 
-from phpmq_lite.lazy import names_of
+from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
-    from phpmq_lite.client.aio import Client, connect
-    from phpmq_lite.client.blocking import BlockingClient, connect_blocking
+    from phpmq_lite.client.async_client import Client, connect
+    from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
     from phpmq_lite.client.session import Delivery
 
 __all__ = ["BlockingClient", "Client", "Delivery", "connect", "connect_blocking"]
@@ -18,10 +18,10 @@ if not TYPE_CHECKING:  # which knows the names, and what is no name
     __getattr__, __dir__ = names_of(
         __name__,
         {
-            "BlockingClient": "blocking",
-            "Client": "aio",
+            "BlockingClient": "blocking_client",
+            "Client": "async_client",
             "Delivery": "session",
-            "connect": "aio",
-            "connect_blocking": "blocking",
+            "connect": "async_client",
+            "connect_blocking": "blocking_client",
         },
     )

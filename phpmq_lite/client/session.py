@@ -1,22 +1,127 @@
 """What a client knows across its connections, without I/O: both clients are shells round it."""
 
+import random
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from phpmq_lite.client.pending import Answer, Pending
-from phpmq_lite.errors import LocalProtocolError, RemoteProtocolError
+from phpmq_lite.errors import (
+    ClientError,
+    ConnectionLostError,
+    LocalProtocolError,
+    PublishRefusedError,
+    RemoteProtocolError,
+)
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.protocol.frames import Dispatch
-from phpmq_lite.protocol.wire import CONTENT, TOO_LARGE, WireLimits
+from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
+
+Answer = Callable[[ClientError | None], None]  # None: stored
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """One publish with its key; ``sent`` counts the connections it was written to."""
+
+    queue: str
+    content: bytes
+    ttl_s: int
+    key: bytes
+    answer: Answer
+    sent: int = 0
+
+
+class PendingPublishes:
+    """Unanswered publishes by queue and key, in the order in which they were made.
+
+    The broker stores a key once, so all of them may be repeated on the next connection.
+    One that ``max_sends`` connections ended without answering is given up: it may be what the
+    broker closes them for.
+    """
+
+    __slots__ = ("_max_sends", "_waiting")
+
+    def __init__(self, max_sends: int = 10) -> None:
+        self._max_sends = max_sends
+        self._waiting: dict[tuple[str, bytes], Unanswered] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: Answer) -> Unanswered:
+        """Remember a publish until it is answered.
+
+        Raises:
+            LocalProtocolError: this key is waiting already.
+        """
+        if (queue, key) in self._waiting:
+            raise LocalProtocolError(f"the key {key!r} waits for its receipt already")
+        entry = self._waiting[queue, key] = Unanswered(queue, content, ttl_s, key, answer)
+        return entry
+
+    def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
+        """Answer a publish: stored, or refused for a ``reason``; False where nobody waits."""
+        entry = self._waiting.pop((queue, key), None)
+        if entry is None:
+            return False
+        entry.answer(None if reason is None else PublishRefusedError(reason))
+        return True
+
+    def drop(self, queue: str, key: bytes) -> None:
+        """Forget a publish whose sender waits no longer; it may or may not be stored."""
+        self._waiting.pop((queue, key), None)
+
+    def drop_all(self, answer: Answer) -> None:
+        """Forget every publish with this ``answer``."""
+        for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
+            del self._waiting[place]
+
+    def to_repeat(self) -> list[Unanswered]:
+        """Return what a new connection must be sent, oldest first; gives up on some."""
+        hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
+        for entry in hopeless:
+            del self._waiting[entry.queue, entry.key]
+            detail = f"{entry.sent} connections ended before this publish was answered"
+            entry.answer(ConnectionLostError(detail))
+        return list(self._waiting.values())
+
+    def fail(self, detail: str) -> None:
+        """Answer all that wait: the connection is gone and does not come back."""
+        waiting, self._waiting = self._waiting, {}
+        for entry in waiting.values():
+            entry.answer(ConnectionLostError(detail))
+
+
+class PublishBatch:
+    """Counts the answers of many publishes: ``answered`` is the answer of each of them.
+
+    ``notify`` is called after every answer.
+    """
+
+    __slots__ = ("_notify", "error", "stored", "unanswered")
+
+    def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
+        self._notify = notify
+        self.stored = 0
+        self.unanswered = 0
+        self.error: ClientError | None = None  # the first one
+
+    def answered(self, error: ClientError | None) -> None:
+        """Count one answer."""
+        self.unanswered -= 1
+        if error is None:
+            self.stored += 1
+        elif self.error is None:
+            self.error = error
+        self._notify()
 
 
 class Settling(Protocol):
     """What a delivery needs of its client."""
 
-    session: "Session"
+    session: "ClientSession"
 
     def settle(self, frame: bytes, generation: int) -> None:
         """Send the end of a delivery that came on connection number ``generation``."""
@@ -66,7 +171,7 @@ class Delivery:
         return f"<Delivery {self.message_id} of {self.queue}, {len(self.body)} bytes>"
 
 
-class Window:
+class ConsumedQueue:
     """A consumed queue: its credit, and what was dispatched and not yet handed out."""
 
     __slots__ = ("credit", "dispatches", "queue", "wake")
@@ -78,7 +183,7 @@ class Window:
         self.wake = wake  # called when something came
 
 
-class Session:
+class ClientSession:
     """Windows and unanswered publishes, and the protocol of the connection of the moment.
 
     Per connection: :meth:`connected` once, :meth:`receive` per read, :meth:`lost` at the end.
@@ -106,8 +211,8 @@ class Session:
         self.is_connected = False
         self.generation = 0  # connections so far
         self.heard = False  # the broker said something on this connection
-        self.pending = Pending()
-        self.windows: dict[str, Window] = {}
+        self.pending = PendingPublishes()
+        self.windows: dict[str, ConsumedQueue] = {}
         self.late: list[bytes] = []  # ends of deliveries, for the next connection
         self.late_count = 0  # ends that came after the connection of their delivery
 
@@ -154,7 +259,7 @@ class Session:
 
     def receive(self, data: bytes) -> None:
         """Take a read: answers publishes, fills windows; look at :attr:`error` afterwards."""
-        filled: Window | None = None
+        filled: ConsumedQueue | None = None
         for frame in self.side.receive(data):
             self.heard = True
             if not isinstance(frame, Dispatch):
@@ -180,7 +285,7 @@ class Session:
         entry.sent += self.is_connected
         return key, frame
 
-    def open_window(self, queue: str, credit: int, wake: Callable[[], None]) -> Window:
+    def open_window(self, queue: str, credit: int, wake: Callable[[], None]) -> ConsumedQueue:
         """Begin to consume; send ``side.consume`` if connected.
 
         Raises:
@@ -191,10 +296,10 @@ class Session:
         if credit < 1:
             raise LocalProtocolError(f"a credit is at least 1, not {credit}")
         self.side.consume(queue, credit)  # refuses what the grammar does not allow
-        window = self.windows[queue] = Window(queue, credit, wake)
+        window = self.windows[queue] = ConsumedQueue(queue, credit, wake)
         return window
 
-    def close_window(self, window: Window) -> bytes:
+    def close_window(self, window: ConsumedQueue) -> bytes:
         """End to consume; return the frame that gives back what was not ended."""
         del self.windows[window.queue]
         return self.side.consume(window.queue, 0)
@@ -206,3 +311,34 @@ class Session:
             return frame
         self.late.append(frame)
         return b""
+
+
+class Backoff:
+    """Delays that double from ``first_s`` to ``longest_s``, each shortened by up to half.
+
+    The jitter keeps many clients from coming back in the same moment.  ``roll`` gives numbers
+    from 0 up to 1.
+    """
+
+    __slots__ = ("_first_s", "_longest_s", "_roll", "_tries")
+
+    def __init__(
+        self,
+        first_s: float = 0.1,
+        longest_s: float = 10.0,
+        roll: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._roll = roll
+        self._tries = 0
+
+    def next_s(self) -> float:
+        """Return the seconds to wait now."""
+        doubled = self._first_s * float(1 << min(self._tries, 30))
+        self._tries += 1
+        return min(doubled, self._longest_s) * (1 - self._roll() / 2)
+
+    def reset(self) -> None:
+        """Begin again: the last connection was of use."""
+        self._tries = 0

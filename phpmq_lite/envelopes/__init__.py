@@ -8,17 +8,19 @@ broker, ``producer.py`` and ``transport.py`` for programs.
 
 from typing import TYPE_CHECKING, Final
 
-from phpmq_lite.lazy import names_of
+from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.envelopes.app import connect
-    from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make, urn
+    from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
     from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, SqliteClaims
+    from phpmq_lite.envelopes.index import Index, index_of
     from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
     from phpmq_lite.envelopes.producer import AsyncProducer, Producer
     from phpmq_lite.envelopes.record import Block
     from phpmq_lite.envelopes.trace import handling
-    from phpmq_lite.envelopes.verdict import Index, Problem, Verdict, index_of, judge, lint
+    from phpmq_lite.envelopes.verdict import Problem, Verdict, judge, lint
+    from phpmq_lite.errors import EnvelopeError
 
 __all__ = [
     "AsyncProducer",

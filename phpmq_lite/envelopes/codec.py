@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from phpmq_lite.envelopes import strict, verdict
+from phpmq_lite.envelopes import index, strict, verdict
 from phpmq_lite.envelopes.verdict import EmptyListData
-from phpmq_lite.errors import EnvelopeError as EnvelopeError
+from phpmq_lite.errors import EnvelopeError
 
 POINTER_CHARACTERS: Final = 200  # of a pointer in a message
 
@@ -157,6 +157,6 @@ def urn(envelope: Mapping[str, Any]) -> str:
         raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
     for name in ("job", "urn"):
         value = envelope.get(name)
-        if isinstance(value, str) and not verdict.is_blank(value):
+        if isinstance(value, str) and not index.is_blank(value):
             return value
     return ""

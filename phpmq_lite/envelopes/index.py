@@ -9,7 +9,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from phpmq_lite.envelopes import strict
-from phpmq_lite.model import Indexed as Indexed
+from phpmq_lite.model import Indexed
 
 INDEX_BYTES: Final = 1 << 20  # longer content is not indexed
 INDEX_CHARACTERS: Final = 512  # of an indexed text; the rest is cut

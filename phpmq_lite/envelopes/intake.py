@@ -14,7 +14,7 @@ _REASON_CHARACTERS: Final = 200
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
 _KNOWN: Final = frozenset(verdict.REASONS)
 _UNREAD: Final = "unsupported_schema_version"
-_NOTHING: Final = verdict.Index(None, None, None, None)
+_NOTHING: Final = index.Index(None, None, None, None)
 
 
 class _Meta(msgspec.Struct):
@@ -56,7 +56,7 @@ class Intake:
             mode = cast(verdict.EmptyListData, settings.empty_list_data)
             found = verdict.judge(content, mode)
         elif is_checked:
-            found = verdict.Verdict(None, verdict.Index(*right))
+            found = verdict.Verdict(None, index.Index(*right))
         else:
             return Looked(right)
         shown, problem = found.index or _NOTHING, found.problem
@@ -82,7 +82,7 @@ class Intake:
 
     def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
         """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
-        found = verdict.index_of(content)
+        found = index.index_of(content)
         block = record.Block(
             reason="poison" if death.reason in _KNOWN else "failed",
             original_queue=death.queue,

@@ -10,9 +10,8 @@ from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
 
-from phpmq_lite.client.backoff import Backoff
-from phpmq_lite.client.blocking import BlockingClient, connect_blocking
-from phpmq_lite.client.session import Delivery, Window
+from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
+from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
 TIMEOUT_S: Final = 10.0  # for connecting, and for one receipt
@@ -88,7 +87,7 @@ class Link:
         self._backoff = backoff or Backoff()
         self._monotonic = monotonic
         self._sleep = sleep
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, ConsumedQueue] = {}
         self._try_at = 0.0  # monotonic: not before
         self._lock = threading.RLock()  # a handler may publish from the worker's event loop
 
@@ -134,7 +133,7 @@ class Link:
             self._backoff.reset()
             return Delivery(self.client, dispatches.popleft(), self.client.session.generation)
 
-    def _open_window(self, queue: str) -> Window:
+    def _open_window(self, queue: str) -> ConsumedQueue:
         session = self.client.session
         window = self._windows[queue] = session.open_window(queue, self.credit, _wake_nobody)
         self.client.send_now(session.side.consume(queue, self.credit))

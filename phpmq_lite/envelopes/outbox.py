@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 
 from babelqueue.outbox import OutboxRecord
 
-from phpmq_lite.client.session import Session
+from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes import producer
-from phpmq_lite.envelopes.codec import EnvelopeError
 from phpmq_lite.envelopes.sqlite_file import transaction
 from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.errors import EnvelopeError
 
 TABLE: Final = "phpmq_outbox"
 LEASE_S: Final = 30.0  # a relay that died holds its queues no longer
@@ -30,7 +30,7 @@ RETRY_FIRST_S: Final = 5.0  # doubles with each failure of a row
 RETRY_LONGEST_S: Final = 300.0
 PURGE_ROWS: Final = 1_000  # in one transaction
 ERROR_CHARACTERS: Final = 500
-_CHECKS: Final = Session(1).side  # sends nothing
+_CHECKS: Final = ClientSession(1).side  # sends nothing
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 _SCHEMA: Final = """

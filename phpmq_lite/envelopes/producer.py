@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from phpmq_lite.client.aio import Client
-from phpmq_lite.client.aio import connect as connect_aio
-from phpmq_lite.client.blocking import BlockingClient, connect_blocking
+from phpmq_lite.client.async_client import Client
+from phpmq_lite.client.async_client import connect as connect_aio
+from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
 from phpmq_lite.envelopes import codec, trace
-from phpmq_lite.envelopes.codec import EnvelopeError
-from phpmq_lite.envelopes.verdict import is_blank
+from phpmq_lite.envelopes.index import is_blank
+from phpmq_lite.errors import EnvelopeError
 
 KEY_BYTES: Final = 64  # of a receipt key, at most
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from phpmq_lite.envelopes import strict
-from phpmq_lite.envelopes.index import AFTER_BLANKS, INT64_MAX, Indexed, Text
+from phpmq_lite.envelopes.index import AFTER_BLANKS, INT64_MAX, Text
+from phpmq_lite.model import Indexed
 
 _SHORT: Final = 384  # bytes: too few for 257 levels, and for a right one with 309 digits in it
 

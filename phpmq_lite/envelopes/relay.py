@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from phpmq_lite.envelopes.keyed import NoAnswerError, Outcome, Outgoing, Send
+from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome, Send
 from phpmq_lite.envelopes.outbox import SqliteOutboxStore, Waiting
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
@@ -124,8 +124,8 @@ class Relay:
         self._pauses[queue] = (self._now_s() + pause_s, pause_s)
 
 
-def _outgoing(row: Waiting) -> Outgoing:
-    return Outgoing(row.queue, row.body, row.ttl_s, row.row_id.encode())
+def _outgoing(row: Waiting) -> KeyedMessage:
+    return KeyedMessage(row.queue, row.body, row.ttl_s, row.row_id.encode())
 
 
 def _is_lost(outcome: Outcome) -> bool:

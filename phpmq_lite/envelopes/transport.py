@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 
 from babelqueue.transport import ReceivedMessage, Transport
 
-from phpmq_lite.client.backoff import Backoff
-from phpmq_lite.client.session import Delivery
+from phpmq_lite import errors
+from phpmq_lite.client.session import Backoff, Delivery
 from phpmq_lite.envelopes import codec, record
 from phpmq_lite.envelopes.delays import Delays
 from phpmq_lite.envelopes.events import Event, Events, Level
@@ -453,7 +453,9 @@ def _utf8(body: str) -> bytes:
     try:
         return body.encode()
     except UnicodeEncodeError as error:
-        raise codec.EnvelopeError(f"half of a surrogate pair at character {error.start}") from error
+        raise errors.EnvelopeError(
+            f"half of a surrogate pair at character {error.start}"
+        ) from error
 
 
 def _named(error: BaseException) -> str:

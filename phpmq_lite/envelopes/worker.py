@@ -14,7 +14,7 @@ from typing import Final
 
 from babelqueue import BabelQueue
 
-from phpmq_lite.client.session import Session
+from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes.app import App
 from phpmq_lite.envelopes.handling import Middleware, equipped
 from phpmq_lite.envelopes.limits import Limits, resident_bytes
@@ -22,7 +22,7 @@ from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
 from phpmq_lite.errors import LocalProtocolError, SettingsError
 
 RESERVE_S = 1.0  # one wait for a message; limits and signals are looked at in between
-_CHECKS: Final = Session(1).side  # sends nothing
+_CHECKS: Final = ClientSession(1).side  # sends nothing
 
 
 @dataclass(slots=True, frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.export import frames
-from phpmq_lite.storage.ranges import Ranges, Rows, Selection
+from phpmq_lite.storage.arrow import HistoryRanges, Rows, RowSelection
 
 NICE: Final = 10  # a tenth of the weight: some of it, however busy the machine is
 BEAT_S: Final = 1.0
@@ -119,7 +119,7 @@ def answer(database: str, asked: dict[str, Any], output: Output) -> None:
 
     The end of the Arrow stream is written after all rows were given and counted, and never else.
     """
-    with Ranges(database) as ranges:
+    with HistoryRanges(database) as ranges:
         ranges.on_statement = output.beat
         rows = _rows(ranges, asked)
         output.put_json(
@@ -134,10 +134,10 @@ def answer(database: str, asked: dict[str, Any], output: Output) -> None:
         output.put_json(frames.END, rows=given)
 
 
-def _rows(ranges: Ranges, asked: dict[str, Any]) -> Rows:
+def _rows(ranges: HistoryRanges, asked: dict[str, Any]) -> Rows:
     if asked["of"] == "claims":
         return ranges.claims(asked["subscription"], asked["lo"], asked["hi"], asked["allowed"])
-    return ranges.history(Selection(**asked["selection"]), is_gap_ok=asked["is_gap_ok"])
+    return ranges.history(RowSelection(**asked["selection"]), is_gap_ok=asked["is_gap_ok"])
 
 
 def _stream(rows: Rows, output: Output) -> int:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO, Final, NamedTuple
 
-from phpmq_lite.client.target import Target
-from phpmq_lite.envelopes.keyed import Outgoing
+from phpmq_lite.client.address import BrokerAddress
+from phpmq_lite.client.publish_each import KeyedMessage
 from phpmq_lite.envelopes.record import Block, build
 from phpmq_lite.errors import PhpmqError, os_reason
 
@@ -168,7 +168,7 @@ class Beanstalkd:
 
 
 @contextmanager
-def connect(target: Target) -> Iterator[Beanstalkd]:
+def connect(target: BrokerAddress) -> Iterator[Beanstalkd]:
     """Open a connection; at its end all that was reserved on it is ready again.
 
     Raises:
@@ -212,7 +212,7 @@ def _all_ids(newest: int | None) -> Iterator[range]:
     )
 
 
-def plan(job: Job, queue: str, *, instance: str, now_ms: int) -> Outgoing | None:
+def plan(job: Job, queue: str, *, instance: str, now_ms: int) -> KeyedMessage | None:
     """Decide what becomes of a job; pure.  None: a worker has it now.
 
     The key is made of what never changes: a second run stores nothing twice, unless the job goes to
@@ -222,7 +222,7 @@ def plan(job: Job, queue: str, *, instance: str, now_ms: int) -> Outgoing | None
     if job.state == RESERVED:
         return None
     if job.state == "delayed":
-        return Outgoing(f"{queue}.retry", job.body, max(1, job.delay_s), key)
+        return KeyedMessage(f"{queue}.retry", job.body, max(1, job.delay_s), key)
     if job.state == "buried":
         block = Block(
             reason="failed",
@@ -232,8 +232,8 @@ def plan(job: Job, queue: str, *, instance: str, now_ms: int) -> Outgoing | None
             error="buried in beanstalkd",
             detail="buried",
         )
-        return Outgoing(f"{queue}.dlq", build(job.body, block), 0, key)
-    return Outgoing(queue, job.body, 0, key)
+        return KeyedMessage(f"{queue}.dlq", build(job.body, block), 0, key)
+    return KeyedMessage(queue, job.body, 0, key)
 
 
 def key_of(job: Job, queue: str, instance: str) -> bytes:

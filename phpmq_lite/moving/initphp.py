@@ -25,7 +25,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from phpmq_lite.envelopes.keyed import Outgoing
+from phpmq_lite.client.publish_each import KeyedMessage
 from phpmq_lite.envelopes.record import Block, build, read_block
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.errors import PhpmqError
@@ -86,7 +86,7 @@ class Planned:
     """What becomes of a row."""
 
     row: Row
-    message: Outgoing | None  # None: a PHP worker has it now
+    message: KeyedMessage | None  # None: a PHP worker has it now
     problem: str | None  # reason of the verdict: what is wrong with the payload
 
 
@@ -204,12 +204,12 @@ def plan(row: Row, now_ms: int, *, source: str, reserved_s: float = RESERVED_S) 
     meta_id = verdict.index.meta_id if verdict.index is not None else None
     key = _key(row, meta_id or source)
     if row.kind == "failed":
-        return Planned(row, Outgoing(f"{row.queue}.dlq", _record(row), 0, key), problem)
+        return Planned(row, KeyedMessage(f"{row.queue}.dlq", _record(row), 0, key), problem)
     if not _was_released(row, now_ms):
-        return Planned(row, Outgoing(row.queue, row.payload, 0, key), problem)
+        return Planned(row, KeyedMessage(row.queue, row.payload, 0, key), problem)
     left_ms = max(0, (row.available_ms or 0) - now_ms)
     delay_s = max(1, -(-left_ms // 1_000))
-    return Planned(row, Outgoing(f"{row.queue}.retry", row.payload, delay_s, key), problem)
+    return Planned(row, KeyedMessage(f"{row.queue}.retry", row.payload, delay_s, key), problem)
 
 
 def _was_released(row: Row, now_ms: int) -> bool:

@@ -7,13 +7,68 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from phpmq_lite.errors import RemoteProtocolError
-from phpmq_lite.protocol import http_guard, wire
+from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_for
-from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame
-from phpmq_lite.protocol.http_guard import HttpGuard
+from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
+from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, WireLimits
 from phpmq_lite.protocol.parser import Parser
-from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient
-from phpmq_lite.protocol.wire import WireLimits
+
+_TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TARGET: Final = bytes(range(0x21, 0x7F))
+_VERSION: Final = b"HTTP/1."
+_BLANK: Final = 0x20
+
+UNDECIDED: Final = "undecided"
+HTTP: Final = "http"
+OTHER: Final = "other"
+
+
+class HttpGuard:
+    """Looks once at each byte of a connection, from the first one until it is decided."""
+
+    __slots__ = ("_has_target", "_look", "_version", "verdict")
+
+    def __init__(self) -> None:
+        self.verdict: str = UNDECIDED
+        self._look: Callable[[HttpGuard, bytes], bytes] = HttpGuard._method
+        self._has_target = False
+        self._version = b""
+
+    def look(self, data: bytes) -> str:
+        """Look at the next bytes; return UNDECIDED, HTTP or OTHER, the last two for good."""
+        while data and self.verdict == UNDECIDED:
+            data = self._look(self, data)
+        return self.verdict
+
+    def _method(self, data: bytes) -> bytes:
+        other = data.translate(None, _TOKEN)
+        if not other:
+            return b""
+        if other[0] != _BLANK:
+            self.verdict = OTHER
+            return b""
+        self._look = HttpGuard._target
+        return data[data.index(b" ") + 1 :]
+
+    def _target(self, data: bytes) -> bytes:
+        other = data.translate(None, _TARGET)
+        if not other:
+            self._has_target = True
+            return b""
+        if other[0] != _BLANK or not (self._has_target or data[0] != _BLANK):
+            self.verdict = OTHER
+            return b""
+        self._look = HttpGuard._http
+        return data[data.index(b" ") + 1 :]
+
+    def _http(self, data: bytes) -> bytes:
+        self._version = (self._version + data[: len(_VERSION)])[: len(_VERSION)]
+        if self._version == _VERSION:
+            self.verdict = HTTP
+        elif not _VERSION.startswith(self._version):
+            self.verdict = OTHER
+        return b""
+
 
 AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
 GUARDED_BYTES: Final = 4 << 20  # the most of whole frames that waits for the http guard
@@ -68,7 +123,7 @@ class ServerSide(_Side):
         http_guard: bool = True,
     ) -> None:
         pinned = None if packet_header == "auto" else int(packet_header)
-        super().__init__(Parser(limits, wire.FROM_CLIENT, WholeFromClient, pinned))
+        super().__init__(Parser(limits, frames.FROM_CLIENT, FastClientFrames, pinned))
         self._default = dispatch
         self._encoder: BrokerEncoder | None = None  # fixed by the first dispatch
         self._guard = HttpGuard() if http_guard else None  # None: decided, or switched off
@@ -102,16 +157,16 @@ class ServerSide(_Side):
         self._held += cast("list[ClientFrame]", self._parser.feed(data))
         self._looked += len(data)
         verdict = guard.look(data)
-        if verdict == http_guard.HTTP:
+        if verdict == HTTP:
             return self._refuse_http()
-        if verdict == http_guard.OTHER or self._looked - self.partial_bytes > GUARDED_BYTES:
+        if verdict == OTHER or self._looked - self.partial_bytes > GUARDED_BYTES:
             return self._decided()
         return []
 
     def _refuse_http(self) -> list[ClientFrame]:
         if self._held or self._parser.error is None:
             detail = "looks like HTTP: the frames before it were a request method"
-            self._parser.fail(RemoteProtocolError(wire.HTTP_REQUEST, detail, self._looked))
+            self._parser.fail(RemoteProtocolError(frames.HTTP_REQUEST, detail, self._looked))
         self._held = []
         self._guard = None
         return []
@@ -180,7 +235,7 @@ class ClientSide(_Side):
 
     def __init__(self, limits: WireLimits | None = None) -> None:
         limits = limits or WireLimits()
-        super().__init__(Parser(limits, wire.FROM_BROKER, WholeFromBroker))
+        super().__init__(Parser(limits, frames.FROM_BROKER, FastBrokerFrames))
         encoder = ClientEncoder(limits)
         self.publish = encoder.publish
         self.consume = encoder.consume

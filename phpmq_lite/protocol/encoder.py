@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Final, TypeVar
 
 from phpmq_lite.errors import LocalProtocolError
-from phpmq_lite.protocol import wire
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol import frames
+from phpmq_lite.protocol.frames import WireLimits
 
 _KEPT: Final = 10_000  # queues and lengths whose bytes are kept, per style
 _ID_BYTES: Final = 32  # of every message id this broker gives
@@ -42,7 +42,7 @@ class BrokerEncoder:
         self._break = line_break
         self._digits = packet_header - 3
         self._with_ttl = revision == "ttl"
-        self._id_head = line_break + self._header(wire.ID, _ID_BYTES)
+        self._id_head = line_break + self._header(frames.ID, _ID_BYTES)
         self._heads: dict[str, bytes] = {}  # up to the length of the content
         self._lengths: dict[int, bytes] = {}  # content length -> digits and break
         self._receipts: dict[str, bytes] = {}  # up to the packet of the key
@@ -56,7 +56,7 @@ class BrokerEncoder:
         size = len(content)
         id_head = self._id_head
         if len(message_id) != _ID_BYTES:
-            id_head = self._break + self._header(wire.ID, len(message_id))
+            id_head = self._break + self._header(frames.ID, len(message_id))
         parts += (
             self._heads.get(queue) or self._head(queue),
             self._lengths.get(size) or self._length(size),
@@ -87,10 +87,10 @@ class BrokerEncoder:
                 parts.append(between[len(self._break) :] + between.join(run) + self._break)
             return
         for key in keys:
-            parts.append(wire.message_header(wire.RECEIPT, 3) + self._break)
-            parts.append(self._packet(wire.QUEUE, queue.encode()))
-            parts.append(self._packet(wire.ID, key))
-            parts.append(self._packet(wire.CONTENT, reason.encode(errors="replace")))
+            parts.append(frames.message_header(frames.RECEIPT, 3) + self._break)
+            parts.append(self._packet(frames.QUEUE, queue.encode()))
+            parts.append(self._packet(frames.ID, key))
+            parts.append(self._packet(frames.CONTENT, reason.encode(errors="replace")))
 
     def _header(self, packet: int, size: int) -> bytes:
         return b"P%02d%0*d%s" % (packet, self._digits, size, self._break)
@@ -99,17 +99,17 @@ class BrokerEncoder:
         return self._header(packet, len(content)) + content + self._break
 
     def _head(self, queue: str) -> bytes:
-        header = wire.message_header(wire.DISPATCH, 4 if self._with_ttl else 3)
-        head = header + self._break + self._packet(wire.QUEUE, queue.encode()) + b"P02"
+        header = frames.message_header(frames.DISPATCH, 4 if self._with_ttl else 3)
+        head = header + self._break + self._packet(frames.QUEUE, queue.encode()) + b"P02"
         return _keep(self._heads, queue, head)
 
     def _receipt_head(self, queue: str) -> bytes:
-        header = wire.message_header(wire.RECEIPT, 2)
-        head = header + self._break + self._packet(wire.QUEUE, queue.encode())
+        header = frames.message_header(frames.RECEIPT, 2)
+        head = header + self._break + self._packet(frames.QUEUE, queue.encode())
         return _keep(self._receipts, queue, head)
 
     def _key_head(self, size: int) -> bytes:
-        return _keep(self._keys, size, self._header(wire.ID, size))
+        return _keep(self._keys, size, self._header(frames.ID, size))
 
     def _length(self, size: int) -> bytes:
         return _keep(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
@@ -117,7 +117,7 @@ class BrokerEncoder:
     def _tail(self, ttl_s: int) -> bytes:
         if not self._with_ttl:  # nothing follows in compact framing, and b"" is false
             return self._break
-        return _keep(self._tails, ttl_s, self._break + self._packet(wire.TTL, b"%d" % ttl_s))
+        return _keep(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
 
 
 def _keep(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
@@ -158,7 +158,7 @@ class ClientEncoder:
             self._queues.get(queue) or self._queue(queue),
             b"P02%029d" % size,
             content,
-            self._number(wire.TTL, ttl_s),
+            self._number(frames.TTL, ttl_s),
         ]
         if key is not None:
             parts.append(self._id(key))
@@ -166,7 +166,7 @@ class ClientEncoder:
 
     def consume(self, queue: str, count: int) -> bytes:
         """Return a 002: a window of ``count`` unacknowledged messages; 0 gives back."""
-        return b"H0100202" + self._queue(queue) + self._number(wire.COUNT, count)
+        return b"H0100202" + self._queue(queue) + self._number(frames.COUNT, count)
 
     def acknowledge(self, queue: str, message_id: bytes) -> bytes:
         """Return a 004."""
@@ -175,7 +175,7 @@ class ClientEncoder:
 
     def requeue(self, queue: str, message_id: bytes, ttl_s: int) -> bytes:
         """Return a 005: to the end of the queue, with a new time to live (0: never expires)."""
-        number = self._number(wire.TTL, ttl_s)
+        number = self._number(frames.TTL, ttl_s)
         return b"H0100503" + self._queue(queue) + self._id(message_id) + number
 
     def dead_letter(self, queue: str, message_id: bytes) -> bytes:
@@ -187,7 +187,7 @@ class ClientEncoder:
         longest = self._limits.longest_name(raw)
         if not 0 < len(raw) <= longest:
             raise LocalProtocolError(f"a queue name has 1 to {longest} bytes, not {len(raw)}")
-        if wire.decode_queue(raw) is None:
+        if frames.decode_queue(raw) is None:
             raise LocalProtocolError(f"a queue name has no control characters: {queue!r}")
         return _keep(self._queues, queue, b"P01%029d%s" % (len(raw), raw))
 

@@ -3,7 +3,138 @@
 Not frozen: on the hot path one is made per message, and a frozen one costs four times as much.
 """
 
+import re
 from dataclasses import dataclass
+from typing import Final
+
+VERSION: Final = b"01"  # R1
+HEADER_BYTES: Final = 8  # H, version, type, packet count
+
+# Message types.  005 to 007 are unknown to the older revision.
+PUBLISH: Final = 1
+CONSUME: Final = 2
+DISPATCH: Final = 3
+ACKNOWLEDGE: Final = 4
+REQUEUE: Final = 5
+DEAD_LETTER: Final = 6
+RECEIPT: Final = 7
+
+# Packet types.
+QUEUE: Final = 1
+CONTENT: Final = 2
+ID: Final = 3  # a message id, or the key of a confirmed publish
+COUNT: Final = 4
+TTL: Final = 5
+
+
+def message_header(message_type: int, packets: int) -> bytes:
+    """Return the 8 bytes that open a frame."""
+    return b"H%s%03d%02d" % (VERSION, message_type, packets)
+
+
+Shapes = dict[bytes, tuple[int, ...]]  # message header -> packet types in our order (R2, R12)
+
+
+def _shapes(*shapes: tuple[int, tuple[int, ...]]) -> Shapes:
+    return {message_header(kind, len(packets)): packets for kind, packets in shapes}
+
+
+FROM_CLIENT: Final = _shapes(
+    (PUBLISH, (QUEUE, CONTENT)),
+    (PUBLISH, (QUEUE, CONTENT, TTL)),
+    (PUBLISH, (QUEUE, CONTENT, TTL, ID)),
+    (CONSUME, (QUEUE, COUNT)),
+    (ACKNOWLEDGE, (QUEUE, ID)),
+    (REQUEUE, (QUEUE, ID, TTL)),
+    (DEAD_LETTER, (QUEUE, ID)),
+)
+FROM_BROKER: Final = _shapes(
+    (DISPATCH, (QUEUE, CONTENT, ID)),
+    (DISPATCH, (QUEUE, CONTENT, ID, TTL)),
+    (RECEIPT, (QUEUE, ID)),
+    (RECEIPT, (QUEUE, ID, CONTENT)),
+)
+
+
+def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
+    """Return the error text for a wrong packet count, with what the count may mean (R18)."""
+    known = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
+    detail = f"a message of type {message_type:03} has {known} packets, not {count}"
+    if (message_type, count) == (REQUEUE, 2):
+        detail += (
+            ": with 2 packets 005 was the message receipt of an earlier revision,"
+            " here it is a requeue with queue, message id and TTL"
+        )
+    return detail
+
+
+# R7: what a frame shows about the revision its sender speaks.  002 and 004 show nothing.
+SHOWS: Final = {
+    message_header(PUBLISH, 2): "legacy",
+    message_header(PUBLISH, 3): "ttl",
+    message_header(PUBLISH, 4): "ttl",
+    message_header(REQUEUE, 3): "ttl",
+    message_header(DEAD_LETTER, 2): "ttl",
+}
+
+# Codes of RemoteProtocolError, for counters.
+BAD_HEADER: Final = "bad-header"
+BAD_VERSION: Final = "bad-version"
+UNKNOWN_TYPE: Final = "unknown-type"
+UNEXPECTED_TYPE: Final = "unexpected-type"
+BAD_PACKET_COUNT: Final = "bad-packet-count"
+BAD_FRAMING: Final = "bad-framing"
+BAD_PACKET_HEADER: Final = "bad-packet-header"
+BAD_PACKET_TYPE: Final = "bad-packet-type"
+DUPLICATE_PACKET: Final = "duplicate-packet"
+TOO_LARGE: Final = "too-large"
+EMPTY_QUEUE: Final = "empty-queue"
+BAD_QUEUE: Final = "bad-queue"
+EMPTY_ID: Final = "empty-id"
+BAD_NUMBER: Final = "bad-number"
+HTTP_REQUEST: Final = "http-request"
+
+DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name that ends in it may be longer
+
+_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(slots=True, frozen=True)
+class WireLimits:
+    """The longest content, in bytes, of each packet type; a longer one closes the connection."""
+
+    max_content: int = 8 << 20
+    max_queue: int = 255  # up to 4 more if the name ends in .dlq, see longest_name
+    max_id: int = 64  # of ids and keys
+    max_number_digits: int = 19  # R14
+
+    def by_packet(self) -> dict[int, int]:
+        """Return packet type -> longest content (R13); of a queue: with the suffix ``.dlq``."""
+        return {
+            QUEUE: self.max_queue + len(DEAD_LETTER_SUFFIX),
+            CONTENT: self.max_content,
+            ID: self.max_id,
+            COUNT: self.max_number_digits,
+            TTL: self.max_number_digits,
+        }
+
+    def longest_name(self, queue: bytes) -> int:
+        """Return how many bytes a name with this end may have (R17)."""
+        is_longer = queue.endswith(DEAD_LETTER_SUFFIX)
+        return self.max_queue + (len(DEAD_LETTER_SUFFIX) if is_longer else 0)
+
+
+def decode_queue(raw: bytes) -> str | None:
+    """Return the queue's name; None where it is not UTF-8 or holds a control character.
+
+    A line feed is allowed: the published examples have a compact frame whose queue begins with
+    one, to show that framing is never read from content.
+    """
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(name) else name
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from phpmq_lite.errors import RemoteProtocolError
-from phpmq_lite.protocol import wire
+from phpmq_lite.protocol import frames
+from phpmq_lite.protocol.fast_path import FastFrames
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     Consume,
@@ -19,9 +20,8 @@ from phpmq_lite.protocol.frames import (
     Publish,
     ReceiptFrame,
     Requeue,
+    WireLimits,
 )
-from phpmq_lite.protocol.whole import WholeFrames
-from phpmq_lite.protocol.wire import WireLimits
 
 _H: Final = 0x48
 _P: Final = 0x50
@@ -36,13 +36,13 @@ Values = dict[int, Any]  # packet type -> content, as it stands in the frame
 Step = Callable[["Parser", bytes, int], int]  # takes what it can from a position; returns the next
 
 _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
-    wire.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
-    wire.CONSUME: lambda v: Consume(v[1], v[4]),
-    wire.DISPATCH: lambda v: Dispatch(v[1], v[2], v[3], v.get(5)),
-    wire.ACKNOWLEDGE: lambda v: Acknowledge(v[1], v[3]),
-    wire.REQUEUE: lambda v: Requeue(v[1], v[3], v[5]),
-    wire.DEAD_LETTER: lambda v: DeadLetter(v[1], v[3]),
-    wire.RECEIPT: lambda v: ReceiptFrame(
+    frames.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
+    frames.CONSUME: lambda v: Consume(v[1], v[4]),
+    frames.DISPATCH: lambda v: Dispatch(v[1], v[2], v[3], v.get(5)),
+    frames.ACKNOWLEDGE: lambda v: Acknowledge(v[1], v[3]),
+    frames.REQUEUE: lambda v: Requeue(v[1], v[3], v[5]),
+    frames.DEAD_LETTER: lambda v: DeadLetter(v[1], v[3]),
+    frames.RECEIPT: lambda v: ReceiptFrame(
         v[1], v[3], None if 2 not in v else v[2].decode(errors="replace")
     ),
 }
@@ -91,8 +91,8 @@ class Parser:
     def __init__(
         self,
         limits: WireLimits,
-        shapes: wire.Shapes,
-        whole: Callable[[dict[bytes, str], WireLimits], WholeFrames],
+        shapes: frames.Shapes,
+        whole: Callable[[dict[bytes, str], WireLimits], FastFrames],
         pinned: int | None = None,
     ) -> None:
         self.error: RemoteProtocolError | None = None
@@ -119,7 +119,7 @@ class Parser:
         # -- the step begun
         self._step: Step = Parser._message_header  # not bound: no reference cycle
         self._next: Step = Parser._message_header  # after a line break
-        self._break_code = wire.BAD_FRAMING  # if there is none
+        self._break_code = frames.BAD_FRAMING  # if there is none
         self._cr = False  # a CR was seen, LF must follow
         self._head = b""  # the part of a header that is here
         self._head_at = 0
@@ -168,7 +168,7 @@ class Parser:
                 return self._blank_line(data, pos)
             self._in_frame = True
             self._began = self._fed + pos
-        head, pos = self._gather(data, pos, wire.HEADER_BYTES)
+        head, pos = self._gather(data, pos, frames.HEADER_BYTES)
         shape = self._shapes.get(head)
         if shape is None:
             self._check_message_header(head)
@@ -182,7 +182,7 @@ class Parser:
         elif self.framing == "compact":
             self._step = Parser._packet_header
         else:
-            self._expect_break(Parser._packet_header, wire.BAD_FRAMING)
+            self._expect_break(Parser._packet_header, frames.BAD_FRAMING)
         return pos
 
     def _check_message_header(self, head: bytes) -> None:
@@ -190,25 +190,25 @@ class Parser:
         for index, byte in enumerate(head):
             if index == 0:
                 if byte != _H:
-                    self._fail(wire.BAD_HEADER, _describe(head), self._began)
+                    self._fail(frames.BAD_HEADER, _describe(head), self._began)
             elif byte not in _DIGITS:
-                self._fail(wire.BAD_HEADER, _describe(head[index:]), self._began + index)
+                self._fail(frames.BAD_HEADER, _describe(head[index:]), self._began + index)
             elif index <= 2:
-                if byte != wire.VERSION[index - 1]:
-                    self._fail(wire.BAD_VERSION, "the version is not 01", self._began + index)
+                if byte != frames.VERSION[index - 1]:
+                    self._fail(frames.BAD_VERSION, "the version is not 01", self._began + index)
             elif index == 5:
                 self._check_type(int(head[3:6]))
             elif index == 7:
-                detail = wire.wrong_count(self._shapes, int(head[3:6]), int(head[6:]))
-                self._fail(wire.BAD_PACKET_COUNT, detail, self._began + 6)
+                detail = frames.wrong_count(self._shapes, int(head[3:6]), int(head[6:]))
+                self._fail(frames.BAD_PACKET_COUNT, detail, self._began + 6)
 
     def _check_type(self, message_type: int) -> None:
         if message_type not in _MAKE:
             detail = f"there is no message type {message_type:03}"
-            self._fail(wire.UNKNOWN_TYPE, detail, self._began + 3)
+            self._fail(frames.UNKNOWN_TYPE, detail, self._began + 3)
         if not any(int(header[3:6]) == message_type for header in self._shapes):
             detail = f"a message of type {message_type:03} does not come from this side"
-            self._fail(wire.UNEXPECTED_TYPE, detail, self._began + 3)
+            self._fail(frames.UNEXPECTED_TYPE, detail, self._began + 3)
 
     def _blank_line(self, data: bytes, pos: int) -> int:
         """Skip a break between messages, R10."""
@@ -218,7 +218,7 @@ class Parser:
         elif byte == _LF:
             self._cr = False
         else:
-            self._fail(wire.BAD_HEADER, _describe(data[pos : pos + 8]), self._fed + pos)
+            self._fail(frames.BAD_HEADER, _describe(data[pos : pos + 8]), self._fed + pos)
         return pos + 1
 
     def _first_framing(self, data: bytes, pos: int) -> int:
@@ -229,10 +229,10 @@ class Parser:
             self._step = Parser._packet_header
         elif byte in (_CR, _LF):
             self.framing = "line"
-            self._expect_break(Parser._packet_header, wire.BAD_FRAMING)
+            self._expect_break(Parser._packet_header, frames.BAD_FRAMING)
         else:
             detail = "neither a packet nor a line break after the message header"
-            self._fail(wire.BAD_FRAMING, detail, self._fed + pos)
+            self._fail(frames.BAD_FRAMING, detail, self._fed + pos)
         return pos
 
     # -- step 2: the packet header, R4, R5, R12 and R13
@@ -279,16 +279,16 @@ class Parser:
     def _check_packet_header(self, head: bytes) -> None:
         """Raise at the first wrong byte of ``head``, which may be only a beginning."""
         if head[0] != _P:
-            self._fail(wire.BAD_PACKET_HEADER, "no packet where one is due", self._head_at)
+            self._fail(frames.BAD_PACKET_HEADER, "no packet where one is due", self._head_at)
         self._check_digits(head, 1, 3)
         if len(head) >= 3:
             packet = int(head[1:3])
             if packet not in self._shape:
                 detail = f"packet {packet:02} has no place in a {self._header[3:6].decode()}"
-                self._fail(wire.BAD_PACKET_TYPE, detail, self._head_at + 1)
+                self._fail(frames.BAD_PACKET_TYPE, detail, self._head_at + 1)
             if packet in self._values:
                 detail = f"packet {packet:02} comes twice"
-                self._fail(wire.DUPLICATE_PACKET, detail, self._head_at + 1)
+                self._fail(frames.DUPLICATE_PACKET, detail, self._head_at + 1)
             self._check_digits(head, 3, len(head))
 
     def _check_digits(self, head: bytes, start: int, stop: int) -> None:
@@ -296,7 +296,7 @@ class Parser:
         if part and not part.isdigit():
             wrong = next(index for index, byte in enumerate(part) if byte not in _DIGITS)
             detail = "a packet header is P and digits only"
-            self._fail(wire.BAD_PACKET_HEADER, detail, self._head_at + start + wrong)
+            self._fail(frames.BAD_PACKET_HEADER, detail, self._head_at + start + wrong)
 
     # -- step 3: the content
 
@@ -305,7 +305,7 @@ class Parser:
         limit = self._limits[self._packet]
         if self._length > limit:
             detail = f"packet {self._packet:02} is {self._length} bytes, the limit is {limit}"
-            self._fail(wire.TOO_LARGE, detail, self._head_at + 3)
+            self._fail(frames.TOO_LARGE, detail, self._head_at + 3)
         self._head = b""
         if self.packet_header is None:
             self.packet_header = width
@@ -316,7 +316,7 @@ class Parser:
             if not self._length:
                 self._end_packet(b"", self._head_at + width)
         else:
-            self._expect_break(Parser._content_bytes, wire.BAD_PACKET_HEADER)
+            self._expect_break(Parser._content_bytes, frames.BAD_PACKET_HEADER)
 
     def _content_bytes(self, data: bytes, pos: int) -> int:
         stop = pos + self._length - len(self._content)
@@ -333,14 +333,14 @@ class Parser:
 
     def _end_packet(self, content: bytes, at: int) -> None:
         packet = self._packet
-        if packet == wire.QUEUE:
-            if self._length > self._max_queue and not content.endswith(wire.DEAD_LETTER_SUFFIX):
+        if packet == frames.QUEUE:
+            if self._length > self._max_queue and not content.endswith(frames.DEAD_LETTER_SUFFIX):
                 detail = f"a queue name of {len(content)} bytes does not end in .dlq"
-                self._fail(wire.TOO_LARGE, detail, at)
+                self._fail(frames.TOO_LARGE, detail, at)
             self._values[packet] = self._names.get(content) or self._queue_name(content, at)
-        elif packet in (wire.COUNT, wire.TTL):
+        elif packet in (frames.COUNT, frames.TTL):
             if not content.isdigit():
-                self._fail(wire.BAD_NUMBER, "a number is 1 to 19 digits", at)
+                self._fail(frames.BAD_NUMBER, "a number is 1 to 19 digits", at)
             self._values[packet] = int(content)
         else:
             self._values[packet] = content
@@ -350,32 +350,32 @@ class Parser:
         elif self.framing == "compact":
             self._step = Parser._packet_header
         else:
-            self._expect_break(Parser._packet_header, wire.BAD_FRAMING)
+            self._expect_break(Parser._packet_header, frames.BAD_FRAMING)
 
     def _queue_name(self, raw: bytes, at: int) -> str:
         if not raw:
             return ""  # wrong, but a wrong width shows as this first: see _end_frame
-        name = wire.decode_queue(raw)
+        name = frames.decode_queue(raw)
         if name is None:
             detail = "a queue name is UTF-8 without control characters but line feeds"
-            self._fail(wire.BAD_QUEUE, detail, at)
+            self._fail(frames.BAD_QUEUE, detail, at)
         if len(self._names) >= _KNOWN_QUEUES:
             self._names.clear()
         self._names[raw] = name
         return name
 
     def _end_frame(self) -> None:
-        if not self._values[wire.QUEUE]:
-            self._fail(wire.EMPTY_QUEUE, "a queue name has at least 1 byte", self._began)
-        if self._values.get(wire.ID) == b"":
-            self._fail(wire.EMPTY_ID, "an id or key has at least 1 byte", self._began)
+        if not self._values[frames.QUEUE]:
+            self._fail(frames.EMPTY_QUEUE, "a queue name has at least 1 byte", self._began)
+        if self._values.get(frames.ID) == b"":
+            self._fail(frames.EMPTY_ID, "an id or key has at least 1 byte", self._began)
         self._frames.append(_MAKE[int(self._header[3:6])](self._values))
         self._whole.headers.add(self._header)
         self._values = {}
         self._in_frame = False
         self._step = Parser._message_header
         if self.shown is None:
-            self.shown = wire.SHOWS.get(self._header)
+            self.shown = frames.SHOWS.get(self._header)
 
     # -- what the steps share
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Self
 
-from phpmq_lite.server.endpoints import parse_address
+from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -25,10 +25,9 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
-from phpmq_lite.server.commits import Commits
-from phpmq_lite.storage.clock_steps import jump_noted
-from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.server.counters import CommitCounters
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, jump_noted
+from phpmq_lite.storage.write.writer import Writer
 
 _log = get_logger(__name__)
 Command = Callable[[Broker], None]
@@ -66,7 +65,7 @@ class Engine:
         self.core = core
         self.clock = clock
         self.shares = Shares(core)
-        self.commits = Commits()
+        self.commits = CommitCounters()
         self.is_stopping = False
         self.taps: set[Tap] = set()  # called with each batch that was stored, before it is told
         self._writer = writer

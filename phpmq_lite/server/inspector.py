@@ -11,10 +11,207 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from phpmq_lite.errors import RemoteProtocolError
-from phpmq_lite.protocol import wire
+from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
-from phpmq_lite.server.dissector import Dissector, Frame
+
+CUT_BYTES: Final = 256  # kept of each content
+
+_MESSAGES: Final = {
+    frames.PUBLISH: "publish",
+    frames.CONSUME: "consume",
+    frames.DISPATCH: "dispatch",
+    frames.ACKNOWLEDGE: "acknowledge",
+    frames.REQUEUE: "requeue",
+    frames.DEAD_LETTER: "dead letter",
+    frames.RECEIPT: "receipt",
+}
+_BREAKS: Final = b"\r\n"
+_LONGEST_HEAD: Final = 38  # 36 and a break; a longer line is no packet header
+
+
+@dataclass(slots=True, frozen=True)
+class FramePiece:
+    """Bytes that belong together, and what they say; ``cut`` counts those that were not kept."""
+
+    raw: bytes
+    meaning: str
+    cut: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class DissectedFrame:
+    """One frame: the message header, then the packets."""
+
+    kind: str  # publish, consume, …
+    queue: str | None
+    pieces: tuple[FramePiece, ...]
+    size: int  # bytes on the wire, breaks included
+
+
+class Dissector:
+    """Cuts a stream into frames.  ``reset`` at the first byte of a frame; then ``feed``.
+
+    ``width`` is that of compact packet headers, 32 or 36; with ``is_line`` every piece ends with
+    a line break.  Bytes that are no frame are passed over, never an error.
+    """
+
+    __slots__ = (
+        "_content",
+        "_frame",
+        "_head",
+        "_left",
+        "_length",
+        "_packets_left",
+        "_pieces",
+        "_size",
+        "is_line",
+        "width",
+    )
+
+    def __init__(self) -> None:
+        self.width = 32
+        self.is_line = False
+        self.reset()
+
+    @property
+    def is_between(self) -> bool:
+        """Tell whether no frame is begun."""
+        return not self._frame and not self._head
+
+    def reset(self) -> None:
+        """Forget what was begun: the next byte opens a frame."""
+        self._frame = b""  # its message header
+        self._head = b""  # a header begun, or the packet header of the content begun
+        self._packets_left = 0
+        self._pieces: list[tuple[bytes, bytes, int]] = []  # header, content kept, its length
+        self._content = b""
+        self._length = 0
+        self._left = -1  # bytes of content to come; -1: a header is due
+        self._size = 0
+
+    def begun(self) -> DissectedFrame | None:
+        """Return the pieces of the frame that is begun, the last one as far as it came."""
+        if self.is_between:
+            return None
+        if not self._frame:
+            header = FramePiece(self._head, f"message header, {len(self._head)} of 8 bytes")
+            return DissectedFrame("unknown", None, (header,), self._size)
+        found = _decoded(self._frame, self._pieces, self._size)
+        count = len(self._pieces) + self._packets_left
+        pieces = [FramePiece(self._frame, f"{found.kind}, {count} packets"), *found.pieces[1:]]
+        if self._left >= 0:
+            came = self._length - self._left
+            meaning = f"content, {came} of {self._length} bytes"
+            raw = self._head + self._content
+            pieces.append(FramePiece(raw, meaning, came - len(self._content)))
+        elif self._head:
+            pieces.append(FramePiece(self._head, "packet header, not whole"))
+        return DissectedFrame(found.kind, found.queue, tuple(pieces), self._size)
+
+    def feed(self, data: bytes) -> list[DissectedFrame]:
+        """Return the frames that ``data`` completes."""
+        done: list[DissectedFrame] = []
+        pos, end = 0, len(data)
+        while pos < end:
+            start = pos
+            if self._left >= 0:
+                pos = self._take_content(data, pos)
+            elif self._frame:
+                pos = self._packet_header(data, pos)
+            else:
+                pos = self._message_header(data, pos)
+            self._size += pos - start
+            if self._frame and not self._packets_left and self._left < 0:
+                done.append(_decoded(self._frame, self._pieces, self._size))
+                self.reset()
+        return done
+
+    def _message_header(self, data: bytes, pos: int) -> int:
+        if not self._head and data[pos] in _BREAKS:
+            self._size -= 1  # it belongs to no frame
+            return pos + 1
+        stop = pos + frames.HEADER_BYTES - len(self._head)
+        self._head += data[pos:stop]
+        if len(self._head) == frames.HEADER_BYTES:
+            self._frame, self._head = self._head, b""
+            packets = self._frame[6:]
+            self._packets_left = int(packets) if packets.isdigit() else 0
+        return min(stop, len(data))
+
+    def _packet_header(self, data: bytes, pos: int) -> int:
+        if not self._head and data[pos] in _BREAKS:
+            return pos + 1  # the one behind the content before
+        if self.is_line:
+            stop = data.find(b"\n", pos) + 1 or len(data)
+            self._head += data[pos:stop]
+            is_whole = self._head.endswith(b"\n") or len(self._head) > _LONGEST_HEAD
+        else:
+            stop = min(pos + self.width - len(self._head), len(data))
+            self._head += data[pos:stop]
+            is_whole = len(self._head) == self.width
+        if is_whole:
+            digits = self._head[3:].rstrip(_BREAKS)
+            self._length = self._left = int(digits) if digits.isdigit() else 0
+            if not self._left:
+                self._end_packet()
+        return stop
+
+    def _take_content(self, data: bytes, pos: int) -> int:
+        stop = min(pos + self._left, len(data))
+        room = CUT_BYTES - len(self._content)
+        if room > 0:
+            self._content += data[pos : min(stop, pos + room)]
+        self._left -= stop - pos
+        if not self._left:
+            self._end_packet()
+        return stop
+
+    def _end_packet(self) -> None:
+        self._pieces.append((self._head, self._content, self._length))
+        self._head = self._content = b""
+        self._left = -1
+        self._packets_left -= 1
+
+
+def _decoded(header: bytes, packets: list[tuple[bytes, bytes, int]], size: int) -> DissectedFrame:
+    """Say what the pieces of a frame mean."""
+    number = int(header[3:6]) if header[3:6].isdigit() else 0
+    kind = _MESSAGES.get(number, "unknown")
+    queue = None
+    pieces = [FramePiece(header, f"{kind}, {len(packets)} packets")]
+    for head, content, length in packets:
+        packet = int(head[1:3]) if head[1:3].isdigit() else 0
+        if packet == frames.QUEUE:
+            queue = content.decode(errors="replace")
+        pieces.append(
+            FramePiece(
+                head + content, _meaning(number, packet, content, length), length - len(content)
+            )
+        )
+    return DissectedFrame(kind, queue, tuple(pieces), size)
+
+
+def _meaning(message: int, packet: int, content: bytes, length: int) -> str:
+    text = content.decode(errors="backslashreplace")
+    match packet:
+        case frames.QUEUE:
+            return f"queue {text}"
+        case frames.CONTENT if message == frames.RECEIPT:
+            return f"refused: {text}"
+        case frames.CONTENT:
+            return f"content, {length} bytes"
+        case frames.ID if message in (frames.PUBLISH, frames.RECEIPT):
+            return f"key {text}"
+        case frames.ID:
+            return f"message id {text}"
+        case frames.COUNT:
+            return f"credit {text}" if text.strip("0") else "credit 0: gives back"
+        case frames.TTL:
+            return f"TTL {text} s" if text.strip("0") else "TTL 0: never expires"
+        case _:
+            return f"packet {packet:02}"
+
 
 FRAMES: Final = 50  # kept of a connection
 FRAMES_PER_S: Final = 200  # looked at, in both directions; a flood is not copied
@@ -24,21 +221,21 @@ ERRORS: Final = 100
 NEAR_BYTES: Final = 32  # kept on either side of a wrong byte
 
 _EXPECTED: Final = {
-    wire.BAD_HEADER: "a message header: H and seven digits",
-    wire.BAD_VERSION: "version 01",
-    wire.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
-    wire.UNEXPECTED_TYPE: "a type that a client sends: 001, 002, 004, 005 or 006",
-    wire.BAD_PACKET_COUNT: "a number of packets that this type has",
-    wire.BAD_FRAMING: "a packet or a line break, as the connection began",
-    wire.BAD_PACKET_HEADER: "a packet header: P and digits",
-    wire.BAD_PACKET_TYPE: "a packet that this message has",
-    wire.DUPLICATE_PACKET: "each packet once",
-    wire.TOO_LARGE: "a length within the limit",
-    wire.EMPTY_QUEUE: "a queue name of 1 to 255 bytes, up to 259 if it ends in .dlq",
-    wire.BAD_QUEUE: "UTF-8, no control characters but line feeds",
-    wire.EMPTY_ID: "an id or key of 1 to 64 bytes",
-    wire.BAD_NUMBER: "a number of 1 to 19 digits",
-    wire.HTTP_REQUEST: "PHPMQ, not HTTP",
+    frames.BAD_HEADER: "a message header: H and seven digits",
+    frames.BAD_VERSION: "version 01",
+    frames.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
+    frames.UNEXPECTED_TYPE: "a type that a client sends: 001, 002, 004, 005 or 006",
+    frames.BAD_PACKET_COUNT: "a number of packets that this type has",
+    frames.BAD_FRAMING: "a packet or a line break, as the connection began",
+    frames.BAD_PACKET_HEADER: "a packet header: P and digits",
+    frames.BAD_PACKET_TYPE: "a packet that this message has",
+    frames.DUPLICATE_PACKET: "each packet once",
+    frames.TOO_LARGE: "a length within the limit",
+    frames.EMPTY_QUEUE: "a queue name of 1 to 255 bytes, up to 259 if it ends in .dlq",
+    frames.BAD_QUEUE: "UTF-8, no control characters but line feeds",
+    frames.EMPTY_ID: "an id or key of 1 to 64 bytes",
+    frames.BAD_NUMBER: "a number of 1 to 19 digits",
+    frames.HTTP_REQUEST: "PHPMQ, not HTTP",
 }
 
 
@@ -48,17 +245,17 @@ def expected_of(code: str) -> str:
 
 
 @dataclass(slots=True, frozen=True)
-class Recorded:
+class RecordedFrame:
     """A frame that passed; ``number`` counts the frames of the recording from 1."""
 
     number: int
     at_ms: int  # Unix ms
     is_inbound: bool  # from the client
-    frame: Frame
+    frame: DissectedFrame
 
 
 @dataclass(slots=True, frozen=True)
-class BadByte:
+class ProtocolErrorRecord:
     """A protocol error: where, what was due, what came."""
 
     at_ms: int  # Unix ms
@@ -72,11 +269,11 @@ class BadByte:
     found: bytes  # from the wrong byte on; empty: it came in an earlier read
 
 
-class Recorder:
+class FrameRecorder:
     """The last frames of one connection; times are those of the loop in seconds."""
 
     def __init__(self, now_s: float) -> None:
-        self.frames: deque[Recorded] = deque(maxlen=FRAMES)
+        self.frames: deque[RecordedFrame] = deque(maxlen=FRAMES)
         self.began_at = _wall_ms()
         self.looked_at = now_s
         self.count = 0  # frames recorded
@@ -133,11 +330,11 @@ class Recorder:
             self._second, self._budget = second, FRAMES_PER_S
         return self._budget > 0
 
-    def _keep(self, frames: Sequence[Frame], *, is_inbound: bool) -> None:
+    def _keep(self, frames: Sequence[DissectedFrame], *, is_inbound: bool) -> None:
         now_ms = _wall_ms()
         for frame in frames:
             self.count += 1
-            self.frames.append(Recorded(self.count, now_ms, is_inbound, frame))
+            self.frames.append(RecordedFrame(self.count, now_ms, is_inbound, frame))
         self._budget -= len(frames)
 
 
@@ -146,7 +343,7 @@ class RecordedSide:
 
     __slots__ = ("recorder", "side")
 
-    def __init__(self, side: ServerSide, recorder: Recorder) -> None:
+    def __init__(self, side: ServerSide, recorder: FrameRecorder) -> None:
         self.side = side
         self.recorder = recorder
         recorder.align(side)
@@ -227,15 +424,15 @@ class Inspector:
     """Who is watched, and the last protocol errors of all connections."""
 
     def __init__(self) -> None:
-        self.errors: deque[BadByte] = deque(maxlen=ERRORS)
-        self._watched: dict[int, tuple[Watchable | None, Recorder]] = {}  # by client number
+        self.errors: deque[ProtocolErrorRecord] = deque(maxlen=ERRORS)
+        self._watched: dict[int, tuple[Watchable | None, FrameRecorder]] = {}  # by client number
 
     @property
     def watched(self) -> int:
         """Connections that are recorded now."""
         return len(self._watched)
 
-    def watch(self, client: int, session: Watchable | None, now_s: float) -> Recorder | None:
+    def watch(self, client: int, session: Watchable | None, now_s: float) -> FrameRecorder | None:
         """Look at a connection: recording begins with the first look.
 
         ``session`` is None where the connection has ended: then only what was recorded is given.
@@ -249,7 +446,7 @@ class Inspector:
             return None
         if len(self._watched) >= WATCHED:
             self._end(min(self._watched, key=lambda number: self._watched[number][1].looked_at))
-        recorder = Recorder(now_s)
+        recorder = FrameRecorder(now_s)
         if isinstance(session.side, ServerSide):
             session.side = RecordedSide(session.side, recorder)
         self._watched[client] = (session, recorder)
@@ -281,7 +478,7 @@ class Inspector:
         at = error.offset - read_at
         is_here = 0 <= at < len(data)
         self.errors.append(
-            BadByte(
+            ProtocolErrorRecord(
                 at_ms=_wall_ms(),
                 client=client,
                 address=address,
@@ -295,7 +492,7 @@ class Inspector:
         )
 
 
-def watch_in(core: Any, inspector: Inspector, client: int, now_s: float) -> Recorder | None:
+def watch_in(core: Any, inspector: Inspector, client: int, now_s: float) -> FrameRecorder | None:
     """Watch a connection by its number; call it in a batch, where the core may be asked."""
     connection = core.connections.get(client)
     return inspector.watch(client, None if connection is None else connection.peer, now_s)

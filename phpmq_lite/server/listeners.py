@@ -16,13 +16,19 @@ from typing import Any, Final, Literal
 
 from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.server.addresses import (
+    ListenAddress,
+    PhpmqListener,
+    address_text,
+    bind_private,
+    bind_tcp,
+    check_wide_binds,
+    read_endpoints,
+    remove_stale,
+)
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.endpoints import Endpoint, PhpmqListener, address_text
-from phpmq_lite.server.sockets import bind_tcp
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
-from phpmq_lite.server.unix_sockets import bind_private, remove_stale
-from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
-from phpmq_lite.settings.sections import Tcp
+from phpmq_lite.settings.model import TcpSettings
 
 __all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_wide_binds"]
 
@@ -65,13 +71,13 @@ class Listeners:
     in ``connection_made`` and ``gate.leave`` in ``connection_lost``.
     """
 
-    def __init__(self, tcp: Tcp, factory: Factory, gate: Admission | None = None) -> None:
+    def __init__(self, tcp: TcpSettings, factory: Factory, gate: Admission | None = None) -> None:
         self._settings = tcp
         self._factory = factory
         self._gate = gate
         self.tls: ssl.SSLContext | None = None  # once open, where it is set
         self._is_bound = False
-        self._unix: list[tuple[int, Endpoint, Dispatch]] = []  # with their place in _listeners
+        self._unix: list[tuple[int, ListenAddress, Dispatch]] = []  # with their place in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -101,7 +107,7 @@ class Listeners:
             StartRefusedError: an address is taken or not ours.
         """
         tcp = self._settings
-        wanted: list[tuple[Endpoint, Dispatch]] = [
+        wanted: list[tuple[ListenAddress, Dispatch]] = [
             *((endpoint, "ttl") for endpoint in read_endpoints("tcp.listen", tcp.listen)),
             *(
                 (endpoint, "legacy")
@@ -154,7 +160,7 @@ class Listeners:
 
     # -- binding
 
-    async def _bind(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
+    async def _bind(self, endpoint: ListenAddress, dispatch: Dispatch) -> None:
         with _refusing(endpoint):
             if endpoint.kind == "unix":
                 remove_stale(endpoint.path)
@@ -162,7 +168,7 @@ class Listeners:
             else:
                 await self._bind_tcp(endpoint, dispatch)
 
-    async def _bind_tcp(self, endpoint: Endpoint, dispatch: Dispatch) -> None:
+    async def _bind_tcp(self, endpoint: ListenAddress, dispatch: Dispatch) -> None:
         kind: Kind = "tcp" if self.tls is None else "tls"
         for bound in await bind_tcp(endpoint):
             host, port = bound.getsockname()[:2]
@@ -237,7 +243,7 @@ class Listeners:
 
 
 @contextmanager
-def _refusing(endpoint: Endpoint | str) -> Iterator[None]:
+def _refusing(endpoint: ListenAddress | str) -> Iterator[None]:
     """Turn an error of the system into the reason why a start is refused."""
     try:
         yield

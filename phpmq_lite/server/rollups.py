@@ -1,6 +1,6 @@
 """How the queues went lately, in memory: 10 s points of one hour, and what the database gets.
 
-Pure bookkeeping without a clock, a task or a disk; ``server/sampler.py`` drives it::
+Pure bookkeeping without a clock, a task or a disk; ``server/rollups.py`` drives it::
 
     for writes in rollups.collect(queues): …   what happened since the last time
     rollups.ages = …                           how long the first ready messages wait
@@ -10,17 +10,25 @@ Both are generators, so that the loop can do other things between two slices of 
 they yield belongs into a batch's ``rare``.
 """
 
+import asyncio
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from heapq import nlargest
 from operator import add, attrgetter, sub
 from typing import Final
 
-from phpmq_lite.broker import histogram
-from phpmq_lite.broker.histogram import pack, unpack
+from phpmq_lite import histogram
+from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Queue, Totals
-from phpmq_lite.storage.rollups import (
+from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.errors import StorageError
+from phpmq_lite.histogram import pack, unpack
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage.read.messages import MessageReader
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.rollups import (
     ALL,
     COUNTS,
     GAUGES,
@@ -29,11 +37,12 @@ from phpmq_lite.storage.rollups import (
     QUARTER_S,
     RECORDS,
     REST,
-    Beat,
     Point,
+    StoredRollups,
+    UptimeSpan,
     Write,
-    put,
-    remove,
+    put_rollup,
+    remove_rollups,
 )
 
 SLOT_S: Final = 10
@@ -51,7 +60,7 @@ _counts: Final = attrgetter(*COUNTS)
 Writes = list[Write]
 
 
-class Sum:
+class RollupSum:
     """What happened in some time: counts added up, gauges of its end, histograms."""
 
     __slots__ = ("counts", "gauges", "hold", "wait")
@@ -63,7 +72,7 @@ class Sum:
         self.hold: list[int] | None = None
 
     @classmethod
-    def of(cls, point: Point) -> "Sum":
+    def of(cls, point: Point) -> "RollupSum":
         """Unpack a point."""
         made = cls(point.counts)
         made.gauges = list(point.gauges)
@@ -79,12 +88,12 @@ class Sum:
             None if self.hold is None else pack(self.hold),
         )
 
-    def follow(self, later: "Sum") -> None:
+    def follow(self, later: "RollupSum") -> None:
         """Take in what came after it."""
         self.include(later)
         self.gauges = list(later.gauges)
 
-    def include(self, other: "Sum") -> None:
+    def include(self, other: "RollupSum") -> None:
         """Take in what happened at the same time; gauges stay."""
         self.counts = list(map(add, self.counts, other.counts))
         self.wait = _together(self.wait, other.wait)
@@ -150,9 +159,9 @@ class Rollups:
         self._filled: set[int] = set()  # not empty at the last look
         self._own: set[int] = set()  # have points of their own
         self._activity: dict[int, int] = {}  # in this minute
-        self._slot: dict[int, Sum] = {}
-        self._minute: dict[int, Sum] = {}
-        self._quarter: dict[int, Sum] = {}
+        self._slot: dict[int, RollupSum] = {}
+        self._minute: dict[int, RollupSum] = {}
+        self._quarter: dict[int, RollupSum] = {}
         self.minute_s = 0  # the open minute began; those before it are stored
         self._slot_s = 0  # the open slot began
         self._refused: deque[tuple[int, dict[str, int]]] = deque()  # each minute, for an hour
@@ -164,10 +173,10 @@ class Rollups:
         series = self._series.get(queue_id)
         return series.points() if series is not None else []
 
-    def beats(self) -> list[Beat]:
+    def beats(self) -> list[UptimeSpan]:
         """Say when the broker ran: a span that is missing here is a gap."""
         rests = {point.at_s for point in self.points(REST)}
-        return [Beat(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
+        return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
     def refused_lately(self, refused: Mapping[str, int]) -> dict[str, int]:
         """Say how many publishes were refused in the last hour, by reason."""
@@ -195,9 +204,9 @@ class Rollups:
             if minute_s - HOUR_S <= point.at_s <= minute_s:
                 self._series.setdefault(queue_id, Series()).add(point)
             if point.at_s == minute_s:
-                self._minute[queue_id] = Sum.of(point)
+                self._minute[queue_id] = RollupSum.of(point)
             elif quarter_s <= point.at_s < minute_s:
-                self._follow(self._quarter, queue_id, Sum.of(point))
+                self._follow(self._quarter, queue_id, RollupSum.of(point))
             if not count % _CHANGED_AT_ONCE:
                 yield []
         if quarter_s != minute_s // QUARTER_S * QUARTER_S:
@@ -208,7 +217,7 @@ class Rollups:
 
     def collect(self, queues: Sequence[Queue]) -> Iterator[Writes]:
         """Take in what happened on each queue since the last time."""
-        self._slot.setdefault(ALL, Sum()).gauges = [0] * len(GAUGES)
+        self._slot.setdefault(ALL, RollupSum()).gauges = [0] * len(GAUGES)
         for gone in (RECORDS, REST):
             if gone in self._slot:
                 self._slot[gone].gauges = [0] * len(GAUGES)
@@ -259,21 +268,21 @@ class Rollups:
         self._forget(queue_id)
         return _ZEROS
 
-    def _since(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> Sum:
+    def _since(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> RollupSum:
         queue_id = queue.queue_id
         if counts == before:
-            return Sum()
-        happened = Sum(tuple(map(sub, counts, before)))
+            return RollupSum()
+        happened = RollupSum(tuple(map(sub, counts, before)))
         self._before[queue_id] = queue.totals, counts
         happened.wait = _grown(self._waits, queue_id, queue.wait)
         happened.hold = _grown(self._holds, queue_id, queue.hold)
         return happened
 
-    def _share(self, number: int, happened: Sum, ready: int) -> None:
+    def _share(self, number: int, happened: RollupSum, ready: int) -> None:
         """Add a queue to a number that stands for several."""
         whole = self._slot.get(number)
         if whole is None:
-            whole = self._slot[number] = Sum()
+            whole = self._slot[number] = RollupSum()
         whole.include(happened)
         _, held, size, _ = happened.gauges
         gauges = whole.gauges
@@ -301,7 +310,7 @@ class Rollups:
         if is_last or now_s // MINUTE_S * MINUTE_S != self.minute_s:
             yield from self._end_minute(now_s)
 
-    def _age(self, slot: dict[int, Sum], now_s: int) -> None:
+    def _age(self, slot: dict[int, RollupSum], now_s: int) -> None:
         """Fill in how long the oldest ready messages have waited."""
         first: dict[int, int] = {}
         for queue_id in self.waiting:
@@ -327,14 +336,16 @@ class Rollups:
         if now_s // QUARTER_S * QUARTER_S != quarter_s:
             quarter, self._quarter = self._quarter, {}
             yield from self._rows(quarter, quarter_s, QUARTER_S)
-        yield [remove(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()]
+        yield [
+            remove_rollups(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()
+        ]
         self._choose()
 
-    def _rows(self, sums: Mapping[int, Sum], at_s: int, span_s: int) -> Iterator[Writes]:
+    def _rows(self, sums: Mapping[int, RollupSum], at_s: int, span_s: int) -> Iterator[Writes]:
         items = list(sums.items())
         for at in range(0, len(items), _CHANGED_AT_ONCE):
             yield [
-                put(queue_id, happened.point(at_s, span_s))
+                put_rollup(queue_id, happened.point(at_s, span_s))
                 for queue_id, happened in items[at : at + _CHANGED_AT_ONCE]
             ]
 
@@ -349,10 +360,10 @@ class Rollups:
         )
 
     @staticmethod
-    def _follow(sums: dict[int, Sum], queue_id: int, later: Sum) -> None:
+    def _follow(sums: dict[int, RollupSum], queue_id: int, later: RollupSum) -> None:
         known = sums.get(queue_id)
         if known is None:
-            known = sums[queue_id] = Sum()
+            known = sums[queue_id] = RollupSum()
         known.follow(later)
 
     # -- once a minute, beside the queues
@@ -386,3 +397,94 @@ def _grown(
         return None
     seen[queue_id] = counts[:]
     return list(counts) if before is None else list(map(sub, counts, before))
+
+
+_AFTER_S: Final = 0.05  # behind the end of a slot: a timer may fire a little early
+_AGES_AT_ONCE: Final = 500  # queues in one read
+
+
+class RollupSampler:
+    """Takes the samples of one broker: ``run`` until it is cancelled, then ``finish`` once."""
+
+    def __init__(self, engine: Engine, readers: Readers, rollups: Rollups) -> None:
+        self._engine = engine
+        self._rollups = rollups
+        self._stored = StoredRollups(readers)
+        self._browser = MessageReader(readers)
+        self._work: Iterator[Writes] = iter(())  # a sample under way
+        self.is_loaded = False  # goes on from what is stored
+        rollups.begin(self._now_ms() // 1_000)
+
+    def _now_ms(self) -> int:
+        return self._engine.clock.now().wall_ms
+
+    async def run(self) -> None:
+        """Go on from what is stored, then take a sample at the end of each slot."""
+        with suppress(StorageError):  # without the past there is still the present
+            await self._go_through(self._rollups.load(await self._past()))
+        self.is_loaded = True
+        await self._look()
+        while True:
+            await asyncio.sleep(SLOT_S - self._now_ms() / 1_000 % SLOT_S + _AFTER_S)
+            await self.sample()
+
+    async def _past(self) -> list[tuple[int, Point]]:
+        last_s = await self._stored.last(MINUTE_S)
+        if last_s is None:
+            return []
+        now_s = self._now_ms() // 1_000
+        since_s = min(now_s // MINUTE_S * MINUTE_S - HOUR_S, last_s // QUARTER_S * QUARTER_S)
+        return await self._stored.since(MINUTE_S, since_s)
+
+    async def sample(self) -> None:
+        """Take one sample and store what is complete with it."""
+        rollups, lives = self._rollups, self._engine.core.lives
+        await self._look()
+        now_s = self._now_ms() // 1_000
+        await self._go_through(rollups.close(now_s))
+        if not now_s % MINUTE_S // SLOT_S:
+            rollups.note_refused(now_s, self._engine.core.refused)
+            rollups.forget(lives.by_id)
+
+    async def _look(self) -> None:
+        rollups = self._rollups
+        await self._go_through(rollups.collect(list(self._engine.core.lives.by_id.values())))
+        with suppress(StorageError):  # the ages stay as they were
+            rollups.ages = await self._read_ages(rollups.waiting)
+
+    async def _go_through(self, work: Iterator[Writes]) -> None:
+        self._work = work
+        for writes in work:
+            if writes:
+                self._engine.submit(lambda core, writes=writes: _store(core, writes))  # type: ignore[misc]
+            await asyncio.sleep(0)
+
+    async def _read_ages(self, waiting: list[int]) -> dict[int, int]:
+        ages: dict[int, int] = {}
+        for at in range(0, len(waiting), _AGES_AT_ONCE):
+            ages |= await self._browser.oldest_ready(waiting[at : at + _AGES_AT_ONCE])
+        return ages
+
+    async def finish(self) -> None:
+        """Store what no full minute has yet: once nobody gives commands, before the engine ends.
+
+        A broker that is stopped before it has read its past leaves that as it is.
+        """
+        if not self.is_loaded:
+            return
+
+        def finish(core: Broker, answer: Answer) -> None:
+            for writes in self._rest(core):
+                _store(core, writes)
+            core.lives.batch.answers.append((answer, None))
+
+        await self._engine.call(finish)
+
+    def _rest(self, core: Broker) -> Iterator[Writes]:
+        yield from self._work  # a sample that was cancelled half-way
+        yield from self._rollups.collect(list(core.lives.by_id.values()))
+        yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
+
+
+def _store(core: Broker, writes: Iterable[tuple[str, str, tuple[object, ...]]]) -> None:
+    core.lives.batch.rare += writes

@@ -15,14 +15,13 @@ from phpmq_lite.broker.queue import Connection, Queue, Totals
 from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, QueueSettings
+from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.endpoints import PhpmqListener
+from phpmq_lite.server.backpressure import MemoryBrake, ReadBackpressure
+from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine, Tap
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.memory import MemoryBrake
-from phpmq_lite.server.pressure import Pressure
-from phpmq_lite.server.tcp import Session
-from phpmq_lite.storage.space import Shortage, Space
+from phpmq_lite.server.session import Session
+from phpmq_lite.storage.disk_space import DiskSpace, Shortage
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
@@ -81,7 +80,7 @@ class ClientStatus:
 
 
 @dataclass(slots=True, frozen=True)
-class Status:
+class BrokerStatus:
     """The broker now."""
 
     started_at: int = 0  # Unix ms
@@ -172,19 +171,19 @@ class Rates:
         )
 
 
-class Front:
+class BrokerHandle:
     """What the admin sees of the broker; it answers before the engine exists too."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: ConnectionCounters) -> None:
         self.figures = figures
         self.rates = Rates()
         self.engine: Engine | None = None
-        self.pressure: Pressure | None = None
+        self.pressure: ReadBackpressure | None = None
         self.gate: Admission | None = None
         self.brake: MemoryBrake | None = None
-        self.space: Space | None = None
+        self.space: DiskSpace | None = None
         self.loop_lag_ms = 0.0
-        self._base = Status(started_at=time.time_ns() // 1_000_000)
+        self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)
         self._quiet: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> totals.turns, its status
 
     def set(self, **changes: object) -> None:
@@ -235,7 +234,7 @@ class Front:
         engine.taps.add(look)
         return lambda: engine.taps.discard(look)
 
-    def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
+    def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Return the figures of this moment; O(queues + clients), 1 µs for a quiet queue.
 
         ``is_wanted`` says by name which queues to include: others cost their look only.
@@ -243,7 +242,7 @@ class Front:
         queues = tuple(status for some in self.queue_slices(is_wanted=is_wanted) for status in some)
         return replace(self.summary(), queues=queues)
 
-    def summary(self) -> Status:
+    def summary(self) -> BrokerStatus:
         """Return the figures of this moment without those of each queue; O(clients)."""
         figures, engine = self.figures, self.engine
         base = replace(

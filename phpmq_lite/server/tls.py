@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Never
 
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.settings.private_files import check_private
+from phpmq_lite.settings.loading import check_private
 
 HANDSHAKE_S: Final = 10.0  # for the peer to finish its part
 
@@ -45,7 +45,7 @@ def server_context(
     return context
 
 
-class Secured(NamedTuple):
+class TlsListener(NamedTuple):
     """The context of open listeners, and the files that its settings section names."""
 
     section: str
@@ -55,7 +55,7 @@ class Secured(NamedTuple):
     client_ca: Path | None = None
 
 
-def renew(secured: Sequence[Secured]) -> None:
+def renew(secured: Sequence[TlsListener]) -> None:
     """Use certificates and keys as their files are now, for connections from now on.
 
     Each connection begins with the old context and is handed a new one.  Loaded into the old one, a

@@ -18,27 +18,27 @@ from pydantic import BaseModel, ByteSize, ConfigDict, TypeAdapter, ValidationErr
 from pydantic.fields import FieldInfo
 
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.settings.environment import read_environment, variable_of
-from phpmq_lite.settings.sections import (
+from phpmq_lite.settings.loading import read_environment, variable_of
+from phpmq_lite.settings.model import (
     GIB,
     KIB,
     MIB,
     TIB,
-    Admin,
-    Audit,
-    Backups,
-    Envelopes,
-    History,
-    Limits,
-    Log,
-    Metrics,
-    Queues,
-    Receipts,
-    Scrub,
+    AdminSettings,
+    AuditSettings,
+    BackupSettings,
+    EnvelopeSettings,
+    HistorySettings,
+    LimitSettings,
+    LogSettings,
+    MetricSettings,
+    QueueDefaultSettings,
+    ReceiptSettings,
+    ScrubSettings,
     Section,
-    Storage,
-    Tcp,
-    Ui,
+    StorageSettings,
+    TcpSettings,
+    UiSettings,
     field,
 )
 from phpmq_lite.settings.wording import explain
@@ -55,20 +55,20 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: Path = field(Path("phpmq-data"), "folder of the database, lock and control socket")
-    tcp: Tcp = Tcp()
-    admin: Admin = Admin()
-    limits: Limits = Limits()
-    queues: Queues = Queues()
-    envelopes: Envelopes = Envelopes()
-    receipts: Receipts = Receipts()
-    history: History = History()
-    storage: Storage = Storage()
-    backups: Backups = Backups()
-    scrub: Scrub = Scrub()
-    ui: Ui = Ui()
-    audit: Audit = Audit()
-    metrics: Metrics = Metrics()
-    log: Log = Log()
+    tcp: TcpSettings = TcpSettings()
+    admin: AdminSettings = AdminSettings()
+    limits: LimitSettings = LimitSettings()
+    queues: QueueDefaultSettings = QueueDefaultSettings()
+    envelopes: EnvelopeSettings = EnvelopeSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
+    history: HistorySettings = HistorySettings()
+    storage: StorageSettings = StorageSettings()
+    backups: BackupSettings = BackupSettings()
+    scrub: ScrubSettings = ScrubSettings()
+    ui: UiSettings = UiSettings()
+    audit: AuditSettings = AuditSettings()
+    metrics: MetricSettings = MetricSettings()
+    log: LogSettings = LogSettings()
 
     @property
     def backups_folder(self) -> Path:

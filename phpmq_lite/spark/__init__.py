@@ -13,7 +13,7 @@ here imports pyspark until it is used.
 
 from typing import TYPE_CHECKING
 
-from phpmq_lite.lazy import names_of
+from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.spark.checkpoint import final_ack

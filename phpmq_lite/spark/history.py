@@ -169,24 +169,24 @@ class _FileHistory:
         position: int | None = None,
         at_ms: int | None = None,
     ) -> Bounds:
-        from phpmq_lite.storage.ranges import Ranges
+        from phpmq_lite.storage.arrow import HistoryRanges
 
         # Python's engine: the caller's process may have the file open by sqlite3 itself.
-        with _refusals(), Ranges(self._path, engine="python") as ranges:
+        with _refusals(), HistoryRanges(self._path, engine="python") as ranges:
             ends = ranges.bounds()
             offset = None if at_ms is None else ranges.offset_at(at_ms)
             return Bounds(ends.history_id, ends.lo, ends.hi, ends.lo_deleted, offset)
 
     def queues(self) -> list[str]:
-        from phpmq_lite.storage.ranges import Ranges
+        from phpmq_lite.storage.arrow import HistoryRanges
 
-        with _refusals(), Ranges(self._path, engine="python") as ranges:
+        with _refusals(), HistoryRanges(self._path, engine="python") as ranges:
             return ranges.queues()
 
     def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
-        from phpmq_lite.storage.ranges import Ranges, Selection
+        from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
 
-        selection = Selection(
+        selection = RowSelection(
             request.lo,
             request.hi,
             request.queues,
@@ -196,7 +196,7 @@ class _FileHistory:
             request.has_body,
             history_id=request.history_id,
         )
-        with _refusals(), Ranges(self._path) as ranges:
+        with _refusals(), HistoryRanges(self._path) as ranges:
             rows = ranges.history(selection, is_gap_ok=request.takes_gaps)
             yield from counted(iter(rows), rows.count)
 
@@ -204,7 +204,7 @@ class _FileHistory:
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Translate what the storage says into what the source says."""
-    from phpmq_lite.storage.ranges import RangeError
+    from phpmq_lite.storage.arrow import RangeError
 
     try:
         yield

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
-from phpmq_lite.build import install_command
+from phpmq_lite.installation import install_command
 from phpmq_lite.spark.errors import JavaError
 
 NEEDED: Final = 17

@@ -26,8 +26,8 @@ from typing import Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.durable import create_private, sync_file, sync_folder
-from phpmq_lite.storage.outcomes import OF_DISK, meaning
+from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
+from phpmq_lite.storage.sqlite_errors import OF_DISK, meaning
 from phpmq_lite.storage.statements import load
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")

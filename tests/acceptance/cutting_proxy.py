@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Literal
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import WireLimits
 
 Moment = Literal["before", "after"]
 

@@ -13,7 +13,7 @@ from select import select
 
 import pytest
 
-from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.acceptance.measures import MIB, Probe, Times, resident_bytes

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from phpmq_lite.client.aio import Client, connect
+from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import Running, running_service
 from tests.unit.admin.cases import HOSTILE
 from tests.unit.admin.insights.cases import summary

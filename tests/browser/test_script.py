@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.resources import templates_folder
+from phpmq_lite.installation import templates_folder
 from phpmq_lite.testing import running_service
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import Scheme, open_tab

@@ -17,13 +17,14 @@ from babelqueue.dead_letter import annotate
 from babelqueue.idempotency import InMemoryStore, wrap
 from babelqueue.schema import validate_schema
 
+from phpmq_lite import errors
 from phpmq_lite.envelopes import codec, record
 from phpmq_lite.envelopes.delays import Delays
 from phpmq_lite.envelopes.idempotency import Claim, SqliteClaims, key_of
 from phpmq_lite.envelopes.schema import read_schema
 from phpmq_lite.envelopes.verdict import judge
 
-Refused = (codec.EnvelopeError, BabelQueueError)
+Refused = (errors.EnvelopeError, BabelQueueError)
 
 
 class Side(Protocol):

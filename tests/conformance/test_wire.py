@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.protocol import frames, wire
+from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame, WireLimits
 from tests.fuzz import grammar
 
 Case = dict[str, Any]
@@ -156,15 +155,15 @@ def test_server_side_writes_case_byte_by_byte(case: Case) -> None:
 @pytest.mark.parametrize(
     ("cases", "table", "ours"),
     [
-        (FROM_CLIENT, wire.FROM_CLIENT, grammar.FROM_CLIENT),
-        (FROM_BROKER, wire.FROM_BROKER, grammar.FROM_BROKER),
+        (FROM_CLIENT, frames.FROM_CLIENT, grammar.FROM_CLIENT),
+        (FROM_BROKER, frames.FROM_BROKER, grammar.FROM_BROKER),
     ],
     ids=["client", "broker"],
 )
 def test_every_message_has_a_case_and_a_second_reading(
-    cases: list[Case], table: wire.Shapes, ours: dict[bytes, object]
+    cases: list[Case], table: frames.Shapes, ours: dict[bytes, object]
 ) -> None:
-    begun = {raw(case["bytes"])[: wire.HEADER_BYTES] for case in cases if case["end"] == "ok"}
+    begun = {raw(case["bytes"])[: frames.HEADER_BYTES] for case in cases if case["end"] == "ok"}
     assert begun >= table.keys()
     assert {header[3:] for header in table} == ours.keys()
 

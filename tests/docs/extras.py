@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.envelopes import codec, decode, lint, urn
 from tests.beanstalkd import beanstalkd_process
 from tests.docs.snippets import Said, Walk

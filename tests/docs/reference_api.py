@@ -8,7 +8,7 @@ from phpmq_lite.admin.calls import Call, Member
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.admin.uploads import FORMS
-from phpmq_lite.settings.sections import Limits
+from phpmq_lite.settings.model import LimitSettings
 from tests.docs.reference_cli import cell, plain
 
 _HEAD: Final = """\
@@ -127,7 +127,7 @@ def _limited(route: Route) -> tuple[str, ...]:
     return (
         f"`{route.method} {route.path}`",
         route.role.value,
-        formats.size(route.body_limit(int(Limits().max_content))),
+        formats.size(route.body_limit(int(LimitSettings().max_content))),
         formats.number(route.values) if is_json else "",
         ", ".join(f"`{kind}`" for kind in kinds),
     )

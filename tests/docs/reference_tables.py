@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import migrate
 from tests.docs.reference_cli import cell
 

@@ -16,7 +16,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from phpmq_lite.process import STOP_S
-from phpmq_lite.server.memory import SHARE_OF_CGROUP
+from phpmq_lite.server.backpressure import SHARE_OF_CGROUP
 from phpmq_lite.settings import SETTINGS, Settings
 from phpmq_lite.testing import StartFailedError
 from tests.docs.command_lines import assert_taken

@@ -9,7 +9,7 @@ import click
 from phpmq_lite.bench.plan import WORKLOADS
 from phpmq_lite.broker.shares import AT_ONCE, LEAST
 from phpmq_lite.cli.bench import bench
-from phpmq_lite.settings.sections import Limits
+from phpmq_lite.settings.model import LimitSettings
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def test_options_of_the_text_exist() -> None:
 
 
 def test_bounds_are_those_of_the_code() -> None:
-    limits = Limits()
+    limits = LimitSettings()
     told = (
         f"at most {limits.batch_commands:,} commands or {limits.batch_bytes >> 20} MiB",
         f"a window of {limits.window:,} ready messages",

@@ -11,12 +11,11 @@ import pytest
 from phpmq_lite.broker.lifecycle import TRANSITIONS, Event
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.model import QueueRow, QueueSettings, State
-from phpmq_lite.protocol import wire
+from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
-from phpmq_lite.protocol.wire import WireLimits
-from phpmq_lite.server import admission, figures
-from phpmq_lite.storage import space
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
+from phpmq_lite.server import admission, backpressure
+from phpmq_lite.storage import disk_space
 from tests.docs import pages
 from tests.docs.pages import ROOT
 
@@ -58,7 +57,7 @@ def test_example_is_one_whole_frame_in_both_framings(example: list[str], line_br
 
 def test_examples_have_every_frame_there_is() -> None:
     shown = Counter(example[0].encode() for example in EXAMPLES)
-    assert shown == dict.fromkeys(wire.FROM_CLIENT | wire.FROM_BROKER, 1)
+    assert shown == dict.fromkeys(frames.FROM_CLIENT | frames.FROM_BROKER, 1)
 
 
 def test_broker_writes_the_bytes_of_the_examples() -> None:
@@ -82,7 +81,7 @@ def written(frame: Dispatch | ReceiptFrame) -> bytes:
 def test_table_of_frames_has_their_packets_in_order() -> None:
     told = {int(row[0]): list(map(int, re.findall(r"\b0\d\b", row[3]))) for row in rows("| type |")}
     longest: dict[int, tuple[int, ...]] = {}
-    for header, packets in (wire.FROM_CLIENT | wire.FROM_BROKER).items():
+    for header, packets in (frames.FROM_CLIENT | frames.FROM_BROKER).items():
         kind = int(header[3:6])
         longest[kind] = max(longest.get(kind, ()), packets, key=len)
     assert told == {kind: list(packets) for kind, packets in longest.items()}
@@ -91,21 +90,21 @@ def test_table_of_frames_has_their_packets_in_order() -> None:
 def test_table_of_packets_has_their_limits() -> None:
     told = {int(row[0]): int(re.findall(r"\d+", row[2])[-1]) for row in rows("| packet |")}
     limits = WireLimits().by_packet()
-    assert told == limits | {wire.CONTENT: limits[wire.CONTENT] >> 20}
+    assert told == limits | {frames.CONTENT: limits[frames.CONTENT] >> 20}
 
 
 # -- what closes, what refuses, what is ignored
 
 
 def test_codes_are_those_of_the_grammar() -> None:
-    named = [name for name in vars(wire) if name.isupper() and not name.startswith("_")]
-    codes = {value for name in named if isinstance(value := getattr(wire, name), str)}
+    named = [name for name in vars(frames) if name.isupper() and not name.startswith("_")]
+    codes = {value for name in named if isinstance(value := getattr(frames, name), str)}
     assert quoted(rows("| code |")) == codes
 
 
 def test_limits_that_close_are_those_of_the_code() -> None:
     assert quoted(rows("| reason | setting |")) == {
-        figures.TOO_SLOW, figures.NOT_READ, figures.NOT_TAKEN, figures.SILENT,
+        backpressure.TOO_SLOW, backpressure.NOT_READ, backpressure.NOT_TAKEN, backpressure.SILENT,
         admission.NOT_ALLOWED, admission.TOO_MANY, admission.TOO_MANY_OF_ADDRESS,
     }  # fmt: skip
 
@@ -118,7 +117,7 @@ def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
     for own in settings:
         row = QueueRow(1, "orders", 0, dict(own), live_count=1, live_bytes=1)
         refusals.add(Queue(row, QueueSettings()).refusal())
-    shut = {space.DISK_LOW[1], space.DISK_FULL[1], space.DATABASE_FULL[1]}
+    shut = {disk_space.DISK_LOW[1], disk_space.DISK_FULL[1], disk_space.DATABASE_FULL[1]}
     told = quoted(rows("| reason | what to do |"))
     assert told == refusals | shut | {"too many queues", "dead-letter queue …"}
 

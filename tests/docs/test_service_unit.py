@@ -16,12 +16,11 @@ from phpmq_lite.errors import (
     SettingsError,
     StartRefusedError,
 )
-from phpmq_lite.notify import Manager
-from phpmq_lite.process import STOP_S
+from phpmq_lite.process import STOP_S, SystemdNotifier
 from phpmq_lite.server.admission import SPARE_FILES
-from phpmq_lite.server.memory import SHARE_OF_CGROUP
+from phpmq_lite.server.backpressure import SHARE_OF_CGROUP
 from phpmq_lite.settings import SETTINGS, SYSTEM_FILE, Settings
-from phpmq_lite.storage.space import PATIENCE_S
+from phpmq_lite.storage.disk_space import PATIENCE_S
 from tests.docs.command_lines import assert_taken
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,7 +70,7 @@ def test_times_are_longer_than_what_ends_by_itself() -> None:
     assert value("Type") == "notify"
     assert int(value("TimeoutStopSec")) > STOP_S
     assert watchdog_s > PATIENCE_S
-    assert watchdog_s / Manager("/run/notify", watchdog_s).each_s >= 4
+    assert watchdog_s / SystemdNotifier("/run/notify", watchdog_s).each_s >= 4
 
 
 def test_bounds_leave_room_for_the_defaults() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from phpmq_lite.cli.main import main
 from phpmq_lite.server import engine
-from phpmq_lite.storage import space
+from phpmq_lite.storage import disk_space
 from tests.faults.disk_mutants import MUTANTS
 from tests.faults.shim import attach
 
@@ -21,8 +21,8 @@ PATIENCE_S: Final = 1.0
 if __name__ == "__main__":
     attach(Path(sys.argv.pop(1)))
     setattr(engine, "_UPKEEP_S", EACH_S)  # noqa: B010 - a constant is not assigned to
-    setattr(space, "AGAIN_S", EACH_S)  # noqa: B010
-    setattr(space, "PATIENCE_S", PATIENCE_S)  # noqa: B010
+    setattr(disk_space, "AGAIN_S", EACH_S)  # noqa: B010
+    setattr(disk_space, "PATIENCE_S", PATIENCE_S)  # noqa: B010
     mutant = sys.argv.pop(1)
     if mutant != "-":
         MUTANTS[mutant]()

@@ -19,11 +19,11 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from phpmq_lite.cli.node import Node
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage.backup import read_backup
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.backup.backups import read_backup
+from phpmq_lite.storage.backup.restore import drill
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.restore import drill
-from phpmq_lite.storage.verify import verify
+from phpmq_lite.storage.integrity.verify import verify
 from tests.acceptance.peers import Peer
 from tests.preloaded import BrokerProcess
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from phpmq_lite.cli.main import main
-from phpmq_lite.storage import checkup
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.integrity import startup
+from phpmq_lite.storage.integrity.wal_check import WalScan
 from phpmq_lite.storage.statements import many
-from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.wal_scan import WalScan
+from phpmq_lite.storage.write.store import Store
 
 
 def no_scan() -> None:
     """Leave the end of the WAL to SQLite."""
-    setattr(checkup, "check_wal", lambda *_given, **_more: WalScan())  # noqa: B010
+    setattr(startup, "check_wal", lambda *_given, **_more: WalScan())  # noqa: B010
 
 
 def no_crc() -> None:
@@ -32,7 +32,7 @@ def no_crc() -> None:
 
 def no_seal() -> None:
     """Take any database for the one that was closed."""
-    setattr(checkup, "break_seal", lambda *_given, **_more: True)  # noqa: B010
+    setattr(startup, "break_seal", lambda *_given, **_more: True)  # noqa: B010
 
 
 def makes_database() -> None:

@@ -19,8 +19,8 @@ from phpmq_lite.protocol.frames import (
     DeadLetter,
     Dispatch,
     Publish,
+    WireLimits,
 )
-from phpmq_lite.protocol.wire import WireLimits
 from tests.faults.ledger import KEY_BYTES, contradictions, seq_of
 from tests.faults.shim import Kind, Record
 

@@ -31,9 +31,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from phpmq_lite.errors import PhpmqError
-from phpmq_lite.storage import seal_file
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.verify import verify
+from phpmq_lite.storage.integrity import seal
+from phpmq_lite.storage.integrity.verify import verify
 from tests.acceptance.peers import Peer
 from tests.preloaded import BrokerProcess
 
@@ -152,7 +152,7 @@ def _pass(peer: Peer) -> None:
 def _wait_for_checkpoint(data: Path) -> None:
     """An idle broker brings its WAL into the database, and seals that."""
     ends = time.monotonic() + 30
-    while (data / DATABASE).stat().st_size < 200_000 or seal_file.read(data) is None:
+    while (data / DATABASE).stat().st_size < 200_000 or seal.read_seal(data) is None:
         assert time.monotonic() < ends, "no checkpoint"
         time.sleep(0.02)
 

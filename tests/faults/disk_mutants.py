@@ -13,8 +13,9 @@ from phpmq_lite import service
 from phpmq_lite.cli.main import main
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, Loaded, Now, Stored
-from phpmq_lite.storage import resting, store, writer
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.integrity import seal
+from phpmq_lite.storage.write import store, writer
+from phpmq_lite.storage.write.store import Store
 from tests.faults.mutants import ConfirmsBeforeCommit, Defective
 
 
@@ -78,8 +79,8 @@ class CarriesOnStore(Store):
 
 def _keep_seals() -> None:
     """Write to the database under the seal that it had; it gets no other."""
-    setattr(resting, "_LEAST_S", float("inf"))  # noqa: B010
-    setattr(resting.RestingSeal, "strike", lambda _self: None)  # noqa: B010
+    setattr(seal, "_LEAST_S", float("inf"))  # noqa: B010
+    setattr(seal.LiveSeal, "strike", lambda _self: None)  # noqa: B010
 
 
 def _carry_on() -> None:

@@ -40,7 +40,7 @@ from phpmq_lite.cli.main import main as phpmq_lite
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.server import engine
-from phpmq_lite.storage import space
+from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.acceptance.peers import Admin, Peer, new_key
 from tests.driving import empty_database
@@ -355,7 +355,7 @@ def serve_under(control: Path) -> None:
     """Be a broker above the shim that does soon what it would do later."""
     attach(control)
     setattr(engine, "_UPKEEP_S", 0.05)  # noqa: B010 - a constant is not assigned to
-    setattr(space, "AGAIN_S", 0.05)  # noqa: B010
+    setattr(disk_space, "AGAIN_S", 0.05)  # noqa: B010
     setattr(service, "DRAIN_S", 0.3)  # noqa: B010
     phpmq_lite()
 

@@ -24,9 +24,9 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.errors import StorageFullError
 from phpmq_lite.model import Batch, Loaded, Message, Now
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage import writer
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.write import writer
+from phpmq_lite.storage.write.store import Store
 
 SLOW_DISK_S: Final = 0.02
 _GAP_MS: Final = 2_000

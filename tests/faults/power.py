@@ -28,13 +28,13 @@ from typing import Final
 
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import BrokerProcess
 from tests import preloaded
 from tests.faults.books import DAMAGED, FORGOTTEN, LOST, REFUSED, UNDONE, Books, Finding

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.client.aio import connect
-from phpmq_lite.client.backoff import Backoff
-from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.client.async_client import connect
+from phpmq_lite.client.blocking_client import connect_blocking
+from phpmq_lite.client.session import Backoff
 from tests.acceptance.peers import Admin, Peer
 from tests.faults.links import BadLinks, Ending, Link
 from tests.faults.test_kill import SEED

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.write.store import Store
 from tests.faults import books, disk_mutants
 from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, record
 from tests.faults.shim import IS_AVAILABLE

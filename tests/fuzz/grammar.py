@@ -17,8 +17,9 @@ from phpmq_lite.protocol.frames import (
     Publish,
     ReceiptFrame,
     Requeue,
+    WireLimits,
+    decode_queue,
 )
-from phpmq_lite.protocol.wire import WireLimits, decode_queue
 
 End = Literal["whole", "short", "wrong"]  # short: within a frame, or not to be told from that
 

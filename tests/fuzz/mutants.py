@@ -8,7 +8,7 @@ import pytest
 
 from phpmq_lite.admin import query
 from phpmq_lite.envelopes import members, quick, strict, verdict
-from phpmq_lite.protocol import http_guard, parser, whole, wire
+from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
 from tests.fuzz.bodies import BODIES
 from tests.fuzz.searches import SEARCHES
@@ -33,16 +33,18 @@ def resynchronises(patch: pytest.MonkeyPatch) -> None:
 
 def lets_an_error_out(patch: pytest.MonkeyPatch) -> None:
     """Does not think of names that are not UTF-8."""
-    patch.setattr(wire, "decode_queue", lambda raw: raw.decode())
+    patch.setattr(frames, "decode_queue", lambda raw: raw.decode())
 
 
 def quick_way_knows_no_limits(patch: pytest.MonkeyPatch) -> None:
     """Takes an id of any length, where its frame is whole."""
 
     def id_size(_self: Any, data: bytes, pos: int) -> int:
-        return max(0, whole.read_length(data[pos + 3 : pos + 32])) * data.startswith(b"P03", pos)
+        return max(0, fast_path.read_length(data[pos + 3 : pos + 32])) * data.startswith(
+            b"P03", pos
+        )
 
-    patch.setattr(whole._Remembered, "_id_size", id_size)
+    patch.setattr(fast_path._Remembered, "_id_size", id_size)
 
 
 def takes_a_packet_twice(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def forgets_at_a_cut(patch: pytest.MonkeyPatch) -> None:
 
 def lets_browsers_in(patch: pytest.MonkeyPatch) -> None:
     """Never takes anything for HTTP."""
-    patch.setattr(http_guard.HttpGuard, "look", lambda _self, _data: http_guard.OTHER)
+    patch.setattr(connection.HttpGuard, "look", lambda _self, _data: connection.OTHER)
 
 
 def reads_reasons_strictly(patch: pytest.MonkeyPatch) -> None:
@@ -94,7 +96,7 @@ def reads_reasons_strictly(patch: pytest.MonkeyPatch) -> None:
         reason = values[2].decode() if 2 in values else None
         return ReceiptFrame(values[1], values[3], reason)
 
-    patch.setitem(parser._MAKE, wire.RECEIPT, made)
+    patch.setitem(parser._MAKE, frames.RECEIPT, made)
 
 
 def goes_too_deep(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +126,7 @@ def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_quotes(patch: pytest.MonkeyPatch) -> None:
     """Writes a search down in such a way that it is another one."""
-    patch.setattr("phpmq_lite.storage.terms._QUOTED", re.compile(r'^"|^$'))
+    patch.setattr("phpmq_lite.storage.read.search_plan._QUOTED", re.compile(r'^"|^$'))
 
 
 MUTANTS: Final[tuple[tuple[Target, Break], ...]] = (

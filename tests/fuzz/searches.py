@@ -15,9 +15,9 @@ from zlib import crc32
 
 from phpmq_lite.admin import cursors, query
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage import plans
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.read import search_plan
 from tests.fuzz.target import Target
 
 _SCOPE: Final = "list"
@@ -43,7 +43,7 @@ def check_search(data: bytes) -> str:
     except Problem as problem:
         return _outcome_of(problem)
     assert query.parse(str(found)) == found, "written again it is another search"
-    plan = plans.make(
+    plan = search_plan.make_plan(
         found, dice.choice((None, (1,), (1, 2))), (3,), 1_000, has_numbers=dice.random() < 0.5
     )
     if plan is not None:

@@ -21,8 +21,14 @@ from typing import Any, Final, NamedTuple, cast
 from zlib import crc32
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, Dispatch, Frame
-from phpmq_lite.protocol.wire import HTTP_REQUEST, WireLimits
+from phpmq_lite.protocol.frames import (
+    HTTP_REQUEST,
+    BrokerFrame,
+    ClientFrame,
+    Dispatch,
+    Frame,
+    WireLimits,
+)
 from tests.fuzz import grammar
 from tests.fuzz.target import Target
 from tests.writing import cut, forever, packets_of, written

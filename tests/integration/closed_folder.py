@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.seal import seal
-from phpmq_lite.storage.verify import verify
+from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.integrity.verify import verify
 from tests.driving import Driver
 
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from phpmq_lite.cli import outbox as command
 from phpmq_lite.cli.main import main
+from phpmq_lite.client.publish_each import KeyedMessage, Outcome, publish_each
 from phpmq_lite.envelopes import relay
-from phpmq_lite.envelopes.keyed import Outcome, Outgoing, publish_each
 from phpmq_lite.envelopes.outbox import SqliteOutboxStore, Waiting
 
 PLACES = ("leased", "half sent", "sent", "answered", "marked")
@@ -39,7 +39,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         real_mark(self, ids)
         pass_by("marked")
 
-    def send(client: Any, messages: Sequence[Outgoing], **given: Any) -> list[Outcome]:
+    def send(client: Any, messages: Sequence[KeyedMessage], **given: Any) -> list[Outcome]:
         if place == "half sent":
             publish_each(client, messages[: len(messages) // 2], **given)
             pass_by("half sent")
@@ -58,8 +58,8 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         numbers = count()
         prefix = os.urandom(8).hex()
 
-        def outgoing(row: Waiting) -> Outgoing:
-            return Outgoing(row.queue, row.body, 0, f"{prefix}{next(numbers)}".encode())
+        def outgoing(row: Waiting) -> KeyedMessage:
+            return KeyedMessage(row.queue, row.body, 0, f"{prefix}{next(numbers)}".encode())
 
         patch.object(relay, "_outgoing", outgoing).start()
     sys.argv = ["phpmq-lite", *arguments]

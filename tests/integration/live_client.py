@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import aiohttp
 from yarl import URL
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.operations import STAGE_SLICE
+from phpmq_lite.broker import staging
+from phpmq_lite.broker.staging import SLICE
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.testing import Running
 
@@ -120,14 +120,14 @@ async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
     engine = broker.service.front.engine
     assert engine is not None
     entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
-    tokens = {f"t{at}": rows[at : at + STAGE_SLICE] for at in range(0, len(rows), STAGE_SLICE)}
+    tokens = {f"t{at}": rows[at : at + SLICE] for at in range(0, len(rows), SLICE)}
     for token, some in tokens.items():
         work = partial(
-            operations.stage, entry=entry, token=token, after=0, is_whole=True,
+            staging.stage, entry=entry, token=token, after=0, is_whole=True,
             rows=[(queue, body, None) for queue, body in some],
         )  # fmt: skip
         await engine.call(lambda core, ok, work=work: work(core, answer=ok))  # type: ignore[misc]
     done = await engine.call(
-        lambda core, ok: operations.publish_staged(core, entry, "night", 1, list(tokens), ok)
+        lambda core, ok: staging.publish_staged(core, entry, "night", 1, list(tokens), ok)
     )
     assert done.published == len(rows)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import wire_id
-from phpmq_lite.storage.search import Found, Search
+from phpmq_lite.storage.read.messages import wire_id
+from phpmq_lite.storage.read.search import Search, SearchHits
+from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.terms import Query, Term
 from tests.unit.admin.cases import NOW_MS, Database
 
 FIRST: Final = (1 << 16) - 20  # number and offset: some are in the next block of places
@@ -173,7 +173,7 @@ def member(body: bytes | None, path: str) -> Any:
     return value
 
 
-def holds(term: Term, row: Plain) -> bool:
+def holds(term: SearchTerm, row: Plain) -> bool:
     """Tell whether a term holds, its negation apart."""
     match term.kind:
         case "queue":
@@ -218,7 +218,7 @@ def holds(term: Term, row: Plain) -> bool:
     return any(holds_member(term, member(row.body, path)) for path in paths)
 
 
-def holds_member(term: Term, value: Any) -> bool:
+def holds_member(term: SearchTerm, value: Any) -> bool:
     if value is _Missing or isinstance(value, dict | list):
         return False
     if term.sign:
@@ -231,7 +231,7 @@ def holds_member(term: Term, value: Any) -> bool:
 ANY_OF = ("queue", "state", "urn", "trace", "id", "reason", "origin", "client")
 
 
-def is_match(query: Query, row: Plain) -> bool:
+def is_match(query: SearchQuery, row: Plain) -> bool:
     for term in query.terms:
         if term.is_negated and holds(term, row):
             return False
@@ -256,7 +256,7 @@ def place_upto(database: Database, upto: int) -> None:
     database.set_counter("traced_upto", half or 0)
 
 
-async def pages(search: Search, query: Query, limit: int, **given: Any) -> list[Found]:
+async def pages(search: Search, query: SearchQuery, limit: int, **given: Any) -> list[SearchHits]:
     """Go through all pages."""
     found = [await search.page(query, limit=limit, **given)]
     while found[-1].next is not None:

@@ -6,14 +6,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage import retention
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.places import Places
-from phpmq_lite.storage.retention import (
-    Removed,
-    RetentionBounds,
-)
+from phpmq_lite.storage.write import retention
+from phpmq_lite.storage.write.history_index import HistoryIndexer
+from phpmq_lite.storage.write.retention import Removed, RetentionBounds
 
 ACKED, DELETED = 2, 5
 NOW = 1_000_000
@@ -22,9 +19,9 @@ FOREVER = RetentionBounds(age_ms=NOW * 2)
 
 def take(connection: sqlite3.Connection, *given: Any, **others: Any) -> Removed:
     """Take a step as upkeep does: what has settled has its place before."""
-    while Places().step(connection, 0, is_idle=True):
+    while HistoryIndexer().step(connection, 0, is_idle=True):
         pass
-    return retention.step(connection, *given, **others)
+    return retention.remove_expired(connection, *given, **others)
 
 
 def step(connection: sqlite3.Connection, *given: Any, **others: Any) -> int:
@@ -117,4 +114,4 @@ class Store:
 
     def place(self) -> None:
         """Place what has no place yet."""
-        Places().step(self.connection, 0, is_idle=True)
+        HistoryIndexer().step(self.connection, 0, is_idle=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Self, TypeVar, cast
 
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import ClientFrame, Publish
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import ClientFrame, Publish, WireLimits
 
 FrameType = TypeVar("FrameType", bound=ClientFrame)
 

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pyarrow as pa
 
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.resources import migrations_folder
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrate import migrate
 

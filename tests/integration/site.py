@@ -14,7 +14,7 @@ import aiohttp
 from yarl import URL
 
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.client.aio import Client, connect
+from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import Running, running_service
 
 Fields = Mapping[str, str | Sequence[str]]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.storage.accounts import has_admin
-from phpmq_lite.storage.aside import opened_aside
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.wal_frames import HEADER_BYTES
-from phpmq_lite.storage.wal_scan import has_commits
+from phpmq_lite.storage.integrity.stopped_database import open_stopped
+from phpmq_lite.storage.integrity.wal_check import has_commits
+from phpmq_lite.storage.integrity.wal_format import HEADER_BYTES
+from phpmq_lite.storage.read.accounts import has_admin
 
 Spoil = Callable[[bytearray], None]
 
@@ -68,7 +68,7 @@ def test_look_removes_no_log(killed: Path, spoil: Spoil, rows: int) -> None:
     spoil(raw)
     wal.write_bytes(raw)
     before = state(killed)
-    with opened_aside(killed / "phpmq.db") as connection:
+    with open_stopped(killed / "phpmq.db") as connection:
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (rows,)
     assert state(killed) == before
     with wal.open("rb") as file:

@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from phpmq_lite.storage import audit as audit_module
-from phpmq_lite.storage.audit import Audit, AuditFilter
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.retention import RetentionBounds, step
+from phpmq_lite.storage.read import audit as audit_module
+from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
+from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from phpmq_lite.testing import Running, running_service
 from tests.unit.admin.cases import NOW_MS, Database
 
@@ -27,7 +27,7 @@ class Rows:
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
         self.readers = Readers(path)
-        self.audit = Audit(self.readers)
+        self.audit = AuditLog(self.readers)
 
     def add(self, count: int = 1, at_ms: int = NOW_MS, **changes: str) -> None:
         given = {"actor": "anna", "action": "queue.purge", "target": "orders", "result": "done"}
@@ -44,7 +44,7 @@ class Rows:
 
     def trim(self, bounds: RetentionBounds) -> int:
         total = 0
-        while removed := step(self.database.connection, bounds, NOW_MS).rows:
+        while removed := remove_expired(self.database.connection, bounds, NOW_MS).rows:
             total += removed
         return total
 
@@ -113,7 +113,7 @@ async def test_search_that_takes_too_long_says_where_to_go_on(
     rows.add(actor="rare")
     rows.add(30)
     clock = iter(range(0, 1_000, 2))
-    audit = Audit(rows.readers, timer=lambda: float(next(clock)))
+    audit = AuditLog(rows.readers, timer=lambda: float(next(clock)))
     rare = AuditFilter(actor="rare")
     page = await audit.page(rare)
     assert (page.rows, page.has_more) == ([], False)
@@ -148,7 +148,7 @@ async def test_many_rows_leave_in_bounded_slices(rows: Rows) -> None:
     rows.database.connection.execute("BEGIN")
     rows.add(2_500, at_ms=0)
     rows.database.connection.execute("COMMIT")
-    assert step(rows.database.connection, FOREVER, NOW_MS) == (1_000, True)
+    assert remove_expired(rows.database.connection, FOREVER, NOW_MS) == (1_000, True)
     assert rows.trim(FOREVER) == 1_500
 
 

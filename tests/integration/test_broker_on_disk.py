@@ -3,7 +3,7 @@
 import pytest
 
 from phpmq_lite.model import Limits, QueueSettings
-from phpmq_lite.storage import store as stores
+from phpmq_lite.storage.write import store as stores
 from tests.driving import Driver
 from tests.integration.driven import MakeDriver, ask
 

@@ -12,10 +12,10 @@ import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.model import State
-from phpmq_lite.storage import browse, deaths
-from phpmq_lite.storage.browse import Browser, MessageRow
-from phpmq_lite.storage.deaths import DeadLetters, Deaths
-from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.read import dead_letter_groups, messages
+from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups, DeadLetterPage
+from phpmq_lite.storage.read.messages import MessageReader, MessageRow
+from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.statements import load
 from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
@@ -30,9 +30,9 @@ def database(tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-async def reader(database: Database) -> AsyncIterator[Browser]:
+async def reader(database: Database) -> AsyncIterator[MessageReader]:
     readers = Readers(database.path)
-    yield Browser(readers)
+    yield MessageReader(readers)
     await readers.close()
 
 
@@ -44,7 +44,7 @@ def seqs(rows: list[MessageRow]) -> list[int]:
 
 
 async def test_reader_finds_the_oldest_ready_by_position(
-    database: Database, reader: Browser
+    database: Database, reader: MessageReader
 ) -> None:
     database.message(1, state=1, published_at=10)
     database.message(1, published_at=30, position=900)  # requeued: behind the next
@@ -54,7 +54,7 @@ async def test_reader_finds_the_oldest_ready_by_position(
 
 
 async def test_reader_pages_through_a_queue_in_both_directions(
-    database: Database, reader: Browser
+    database: Database, reader: MessageReader
 ) -> None:
     for at in range(7):
         database.message(1 if at != 3 else 2, position=100 - at)
@@ -64,7 +64,7 @@ async def test_reader_pages_through_a_queue_in_both_directions(
     assert await reader.messages(1, before=second[0].position, limit=4) == first
 
 
-async def test_reader_gives_one_state_only(database: Database, reader: Browser) -> None:
+async def test_reader_gives_one_state_only(database: Database, reader: MessageReader) -> None:
     for at in range(6):
         database.message(1, state=at % 2)
     assert seqs(await reader.messages(1, state=State.READY)) == [1, 3, 5]
@@ -72,13 +72,15 @@ async def test_reader_gives_one_state_only(database: Database, reader: Browser) 
     assert seqs(await reader.messages(1, state=State.DISPATCHED, before=6, limit=1)) == [4]
 
 
-async def test_reader_never_gives_more_than_a_page(database: Database, reader: Browser) -> None:
-    for _ in range(browse.PAGE_ROWS + 5):
+async def test_reader_never_gives_more_than_a_page(
+    database: Database, reader: MessageReader
+) -> None:
+    for _ in range(messages.PAGE_ROWS + 5):
         database.message(1)
-    assert len(await reader.messages(1, limit=1_000_000)) == browse.PAGE_ROWS
+    assert len(await reader.messages(1, limit=1_000_000)) == messages.PAGE_ROWS
 
 
-async def test_row_has_the_names_of_the_clients(database: Database, reader: Browser) -> None:
+async def test_row_has_the_names_of_the_clients(database: Database, reader: MessageReader) -> None:
     database.client(3, "10.0.0.1:5")
     database.client(4, "10.0.0.2:6", "unix")
     database.message(1, state=1, publisher=3, consumer=4, deliveries=2)
@@ -88,21 +90,21 @@ async def test_row_has_the_names_of_the_clients(database: Database, reader: Brow
     )  # fmt: skip
 
 
-async def test_deadline_is_given_in_wall_time(database: Database, reader: Browser) -> None:
+async def test_deadline_is_given_in_wall_time(database: Database, reader: MessageReader) -> None:
     database.set_counter("clock_step_ms", 3_600_000)
     database.message(1, deadline_ms=NOW_MS)
     (row,) = await reader.messages(1)
     assert row.deadline_at == NOW_MS + 3_600_000
 
 
-async def test_reader_counts_what_expires_soon(database: Database, reader: Browser) -> None:
+async def test_reader_counts_what_expires_soon(database: Database, reader: MessageReader) -> None:
     for deadline_ms in (None, NOW_MS + 5, NOW_MS + 3, NOW_MS + 900_000):
         database.message(1, deadline_ms=deadline_ms)
     database.message(2, deadline_ms=NOW_MS, state=1)
     assert await reader.expiring(NOW_MS + 600_000) == {1: (2, NOW_MS + 3)}
 
 
-async def test_preview_is_cut_and_may_be_missing(database: Database, reader: Browser) -> None:
+async def test_preview_is_cut_and_may_be_missing(database: Database, reader: MessageReader) -> None:
     for content in (b"x" * 5_000, b"", None):
         database.message(1, content)
     found = [row.preview for row in await reader.messages(1)]
@@ -112,7 +114,9 @@ async def test_preview_is_cut_and_may_be_missing(database: Database, reader: Bro
 # -- one message
 
 
-async def test_message_is_found_alive_and_settled(database: Database, reader: Browser) -> None:
+async def test_message_is_found_alive_and_settled(
+    database: Database, reader: MessageReader
+) -> None:
     alive = database.message(1)
     settled = database.settled(1, outcome=4, reason="client")
     found = [await reader.message(alive), await reader.message(settled)]
@@ -125,7 +129,7 @@ async def test_message_is_found_alive_and_settled(database: Database, reader: Br
 
 
 async def test_message_is_not_found_by_its_number_alone(
-    database: Database, reader: Browser
+    database: Database, reader: MessageReader
 ) -> None:
     known = database.message(1)
     assert await reader.message(known[:16] + "0" * 16) is None
@@ -135,7 +139,9 @@ async def test_message_is_not_found_by_its_number_alone(
     assert not await reader.was_given("f" * 32)
 
 
-async def test_record_names_the_message_it_is_about(database: Database, reader: Browser) -> None:
+async def test_record_names_the_message_it_is_about(
+    database: Database, reader: MessageReader
+) -> None:
     origin = database.settled(1, outcome=4)
     record = database.message(
         2, source_seq=int(origin[:16], 16), source_queue_id=1, source_reason="client"
@@ -145,7 +151,9 @@ async def test_record_names_the_message_it_is_about(database: Database, reader: 
     assert (row.source_id, row.source_queue, row.source_reason) == (origin, "orders", "client")
 
 
-async def test_large_body_is_cut_and_downloaded_whole(database: Database, reader: Browser) -> None:
+async def test_large_body_is_cut_and_downloaded_whole(
+    database: Database, reader: MessageReader
+) -> None:
     content = bytes(range(256)) * 2_000
     row = await reader.message(database.message(1, content))
     assert row is not None
@@ -153,13 +161,13 @@ async def test_large_body_is_cut_and_downloaded_whole(database: Database, reader
     assert head is not None
     assert whole is not None
     assert (head.size, head.content, head.is_whole, head.is_damaged) == (
-        len(content), content[: browse.BODY_HEAD_BYTES], False, None,
+        len(content), content[: messages.BODY_HEAD_BYTES], False, None,
     )  # fmt: skip
     assert (whole.content, whole.is_whole, whole.is_damaged) == (content, True, False)
 
 
-async def test_body_up_to_the_limit_is_whole(database: Database, reader: Browser) -> None:
-    for size in (0, browse.BODY_WHOLE_BYTES):
+async def test_body_up_to_the_limit_is_whole(database: Database, reader: MessageReader) -> None:
+    for size in (0, messages.BODY_WHOLE_BYTES):
         row = await reader.message(database.message(1, b"x" * size))
         assert row is not None
         body = await reader.body(row)
@@ -167,7 +175,7 @@ async def test_body_up_to_the_limit_is_whole(database: Database, reader: Browser
         assert (len(body.content), body.is_whole) == (size, True)
 
 
-async def test_damaged_body_is_noticed(database: Database, reader: Browser) -> None:
+async def test_damaged_body_is_noticed(database: Database, reader: MessageReader) -> None:
     row = await reader.message(database.message(1, b"good"))
     database.connection.execute("UPDATE body SET content = x'00'")
     assert row is not None
@@ -176,14 +184,14 @@ async def test_damaged_body_is_noticed(database: Database, reader: Browser) -> N
     assert body.is_damaged
 
 
-async def test_body_that_has_left_is_none(database: Database, reader: Browser) -> None:
+async def test_body_that_has_left_is_none(database: Database, reader: MessageReader) -> None:
     row = await reader.message(database.settled(1, None))
     assert row is not None
     assert await reader.body(row) is None
     assert await reader.whole_body(row) is None
 
 
-async def test_events_come_in_order(database: Database, reader: Browser) -> None:
+async def test_events_come_in_order(database: Database, reader: MessageReader) -> None:
     known = database.message(1)
     database.event(known, "return", "connection ended", 5)
     database.event(known, "requeue", None, 9)
@@ -198,7 +206,7 @@ async def test_events_come_in_order(database: Database, reader: Browser) -> None
 
 
 async def test_dead_letters_are_grouped_by_what_they_died_of(
-    database: Database, reader: Browser
+    database: Database, reader: MessageReader
 ) -> None:
     database.queue("orders.dlq", 3)
     database.queue("empty.dlq", 4, live=0)
@@ -211,7 +219,7 @@ async def test_dead_letters_are_grouped_by_what_they_died_of(
     database.message(3, b'{"dead_letter":{"error": "x"}}', source_queue_id=2, source_reason="crc")
     database.message(3, b"\xff\x00")
     database.message(2, block % 7)  # in no dead-letter queue
-    found = await DeadLetters(reader._readers).groups(NOW_MS)
+    found = await DeadLetterGroups(reader._readers).groups(NOW_MS)
     assert (found.looked, found.total) == (5, 5)
     assert [(g.origin, g.urn, g.reason, g.cause, g.records, sum(g.bars)) for g in found.groups] == [
         (None, None, None, None, 1, 1),
@@ -221,13 +229,13 @@ async def test_dead_letters_are_grouped_by_what_they_died_of(
     last = found.groups[-1]
     assert (last.first_at, last.last_at) == (NOW_MS - 3 * 3_600_000, NOW_MS - 3_600_000)
     assert last.sample_id == f"{3:016x}{3 * 7919:016x}"
-    assert await DeadLetters(reader._readers).groups(NOW_MS, queues=frozenset({1})) == Deaths(
-        [], 0, 0
-    )
+    assert await DeadLetterGroups(reader._readers).groups(
+        NOW_MS, queues=frozenset({1})
+    ) == DeadLetterPage([], 0, 0)
 
 
 async def test_group_counts_what_died_again_after_a_redrive(
-    database: Database, reader: Browser
+    database: Database, reader: MessageReader
 ) -> None:
     database.queue("orders.dlq", 3)
     record = database.message(3, seq=5)
@@ -235,28 +243,28 @@ async def test_group_counts_what_died_again_after_a_redrive(
     database.event(redriven, "redrive", record)
     database.event(record, "redrive", redriven)
     database.message(3, source_seq=9, source_queue_id=1, source_reason="client")
-    [group, _] = (await DeadLetters(reader._readers).groups(NOW_MS)).groups
+    [group, _] = (await DeadLetterGroups(reader._readers).groups(NOW_MS)).groups
     assert (group.origin, group.records, group.again) == ("orders", 1, 1)
 
 
 async def test_dead_letters_of_many_are_looked_at_in_part(
-    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+    database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deaths, "_SLICE", 20)
-    monkeypatch.setattr(deaths, "_SHORTEST", 20)
+    monkeypatch.setattr(dead_letter_groups, "_SLICE", 20)
+    monkeypatch.setattr(dead_letter_groups, "_SHORTEST", 20)
     for queue_id, name in ((3, "a.dlq"), (4, "b.dlq")):
         database.queue(name, queue_id, live=50)
         for _ in range(50):
             database.message(queue_id)
-    found = await DeadLetters(reader._readers).groups(NOW_MS, looked=40)
+    found = await DeadLetterGroups(reader._readers).groups(NOW_MS, looked=40)
     assert (found.looked, found.total) == (40, 100)
     assert {group.queue for group in found.groups} == {"a.dlq", "b.dlq"}
-    found = await DeadLetters(reader._readers).groups(NOW_MS, limit_s=-1.0)
+    found = await DeadLetterGroups(reader._readers).groups(NOW_MS, limit_s=-1.0)
     assert found.looked == 20
-    assert (await DeadLetters(reader._readers).groups(NOW_MS)).looked == 100
+    assert (await DeadLetterGroups(reader._readers).groups(NOW_MS)).looked == 100
 
 
-async def test_history_pages_in_both_directions(database: Database, reader: Browser) -> None:
+async def test_history_pages_in_both_directions(database: Database, reader: MessageReader) -> None:
     for _ in range(7):
         database.settled(1)
     newest = await reader.history(limit=3)
@@ -286,12 +294,12 @@ FILTERS = [
 @pytest.mark.parametrize("given", FILTERS)
 async def test_history_filters_in_both_directions(
     database: Database,
-    reader: Browser,
+    reader: MessageReader,
     monkeypatch: pytest.MonkeyPatch,
     given: dict[str, Any],
     placed: int,
 ) -> None:
-    monkeypatch.setattr(browse, "_HISTORY_SLICE", 3)
+    monkeypatch.setattr(messages, "_HISTORY_SLICE", 3)
     last = (1 << 16) - 20  # offset before: half of them are in the next block of places
     database.first_offset = last + 1
     for at in range(40):
@@ -321,11 +329,11 @@ async def test_history_filters_in_both_directions(
 
 
 async def test_history_says_how_far_it_looked_when_time_runs_out(
-    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+    database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all queues, what was acked has no index: rows are looked at in slices."""
-    monkeypatch.setattr(browse, "_HISTORY_SLICE", 2)
-    monkeypatch.setattr(browse, "_HISTORY_LIMIT_S", -1.0)
+    monkeypatch.setattr(messages, "_HISTORY_SLICE", 2)
+    monkeypatch.setattr(messages, "_HISTORY_LIMIT_S", -1.0)
     for _ in range(9):
         database.settled(1, outcome=3)
     page = await reader.history(outcome=State.ACKED)
@@ -335,7 +343,7 @@ async def test_history_says_how_far_it_looked_when_time_runs_out(
 
 
 async def test_trash_has_what_can_be_restored(
-    database: Database, reader: Browser, monkeypatch: pytest.MonkeyPatch
+    database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted = [database.settled(1 + at % 2, outcome=5) for at in range(6)]
     database.settled(1, outcome=4)
@@ -352,7 +360,7 @@ async def test_trash_has_what_can_be_restored(
     assert (page.next, page.is_cut) == (None, False)
     page = await reader.trash(queues=frozenset({2}))
     assert [row.message_id for row in page.rows] == [deleted[5], deleted[3], deleted[1]]
-    monkeypatch.setattr(browse, "TRASH_LOOKED", 2)
+    monkeypatch.setattr(messages, "TRASH_LOOKED", 2)
     page = await reader.trash(queues=frozenset({2}))
     assert ([row.message_id for row in page.rows], page.is_cut) == ([], True)
     page = await reader.trash(queues=frozenset({2}), before=page.next)
@@ -362,7 +370,9 @@ async def test_trash_has_what_can_be_restored(
 # -- several at once
 
 
-async def test_rows_and_bodies_are_given_by_number(database: Database, reader: Browser) -> None:
+async def test_rows_and_bodies_are_given_by_number(
+    database: Database, reader: MessageReader
+) -> None:
     database.message(1, b"a")
     database.settled(1, b"b")
     database.message(1, None)
@@ -370,7 +380,7 @@ async def test_rows_and_bodies_are_given_by_number(database: Database, reader: B
     assert await reader.bodies([1, 2, 3]) == {1: b"a", 2: b"b"}
 
 
-async def test_links_name_the_other_messages(database: Database, reader: Browser) -> None:
+async def test_links_name_the_other_messages(database: Database, reader: MessageReader) -> None:
     old, new = database.settled(1, outcome=5), database.message(1)
     database.event(old, "restore", new)
     database.event(new, "restore", old)
@@ -382,7 +392,7 @@ async def test_links_name_the_other_messages(database: Database, reader: Browser
     ]
 
 
-async def test_parts_of_a_body_are_read_alone(database: Database, reader: Browser) -> None:
+async def test_parts_of_a_body_are_read_alone(database: Database, reader: MessageReader) -> None:
     content = bytes(range(256)) * 10_000
     row = await reader.message(database.message(1, content))
     assert row is not None
@@ -397,9 +407,9 @@ async def test_parts_of_a_body_are_read_alone(database: Database, reader: Browse
 
 
 async def test_sha256_of_large_bodies_comes_with_the_download(
-    database: Database, reader: Browser
+    database: Database, reader: MessageReader
 ) -> None:
-    large = await reader.message(database.message(1, b"x" * (browse.SHA256_BYTES + 1)))
+    large = await reader.message(database.message(1, b"x" * (messages.SHA256_BYTES + 1)))
     empty = await reader.message(database.message(1, b""))
     gone = await reader.message(database.settled(1, None, size=5))
     assert large is not None
@@ -410,7 +420,7 @@ async def test_sha256_of_large_bodies_comes_with_the_download(
     assert await reader.sha256(gone) is None
 
 
-async def test_empty_history_is_an_empty_page(reader: Browser) -> None:
+async def test_empty_history_is_an_empty_page(reader: MessageReader) -> None:
     page = await reader.history()
     assert (page.rows, page.has_more, page.lowest, page.highest) == ([], False, None, None)
 
@@ -418,7 +428,7 @@ async def test_empty_history_is_an_empty_page(reader: Browser) -> None:
 # -- the connections
 
 
-async def test_reader_cannot_write(database: Database, reader: Browser) -> None:
+async def test_reader_cannot_write(database: Database, reader: MessageReader) -> None:
     database.message(1)
     await reader.messages(1)
     async with reader._readers._connection() as connection:
@@ -434,14 +444,14 @@ async def test_read_is_stopped_when_it_takes_too_long(database: Database) -> Non
     )
     readers = Readers(database.path, limit_s=-1.0)
     with pytest.raises(ReadTooLongError, match="messages_after"):
-        await Browser(readers).messages(1, limit=200)
+        await MessageReader(readers).messages(1, limit=200)
     await readers.close()
 
 
 async def test_reader_says_so_when_there_is_no_database(tmp_path: Path) -> None:
     readers = Readers(tmp_path / "missing.db")
     with pytest.raises(StorageError, match=r"missing\.db"):
-        await Browser(readers).history()
+        await MessageReader(readers).history()
     assert not (tmp_path / "missing.db").exists()
     await readers.close()
 
@@ -449,7 +459,7 @@ async def test_reader_says_so_when_there_is_no_database(tmp_path: Path) -> None:
 async def test_reader_opens_again_after_a_close(database: Database) -> None:
     readers = Readers(database.path)
     for _ in range(2):
-        assert await Browser(readers).messages(1) == []
+        assert await MessageReader(readers).messages(1) == []
         await readers.close()
 
 
@@ -466,7 +476,7 @@ def parameters(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("name", "index"),
-    WITH_INDEX.findall((Path(browse.__file__).parent / "sql" / "browse.sql").read_text()),
+    WITH_INDEX.findall((Path(messages.__file__).parent / "sql" / "browse.sql").read_text()),
 )
 def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
     plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters(name))

@@ -16,18 +16,24 @@ import pytest
 from phpmq_lite import testing
 from phpmq_lite.cli.node import Node
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
-from phpmq_lite.server import care, scrubbing
-from phpmq_lite.server.care import Care
-from phpmq_lite.storage.backup import Making
-from phpmq_lite.storage.backups import Backups
-from phpmq_lite.storage.scrub import Round, Scrub, Slice, State, read_state, write_state
+from phpmq_lite.server import maintenance
+from phpmq_lite.server.maintenance import Maintenance
+from phpmq_lite.storage.backup.backups import BackupMaker, BackupSchedule
+from phpmq_lite.storage.integrity.scrub import (
+    Scrub,
+    ScrubRound,
+    ScrubSlice,
+    ScrubState,
+    read_state,
+    write_state,
+)
 from tests.driving import Driver
 from tests.integration.visitors import Visitor, house, until
 
 WAIT_S = 30
 
 
-def last_round(data: Path) -> Round:
+def last_round(data: Path) -> ScrubRound:
     """Wait for the end of a round."""
     ends = time.monotonic() + WAIT_S
     while (last := read_state(data).last) is None:
@@ -45,7 +51,7 @@ def until_failed(data: Path) -> dict[str, Any]:
     return dict(told)
 
 
-def care_of(running: testing.Running) -> Care:
+def care_of(running: testing.Running) -> Maintenance:
     context = running.service._context
     assert context is not None
     assert context.care is not None
@@ -70,7 +76,9 @@ async def test_backups_are_made_by_the_clock_and_the_oldest_go(tmp_path: Path) -
         if len(told) == 3:
             made.set()
 
-    backups = Backups(driver.path, tmp_path / "backups", keep=lambda: 2, every_h=1e-6, tell=tell)
+    backups = BackupSchedule(
+        driver.path, tmp_path / "backups", keep=lambda: 2, every_h=1e-6, tell=tell
+    )
     running = asyncio.create_task(backups.run())
     await asyncio.wait_for(made.wait(), WAIT_S)
     running.cancel()
@@ -84,11 +92,11 @@ async def test_backup_whose_time_is_still_to_come_keeps_nothing_from_being_made(
     tmp_path: Path,
 ) -> None:
     driver = Driver(tmp_path)
-    ahead = Making(driver.path, tmp_path / "backups", "").run().folder / "manifest.json"
+    ahead = BackupMaker(driver.path, tmp_path / "backups", "").run().folder / "manifest.json"
     told = json.loads(ahead.read_bytes())
     ahead.write_text(json.dumps(told | {"made_at": 4_070_908_800_000}))
     made = asyncio.Event()
-    backups = Backups(
+    backups = BackupSchedule(
         driver.path, tmp_path / "backups", keep=lambda: 9, every_h=24, tell=lambda _: made.set()
     )
     running = asyncio.create_task(backups.run())
@@ -102,7 +110,7 @@ async def test_backup_whose_time_is_still_to_come_keeps_nothing_from_being_made(
 
 
 async def test_there_is_one_backup_at_a_time_and_a_failed_one_is_told(tmp_path: Path) -> None:
-    backups = Backups(tmp_path / "nothing.db", tmp_path / "backups", keep=lambda: 2)
+    backups = BackupSchedule(tmp_path / "nothing.db", tmp_path / "backups", keep=lambda: 2)
     task = backups.start()
     with pytest.raises(RefusedError, match="under way"):
         backups.start()
@@ -120,8 +128,8 @@ async def test_backup_counts_although_old_ones_cannot_be_removed(
         raise PermissionError(errno.EACCES, "not yours")
 
     driver = Driver(tmp_path)
-    monkeypatch.setattr("phpmq_lite.storage.backups.remove_old", fail)
-    backups = Backups(driver.path, tmp_path / "backups", keep=lambda: 1)
+    monkeypatch.setattr("phpmq_lite.storage.backup.backups.remove_old", fail)
+    backups = BackupSchedule(driver.path, tmp_path / "backups", keep=lambda: 1)
     await asyncio.wait({backups.start()})
     assert "not yours" in str(backups.error)
     assert [one.manifest for one in await backups.all()] == [backups.newest]
@@ -145,13 +153,13 @@ async def test_backup_under_way_does_not_hold_up_a_stop(
 ) -> None:
     began = threading.Event()
 
-    def copy(making: Making, _copy: Path) -> None:
+    def copy(making: BackupMaker, _copy: Path) -> None:
         with making._opened("file::memory:") as connection:
             began.set()
             endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) "
             connection.execute(endless + "SELECT count(*) FROM n")
 
-    monkeypatch.setattr(Making, "_copy", copy)
+    monkeypatch.setattr(BackupMaker, "_copy", copy)
     async with asyncio.timeout(WAIT_S):
         async with testing.running_service(tmp_path / "data", backups={"every_h": 1e-6}):
             await asyncio.to_thread(began.wait, WAIT_S)
@@ -161,11 +169,11 @@ async def test_backup_under_way_does_not_hold_up_a_stop(
 async def test_scrub_goes_on_where_a_stop_cut_it_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubbing, "START_S", 0.0)
+    monkeypatch.setattr(maintenance, "START_S", 0.0)
     data = tmp_path / "data"
     async with testing.running_service(data, scrub={"every_h": 0}):
         pass
-    write_state(data, State(Round(began_at=5, part=1, upto=0, bodies=7, bytes=70)))
+    write_state(data, ScrubState(ScrubRound(began_at=5, part=1, upto=0, bodies=7, bytes=70)))
     async with testing.running_service(data):
         last = await asyncio.to_thread(last_round, data)
     assert (last.began_at, last.bodies) == (5, 7)
@@ -201,9 +209,9 @@ async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
         connection.execute(endless)
         return []
 
-    monkeypatch.setattr("phpmq_lite.storage.scrub.integrity_problems", look_for_ever)
-    monkeypatch.setattr(scrubbing, "LOG_BYTES", 0)
-    monkeypatch.setattr(scrubbing, "_GLANCE_S", 0.01)
+    monkeypatch.setattr("phpmq_lite.storage.integrity.scrub.integrity_problems", look_for_ever)
+    monkeypatch.setattr(maintenance, "LOG_BYTES", 0)
+    monkeypatch.setattr(maintenance, "_GLANCE_S", 0.01)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = care_of(running).scrub
         await scrub.start()
@@ -253,12 +261,12 @@ def test_scrub_reads_in_slices_and_finds_what_is_damaged(tmp_path: Path) -> None
 
 
 def test_state_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
-    assert read_state(tmp_path) == State()
-    state = State(Round(1, 2, 1, 3), Round(named=[4]), 5, ["page 7"])
+    assert read_state(tmp_path) == ScrubState()
+    state = ScrubState(ScrubRound(1, 2, 1, 3), ScrubRound(named=[4]), 5, ["page 7"])
     write_state(tmp_path, state)
     assert read_state(tmp_path) == state
     (tmp_path / "scrub.json").write_text("[]")
-    assert read_state(tmp_path) == State()
+    assert read_state(tmp_path) == ScrubState()
 
 
 @pytest.mark.parametrize(
@@ -271,9 +279,9 @@ def test_state_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_state_of_odd_types_counts_for_nothing(tmp_path: Path, told: dict[str, object]) -> None:
-    whole = asdict(State(Round(1), Round(2, 3), 4))
+    whole = asdict(ScrubState(ScrubRound(1), ScrubRound(2, 3), 4))
     (tmp_path / "scrub.json").write_text(json.dumps(whole | told))
-    assert read_state(tmp_path) == State()
+    assert read_state(tmp_path) == ScrubState()
 
 
 # -- when it works again
@@ -281,8 +289,8 @@ def test_state_of_odd_types_counts_for_nothing(tmp_path: Path, told: dict[str, o
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubbing, "START_S", 0.0)
-    monkeypatch.setattr(scrubbing, "_TICK_S", 0.0)
+    monkeypatch.setattr(maintenance, "START_S", 0.0)
+    monkeypatch.setattr(maintenance, "_TICK_S", 0.0)
 
 
 @pytest.mark.usefixtures("soon")
@@ -314,9 +322,9 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
 ) -> None:
     looks = []
 
-    def look(_scrub: Scrub, *_given: object) -> Slice:
+    def look(_scrub: Scrub, *_given: object) -> ScrubSlice:
         looks.append(1)
-        return Slice(0, is_end=False)
+        return ScrubSlice(0, is_end=False)
 
     monkeypatch.setattr(Scrub, "look", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
@@ -343,9 +351,9 @@ async def test_what_nobody_thought_of_ends_no_broker(
         calls.append(1)
         raise TypeError("odd")
 
-    monkeypatch.setattr(care, "AGAIN_S", 0.01)
-    monkeypatch.setattr("phpmq_lite.server.scrubbing.read_state", fail)
-    monkeypatch.setattr("phpmq_lite.storage.backups.listed", fail)
+    monkeypatch.setattr(maintenance, "AGAIN_S", 0.01)
+    monkeypatch.setattr("phpmq_lite.server.maintenance.read_state", fail)
+    monkeypatch.setattr("phpmq_lite.storage.backup.backups.listed", fail)
     async with testing.running_service(tmp_path / "data") as running:
         await until(lambda: len(calls) > 5)
         assert await asyncio.to_thread(page, running, "livez")
@@ -354,10 +362,10 @@ async def test_what_nobody_thought_of_ends_no_broker(
 async def test_backup_that_fails_for_a_reason_nobody_thought_of_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_making: Making) -> None:
+    def fail(_making: BackupMaker) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Making, "run", fail)
+    monkeypatch.setattr(BackupMaker, "run", fail)
     async with testing.running_service(tmp_path / "data", backups={"every_h": 1e-6}) as running:
         told = await asyncio.to_thread(until_failed, running.data)
     assert told["error"] == "the backup failed: ZeroDivisionError()"
@@ -368,7 +376,7 @@ async def test_backup_that_fails_for_a_reason_nobody_thought_of_is_told(
 
 async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
-    backups = Backups(driver.path, tmp_path / "backups", keep=lambda: 2)
+    backups = BackupSchedule(driver.path, tmp_path / "backups", keep=lambda: 2)
     held = asyncio.Event()
 
     async def refuse() -> None:
@@ -390,7 +398,7 @@ async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_pat
 async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scrub, "look", lambda *_given: Slice(0, is_end=False))
+    monkeypatch.setattr(Scrub, "look", lambda *_given: ScrubSlice(0, is_end=False))
 
     async def refuse() -> None:
         raise RefusedError("not_stored", "nothing can be stored now")
@@ -416,7 +424,7 @@ async def test_who_may_see_some_queues_is_not_told_which_messages_are_damaged(
     tmp_path: Path,
 ) -> None:
     async with house(tmp_path / "data") as home:
-        care_of(home.broker).scrub.state.last = Round(1, 2, bad_alive=1, named=[7])
+        care_of(home.broker).scrub.state.last = ScrubRound(1, 2, bad_alive=1, named=[7])
         for name, queues, seqs in (("some", ["mine.*"], []), ("all", [], [7])):
             secret = await home.token(name, "viewer", *queues)
             async with Visitor(home.url, secret) as visitor:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker import claims, operations
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.model import Limits, QueueSettings
 from tests.driving import Driver
 from tests.integration.driven import MakeDriver, ask, taken_in_order

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.client import BlockingClient, Delivery, connect_blocking
-from phpmq_lite.client.backoff import Backoff
+from phpmq_lite.client.session import Backoff
 from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import (
     Acknowledge,

@@ -11,13 +11,13 @@ import pytest
 
 from phpmq_lite import clock
 from phpmq_lite.broker import doubts
-from phpmq_lite.client.aio import connect
+from phpmq_lite.client.async_client import connect
 from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, Now, State
-from phpmq_lite.storage import retention
-from phpmq_lite.storage.clock_steps import KEPT, Steps, note_clock
-from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.write import retention
+from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockSteps, RetentionBounds
+from phpmq_lite.storage.write.store import note_clock
 from tests.driving import Driver
 from tests.integration.visitors import House, Visitor, house, until
 from tests.steering import House as SteeredHouse
@@ -172,7 +172,7 @@ def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: D
     note_clock(connection, at(0))
     settled(driver, DAY_MS)
     note_clock(connection, at(2 * DAY_MS, year), has_jumped=True)
-    assert retention.step(connection, bounds, 2 * DAY_MS).rows == 0
+    assert retention.remove_expired(connection, bounds, 2 * DAY_MS).rows == 0
     driver.store.execute("DELETE FROM history")
     settled(driver, DAY_MS, 2 * DAY_MS + year, 3 * DAY_MS)
     driver.store.execute("DELETE FROM clock_step")
@@ -181,7 +181,7 @@ def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: D
         [(1, 0, 0), (2, 2 * DAY_MS, year), (3, 2 * DAY_MS + 60_000, 0)],
     )
     for days, expected in ((7, [1, 2, 3]), (8.5, [2, 3]), (9.5, [3])):
-        while retention.step(connection, bounds, int(days * DAY_MS)).has_more:
+        while retention.remove_expired(connection, bounds, int(days * DAY_MS)).has_more:
             pass
         assert kept(driver) == expected
 
@@ -191,12 +191,12 @@ def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> Non
     for day in range(3):
         note_clock(connection, at(day * DAY_MS, day * 10_000), has_jumped=True)
     settled(driver, 500 * DAY_MS)
-    retention.step(connection, bounds, 300 * DAY_MS)
+    retention.remove_expired(connection, bounds, 300 * DAY_MS)
     assert len(connection.execute("SELECT * FROM clock_step").fetchall()) == 3
-    retention.step(connection, bounds, 500 * DAY_MS)
+    retention.remove_expired(connection, bounds, 500 * DAY_MS)
     assert connection.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
-    assert Steps.read(connection).of(1) == 20_000
-    assert KEPT >= 100
+    assert ClockSteps.read(connection).of(1) == 20_000
+    assert STEPS_KEPT >= 100
 
 
 def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:

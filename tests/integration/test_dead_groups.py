@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from phpmq_lite.admin.query import of_group, parse
-from phpmq_lite.storage.deaths import DeadLetters
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.search import Search
 from tests.unit.admin.cases import NOW_MS, Database
 
 ERRORS = (
@@ -24,7 +24,7 @@ async def test_search_of_a_group_finds_its_records(tmp_path: Path) -> None:
         database.message(3, body.encode(), source_queue_id=1, source_reason="failed", urn="urn:a")
     readers = Readers(database.path)
     try:
-        groups = (await DeadLetters(readers).groups(NOW_MS)).groups
+        groups = (await DeadLetterGroups(readers).groups(NOW_MS)).groups
         for group in groups:
             q = parse(str(of_group(group)))
             found = await Search(readers, now_ms=lambda: NOW_MS).freeze(q, queues=None, limit=100)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from phpmq_lite.cli.main import commands
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, read_meta
-from phpmq_lite.storage.glance import glance
+from phpmq_lite.storage.integrity.stopped_database import read_stopped
 from phpmq_lite.testing import BrokerProcess
 from tests.integration.authority import Authority
 from tests.preloaded import broker_process
@@ -286,10 +286,10 @@ def test_who_holds_a_folder_is_seen_without_taking_it(tmp_path: Path) -> None:
     folder = DataFolder.open(path)
     assert holder(path) == str(os.getpid())
     with pytest.raises(StartRefusedError, match="is in use"):
-        glance(path)
+        read_stopped(path)
     folder.close()
     assert holder(path) is None
-    assert glance(path).is_new
+    assert read_stopped(path).is_new
 
 
 @pytest.mark.parametrize("created_at", ["null", '"today"', "[]"])

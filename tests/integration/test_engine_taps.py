@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker import operations, publishing
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Batch
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.status import Front
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.testing import running_service
 
 
@@ -24,7 +24,7 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         remove = front.tap(seen.append)
         other: list[Batch] = []
         front.tap(other.append)()  # looked for a moment
-        ids = await front.call(lambda core, answer: operations.publish(
+        ids = await front.call(lambda core, answer: publishing.publish(
             core, entry("message.publish"), "orders", [(b"a", None)],
             lambda value: answer((value, len(seen))),
         ))  # fmt: skip
@@ -62,4 +62,4 @@ async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
 
 async def test_nobody_looks_before_there_is_an_engine() -> None:
     with pytest.raises(RefusedError, match="not ready"):
-        Front(Figures()).tap(lambda _batch: None)
+        BrokerHandle(ConnectionCounters()).tap(lambda _batch: None)

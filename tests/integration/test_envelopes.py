@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import judging
+from phpmq_lite.broker import queues
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.intake import Intake
 from tests.envelope_cases import body
 from tests.integration.site import Site, running_site
 from tests.preloaded import broker_process
 
-LARGE = body(x='"%s"' % ("x" * judging.ASIDE_BYTES))
-LARGE_BAD = body(trace_id=None, x='"%s"' % ("x" * judging.ASIDE_BYTES))
+LARGE = body(x='"%s"' % ("x" * queues.ASIDE_BYTES))
+LARGE_BAD = body(trace_id=None, x='"%s"' % ("x" * queues.ASIDE_BYTES))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
     judge = Intake.judge
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
-        if len(content) > judging.ASIDE_BYTES:
+        if len(content) > queues.ASIDE_BYTES:
             threads.append(threading.current_thread().name)
         return judge(self, content, settings)
 

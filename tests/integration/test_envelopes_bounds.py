@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.broker.core import Result
 from phpmq_lite.broker.dying import MOST, MOST_BYTES
-from phpmq_lite.broker.operations import Action, Options
 from phpmq_lite.broker.queues import AT_ONCE_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError

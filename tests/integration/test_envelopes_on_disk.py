@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.judging import ASIDE_BYTES
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.broker.publishing import Published
+from phpmq_lite.broker.queues import ASIDE_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings, State

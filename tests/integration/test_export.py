@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 from phpmq_lite.admin.api import pipeline_history
-from phpmq_lite.build import install_command
 from phpmq_lite.client import connect
 from phpmq_lite.export import process as module
+from phpmq_lite.installation import install_command
 from phpmq_lite.model import checksum
 from tests.integration.export_site import ROWS, Site, large_site, site_on
 from tests.integration.settled import (

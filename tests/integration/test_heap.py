@@ -13,7 +13,7 @@ from weakref import ref
 
 import pytest
 
-from phpmq_lite import heap, process
+from phpmq_lite import process
 from phpmq_lite.testing import Running, running_service
 from tests.acceptance.measures import resident_bytes
 from tests.acceptance.peers import WAIT_S, Peer
@@ -90,12 +90,12 @@ def _watch_sessions(running: Running) -> list["ref[object]"]:
 
 def burst() -> None:
     """Print what a trim gives back of memory that lies free between pieces that stay; in bytes."""
-    heap.give_back()
+    process.limit_malloc()
     pieces = [b"x" * 100_000 for _ in range(600)]
     kept = pieces[::10]
     del pieces
     before = resident_bytes(os.getpid())
-    heap.trim()
+    process.trim_malloc()
     print(before - resident_bytes(os.getpid()), len(kept))  # noqa: T201 - read by the test
 
 
@@ -110,8 +110,8 @@ def test_trim_gives_back_what_a_burst_has_left_free() -> None:
 
 async def test_broker_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(heap, "TRIM_S", 0.0)
-    monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
+    monkeypatch.setattr(process, "TRIM_S", 0.0)
+    monkeypatch.setattr(process, "trim_malloc", lambda: trims.append(1))
     trimming = asyncio.create_task(process._trim())
     await until(lambda: len(trims) > 2)
     trimming.cancel()

@@ -10,7 +10,7 @@ import pytest
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, Loaded, Now, QueueSettings
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
 from tests.driving import make_database, open_store
 from tests.unit.broker.rig import FakePeer

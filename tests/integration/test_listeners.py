@@ -21,9 +21,9 @@ import uvloop
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.admission import NOT_ALLOWED, TOO_MANY_OF_ADDRESS, Admission
 from phpmq_lite.server.listeners import KEEPALIVE, Listeners
-from phpmq_lite.server.small_writes import EndDetector
+from phpmq_lite.server.session import EndDetector
 from phpmq_lite.settings import Settings
-from phpmq_lite.settings.sections import Tcp
+from phpmq_lite.settings.model import TcpSettings
 from tests.integration.authority import Authority, Certificate
 
 pytestmark = pytest.mark.timeout(30)
@@ -80,7 +80,7 @@ class Echo(asyncio.Protocol):
 class Opened:
     """Open listeners and the connections that came."""
 
-    def __init__(self, tcp: Tcp, gate: Admission | None) -> None:
+    def __init__(self, tcp: TcpSettings, gate: Admission | None) -> None:
         self.made: list[Echo] = []
         self.gate = gate
         self.listeners = Listeners(tcp, self.make, gate)
@@ -98,7 +98,7 @@ class Opened:
 async def listening(
     *listen: str, legacy: tuple[str, ...] = (), gate: Admission | None = None, **tcp: Any
 ) -> AsyncIterator[Opened]:
-    settings = Tcp(listen=list(listen), legacy_listen=list(legacy), **tcp)
+    settings = TcpSettings(listen=list(listen), legacy_listen=list(legacy), **tcp)
     opened = Opened(settings, gate)
     await opened.listeners.open()
     try:
@@ -221,7 +221,9 @@ async def test_port_in_use_is_refused_and_nothing_stays_open(tmp_path: Path) -> 
     async with listening("127.0.0.1:0") as opened:
         address = opened.listeners.addresses[0]
         unix = tmp_path / "a.sock"
-        other = Listeners(Tcp(listen=[f"unix:{unix}", address], legacy_listen=[]), opened.make)
+        other = Listeners(
+            TcpSettings(listen=[f"unix:{unix}", address], legacy_listen=[]), opened.make
+        )
         with pytest.raises(StartRefusedError, match=rf"^cannot listen on {address}: "):
             await other.open()
         assert other.addresses == []
@@ -231,7 +233,9 @@ async def test_port_in_use_is_refused_and_nothing_stays_open(tmp_path: Path) -> 
 @pytest.mark.parametrize("address", ["192.0.2.1:0", "nowhere.invalid:0"])
 @on_both_loops
 async def test_foreign_address_is_refused(address: str) -> None:
-    listeners = Listeners(Tcp(listen=[address], legacy_listen=[]), lambda *_: asyncio.Protocol())
+    listeners = Listeners(
+        TcpSettings(listen=[address], legacy_listen=[]), lambda *_: asyncio.Protocol()
+    )
     with pytest.raises(StartRefusedError, match=f"^cannot listen on {address}: "):
         await listeners.open()
 
@@ -327,7 +331,7 @@ async def test_socket_that_a_killed_broker_left_is_replaced(tmp_path: Path) -> N
 async def test_socket_that_somebody_answers_on_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     async with listening(f"unix:{path}") as opened:
-        other = Listeners(Tcp(listen=[f"unix:{path}"], legacy_listen=[]), opened.make)
+        other = Listeners(TcpSettings(listen=[f"unix:{path}"], legacy_listen=[]), opened.make)
         with pytest.raises(StartRefusedError, match="Address already in use"):
             await other.open()
         assert await echoed(*await asyncio.open_unix_connection(str(path))) == b"hello"
@@ -492,7 +496,7 @@ async def test_close_ends_unfinished_handshakes(server: Certificate) -> None:
 
 @on_both_loops
 async def test_listeners_stay_closed_when_tls_cannot_be_used(tmp_path: Path) -> None:
-    tcp = Settings(tcp=Tcp(tls_cert=tmp_path / "c", tls_key=tmp_path / "k")).tcp
+    tcp = Settings(tcp=TcpSettings(tls_cert=tmp_path / "c", tls_key=tmp_path / "k")).tcp
     listeners = Listeners(tcp, lambda *_: asyncio.Protocol())
     with pytest.raises(SettingsError, match=r"tcp\.tls_cert"):
         await listeners.open()

@@ -12,7 +12,7 @@ import pytest
 
 from phpmq_lite.admin.waiting import WAITS, Mark
 from phpmq_lite.client import connect
-from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.testing import Running, running_service
 from tests.integration.live_client import SOON_S, Events, Pages, pages, publish_staged, taps, until
 

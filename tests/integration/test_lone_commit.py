@@ -8,10 +8,10 @@ from statistics import median
 
 import pytest
 
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.integrity.wal_format import read_frames, read_header
 from phpmq_lite.storage.migrate import migrate, read_migrations, split_statements
-from phpmq_lite.storage.places import Places
-from phpmq_lite.storage.wal_frames import read_frames, read_header
+from phpmq_lite.storage.write.history_index import HistoryIndexer
 from tests.driving import Driver
 
 MESSAGES = 60
@@ -135,7 +135,7 @@ def test_history_and_keys_of_the_first_schema_stay_as_they_were(old: sqlite3.Con
     assert old.execute("SELECT * FROM history").fetchall() == before
     assert old.execute("SELECT * FROM receipt").fetchall() == keys
     assert "history_rows" not in totals(old)
-    Places().step(old, 0, is_idle=True)
+    HistoryIndexer().step(old, 0, is_idle=True)
     assert totals(old) == {
         "history_rows": 1, "history_bytes": 30, "deleted_rows": 1, "deleted_bytes": 20,
         "history_lo": 2, "next_number": 9, "placed_upto": 3,

@@ -18,8 +18,8 @@ import pytest
 from yarl import URL
 
 from phpmq_lite.admin.bodies import HEX_BYTES
-from phpmq_lite.storage.browse import Browser
-from phpmq_lite.storage.readers import _Reader
+from phpmq_lite.storage.read.messages import MessageReader
+from phpmq_lite.storage.read.readers import _Reader
 from phpmq_lite.testing import Running, running_service
 
 MIB = 1 << 20
@@ -346,16 +346,16 @@ async def test_export_that_breaks_does_not_end_politely(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.publish("orders", *(b"%d" % at for at in range(150)))
-    rows, calls = Browser.rows, 0
+    rows, calls = MessageReader.rows, 0
 
-    async def broken(self: Browser, seqs: Any) -> Any:
+    async def broken(self: MessageReader, seqs: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 1:
             raise OSError("no")
         return await rows(self, seqs)
 
-    monkeypatch.setattr(Browser, "rows", broken)
+    monkeypatch.setattr(MessageReader, "rows", broken)
     for format_ in ("csv", "jsonl"):
         calls = 0
         with pytest.raises(aiohttp.ClientPayloadError):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import Migration, migrate, pending
 
 FIRST = "CREATE TABLE a (x INTEGER); -- a comment; with a semicolon\nINSERT INTO a VALUES (1);\n"

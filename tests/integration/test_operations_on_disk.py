@@ -3,10 +3,10 @@
 from typing import Any
 from unittest.mock import patch
 
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.actions import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
-from phpmq_lite.storage import store as stores
+from phpmq_lite.storage.write import store as stores
 from tests.driving import Driver
 from tests.integration.driven import MakeDriver, order, taken_in_order
 

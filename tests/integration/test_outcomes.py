@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageFullError
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage import space as spaces
-from phpmq_lite.storage import store as stores
+from phpmq_lite.storage import disk_space as spaces
+from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.migrate import migrate, pending
-from phpmq_lite.storage.outcomes import told
-from phpmq_lite.storage.space import Space
-from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.writer import MANY_COMMANDS, Writer
+from phpmq_lite.storage.sqlite_errors import translate_errors
+from phpmq_lite.storage.write import store as stores
+from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer import MANY_COMMANDS, Writer
 from tests.batches import newborn
 from tests.driving import make_database, open_store
 
@@ -106,7 +106,7 @@ def fill(file: int, folder: Path, left_pages: int) -> None:
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Writer]:
-    one = Writer(make_database(tmp_path), Space(tmp_path, sleep=lambda _seconds: None))
+    one = Writer(make_database(tmp_path), DiskSpace(tmp_path, sleep=lambda _seconds: None))
     await one.open(1 << 20)
     yield one
     await one.close()
@@ -245,7 +245,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
 
     def break_it(store: Store) -> None:
         store.connection.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
-        with told(store.connection):
+        with translate_errors(store.connection):
             store.execute("SELECT 1")
 
     broken = one.start(break_it)  # as a checkpoint between two batches

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from phpmq_lite.broker import operations
-from phpmq_lite.broker.operations import PublishedStage, Staged
+from phpmq_lite.broker.staging import PublishedStage, Staged
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.pipeline import Pipeline, ReaderRow
-from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.read.consumers import PipelineReaders, ReaderRow
+from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.testing import Running, running_service
 
 
@@ -58,7 +58,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
             lambda core, answer: operations.note_reader(core, "archive", 7, answer)
         )
         readers = Readers(tmp_path / "data" / DATABASE, count=1)
-        pipeline = Pipeline(readers)
+        pipeline = PipelineReaders(readers)
         try:
             empty, mine = await pipeline.subscriptions()
             assert (empty.name, empty.count, empty.bytes, empty.oldest_at_ms, empty.hi,

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from phpmq_lite.admin.query import parse
 from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Now, State
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage import places as module
-from phpmq_lite.storage.browse import Browser
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.places import FEWEST, ROWS, WAIT_MS, Places
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.retention import RetentionBounds, step
-from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.read.messages import MessageReader
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.storage.write import history_index as module
+from phpmq_lite.storage.write.history_index import FEWEST, ROWS, WAIT_MS, HistoryIndexer
+from phpmq_lite.storage.write.maintenance import WriterMaintenance
+from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
+from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
 
 INSERT = (
@@ -91,7 +91,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
-    places = Places(timer=lambda: 0.0)
+    places = HistoryIndexer(timer=lambda: 0.0)
     assert places.step(ledger.connection, 1_000, is_idle=False) == 0  # none there
     ledger.fill(ROWS - 1)
     assert places.step(ledger.connection, 1_000 + WAIT_MS - 1, is_idle=False) == 0
@@ -107,7 +107,7 @@ def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
 
 def test_long_tail_is_placed_in_slices(ledger: Ledger) -> None:
     ledger.fill(ROWS * 2 + 5)
-    places = Places(timer=lambda: 0.0)
+    places = HistoryIndexer(timer=lambda: 0.0)
     taken = [(places.step(ledger.connection, 0, is_idle=True), places.has_more) for _ in range(4)]
     assert taken == [(ROWS, True), (ROWS, False), (5, False), (0, False)]
     assert ledger.upto() == ROWS * 2 + 5
@@ -117,7 +117,7 @@ def test_slices_follow_the_time_that_they_take(ledger: Ledger) -> None:
     ledger.fill(ROWS * 4)
     took_s = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.02, 0.0])
     clock = itertools.chain.from_iterable((0.0, seconds) for seconds in took_s)
-    places = Places(timer=lambda: next(clock))
+    places = HistoryIndexer(timer=lambda: next(clock))
     taken = [places.step(ledger.connection, 0, is_idle=True) for _ in range(7)]
     assert taken == [ROWS, ROWS // 2, ROWS // 4, ROWS // 8, FEWEST, FEWEST * 2, FEWEST * 2]
     ledger.upto()
@@ -128,14 +128,16 @@ def test_rows_that_left_before_they_had_a_place_are_passed_over(ledger: Ledger) 
     ledger.execute('UPDATE history SET "offset" = "offset" + 1000000 WHERE "offset" = 3')
     ledger.execute('DELETE FROM history WHERE "offset" < 3')
     assert ledger.settle(1, 2) == 1_000_004
-    assert Places().step(ledger.connection, 0, is_idle=True) == 2
+    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == 2
     assert ledger.upto() == 1_000_004
 
 
 def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
     store = Store(ledger.connection)
-    upkeep = Upkeep(ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters)
-    upkeep._places = Places(timer=lambda: 0.0)  # however slow the machine is
+    upkeep = WriterMaintenance(
+        ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters
+    )
+    upkeep._places = HistoryIndexer(timer=lambda: 0.0)  # however slow the machine is
     ledger.fill(ROWS * 2 + 5)
     assert upkeep(store, Now(1, 1), False)
     assert not upkeep(store, Now(1, 1), False)
@@ -156,7 +158,7 @@ def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
             (queue_id, f"q{queue_id}"),
         )
     ledger.settle(1, 5)
-    Places().step(ledger.connection, 0, is_idle=True)
+    HistoryIndexer().step(ledger.connection, 0, is_idle=True)
     ledger.settle(2, 5)
     ledger.execute(load("live")["forget_queues"])
     assert ledger.execute("SELECT queue_id FROM queue").fetchall() == [(1,), (2,)]
@@ -169,18 +171,18 @@ def test_full_disk_leaves_the_rows_in_the_tail(ledger: Ledger) -> None:
     ledger.fill(ROWS)
     (pages,) = ledger.execute("PRAGMA page_count").fetchone()
     ledger.execute(f"PRAGMA max_page_count={pages + 3}").fetchall()
-    assert Places().step(ledger.connection, 0, is_idle=True) == 0
+    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == 0
     assert not ledger.connection.in_transaction
     assert ledger.upto() == 0
     ledger.execute("PRAGMA max_page_count=1000000").fetchall()
-    assert Places().step(ledger.connection, 0, is_idle=True) == ROWS
+    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == ROWS
 
 
 @pytest.mark.parametrize("queues", [10, 5_000])
 def test_slice_of_many_queues_writes_few_pages(ledger: Ledger, queues: int) -> None:
     """However many queues there are: a page takes many rows of what is placed at once."""
     ledger.fill(1 << 17, queues)
-    places = Places(timer=lambda: 0.0)
+    places = HistoryIndexer(timer=lambda: 0.0)
     written = []
     ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     while places.step(ledger.connection, 0, is_idle=True):
@@ -195,7 +197,7 @@ def test_any_other_error_leaves_the_outcome_open(ledger: Ledger) -> None:
     ledger.settle(1, 2)
     ledger.execute("INSERT INTO history_place VALUES (0, 1, 2, 1)")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
-        Places().step(ledger.connection, 0, is_idle=True)
+        HistoryIndexer().step(ledger.connection, 0, is_idle=True)
 
 
 KILLED = """
@@ -233,7 +235,7 @@ def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
     assert done.returncode == -signal.SIGKILL
     ledger = Ledger(tmp_path / "phpmq.db")
     assert ledger.upto() == placed
-    places = Places()
+    places = HistoryIndexer()
     while places.step(ledger.connection, 0, is_idle=True):
         pass
     assert ledger.upto() == ROWS + 50
@@ -287,7 +289,7 @@ async def test_pages_of_a_queue_are_those_of_a_plain_filter(
             while True:
                 expected = plain(ledger, asked, place, is_newer=is_newer)
                 asked["after" if is_newer else "before"] = place
-                found = await Browser(readers).history(**asked)
+                found = await MessageReader(readers).history(**asked)
                 offsets = [row.offset or 0 for row in found.rows]
                 assert (offsets[::-1] if is_newer else offsets) == expected[:limit]
                 assert found.has_more == (len(expected) > limit)
@@ -310,9 +312,11 @@ def act(ledger: Ledger, turn: tuple[str, int, int]) -> None:
     elif kind == "place":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "ROWS", number)
-            Places().step(ledger.connection, 0, is_idle=True)
+            HistoryIndexer().step(ledger.connection, 0, is_idle=True)
     else:
-        step(ledger.connection, RetentionBounds(age_ms=1 << 60, rows=number, deleted_share=0.3), 0)
+        remove_expired(
+            ledger.connection, RetentionBounds(age_ms=1 << 60, rows=number, deleted_share=0.3), 0
+        )
 
 
 def plain(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer: bool) -> list[int]:

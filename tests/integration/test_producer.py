@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import Client, connect, connect_blocking
-from phpmq_lite.client.backoff import Backoff
+from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, publish_each
+from phpmq_lite.client.session import Backoff
 from phpmq_lite.envelopes import codec, producer, trace
-from phpmq_lite.envelopes.codec import EnvelopeError
-from phpmq_lite.envelopes.keyed import NoAnswerError, Outgoing, publish_each
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
-from phpmq_lite.errors import LocalProtocolError, PublishRefusedError
+from phpmq_lite.errors import EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
 from phpmq_lite.testing import Running, running_service
 from tests.integration.scripted_broker import Peer, ScriptedBroker
@@ -128,7 +127,7 @@ async def test_cut_before_the_receipt_stores_once(peer: ScriptedBroker) -> None:
 # -- many, each under its own key
 
 
-def sends(peer: ScriptedBroker, *messages: Outgoing, timeout_s: float = 30) -> list[str]:
+def sends(peer: ScriptedBroker, *messages: KeyedMessage, timeout_s: float = 30) -> list[str]:
     """Send from a thread; give the outcomes by the names of their classes."""
     with connect_blocking("127.0.0.1", peer.port, backoff=Backoff(0.001, 0.001)) as client:
         outcomes = publish_each(client, messages, timeout_s)
@@ -146,11 +145,11 @@ async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:
 
     peer.script = answer
     messages = [
-        Outgoing("orders", b"1", 0, b"k1"),
-        Outgoing("paused", b"2", 0, b"k2"),
-        Outgoing("a" * 300, b"3", 0, b"k3"),
-        Outgoing("silent", b"4", 0, b"k4"),
-        Outgoing("orders", b"5", 0, b"k5"),
+        KeyedMessage("orders", b"1", 0, b"k1"),
+        KeyedMessage("paused", b"2", 0, b"k2"),
+        KeyedMessage("a" * 300, b"3", 0, b"k3"),
+        KeyedMessage("silent", b"4", 0, b"k4"),
+        KeyedMessage("orders", b"5", 0, b"k5"),
     ]
     assert await asyncio.to_thread(sends, peer, *messages, timeout_s=0.5) == [
         "stored",
@@ -171,7 +170,7 @@ async def test_message_that_is_hung_up_on_again_and_again_is_given_up(peer: Scri
             peer.store(connection, frame)
 
     peer.script = hang_up
-    messages = [Outgoing("q", body, 0, body) for body in (b"one", b"bad", b"two")]
+    messages = [KeyedMessage("q", body, 0, body) for body in (b"one", b"bad", b"two")]
     found = await asyncio.to_thread(sends, peer, *messages)
     assert found[1:] == ["ConnectionLostError"] * 2
     assert b"two" not in peer.stored
@@ -182,8 +181,8 @@ async def test_broker_that_is_gone_leaves_everything_open(peer: ScriptedBroker) 
 
     def send() -> list[str]:
         with connect_blocking("127.0.0.1", peer.port, reconnect=False) as client:
-            outcomes = publish_each(client, [Outgoing("q", b"1", 0, b"k")], 30)
-            again = publish_each(client, [Outgoing("q", b"1", 0, b"k")], 30)
+            outcomes = publish_each(client, [KeyedMessage("q", b"1", 0, b"k")], 30)
+            again = publish_each(client, [KeyedMessage("q", b"1", 0, b"k")], 30)
         return [type(outcome).__name__ for outcome in (*outcomes, *again)]
 
     assert await asyncio.to_thread(send) == ["NoAnswerError"] * 2

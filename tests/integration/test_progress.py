@@ -13,11 +13,11 @@ import pytest
 
 from phpmq_lite.admin.doors import ANSWER, Patience
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.server.figures import NOT_READ, Figures
-from phpmq_lite.server.progress import Progress, acked_bytes
-from phpmq_lite.server.status import Front
-from phpmq_lite.server.tcp import Session
-from phpmq_lite.server.watch import TimeLimits, Watch
+from phpmq_lite.server.backpressure import NOT_READ, SlowPeerLimits, WriteProgress, acked_bytes
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.session import Session
+from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.server.watchdog import SessionMonitor
 from phpmq_lite.testing import Running, running_service
 from tests.acceptance.peers import Peer
 from tests.integration.visitors import until
@@ -67,7 +67,7 @@ def test_progress_of_no_socket_is_that_of_the_buffer() -> None:
         def get_write_buffer_size(self) -> int:
             return self.unsent
 
-    progress, transport, seen = Progress(), Transport(), []
+    progress, transport, seen = WriteProgress(), Transport(), []
     for transport.unsent in (0, 5, 5, 4, 4, 6, 0):
         seen.append(progress.is_made(transport))
     assert seen == [False, False, False, True, False, False, True]
@@ -105,7 +105,9 @@ async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
         return [one for one in peers if isinstance(one, Session) and one.choked_at is not None]
 
     def look(now_s: float) -> None:
-        Watch(sessions, Front(Figures()), TimeLimits(write_s=PATIENCE_S)).look(now_s)
+        SessionMonitor(
+            sessions, BrokerHandle(ConnectionCounters()), SlowPeerLimits(write_s=PATIENCE_S)
+        ).look(now_s)
 
     await asyncio.to_thread(fill)
     reader = SlowReader(running.port, look)

@@ -18,7 +18,7 @@ from phpmq_lite.admin import arrow
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.client import connect
-from phpmq_lite.client.aio import Client
+from phpmq_lite.client.async_client import Client
 from tests.integration.test_pipeline_api import stream
 from tests.integration.test_route_matrix import NOT_COMPARED, STREAMS
 from tests.integration.visitors import House, Visitor, house, until

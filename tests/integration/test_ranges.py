@@ -15,18 +15,19 @@ import pytest
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
-from phpmq_lite.storage import ranges as module
-from phpmq_lite.storage.browse import wire_id
-from phpmq_lite.storage.columnar import Engine, arrow_schema
-from phpmq_lite.storage.ranges import (
+from phpmq_lite.storage import arrow as module
+from phpmq_lite.storage.arrow import (
     BODY,
     CLAIM_COLUMNS,
     COLUMNS,
+    ArrowEngine,
+    HistoryRanges,
     RangeError,
-    Ranges,
-    Selection,
+    RowSelection,
+    arrow_schema,
     columns_of,
 )
+from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.statements import load, parts
 from tests.driving import empty_database
 from tests.integration.settled import (
@@ -40,13 +41,13 @@ from tests.integration.settled import (
 )
 
 ROWS = 300
-ALL = Selection(0, ROWS)
+ALL = RowSelection(0, ROWS)
 OUTCOMES = ("acked", "expired", "dead", "deleted")
 
 
 @pytest.fixture(params=["adbc", "python"])
-def ranges(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranges]:
-    with Ranges(settled_folder(tmp_path / "data", ROWS), engine=request.param) as made:
+def ranges(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HistoryRanges]:
+    with HistoryRanges(settled_folder(tmp_path / "data", ROWS), engine=request.param) as made:
         yield made
 
 
@@ -59,8 +60,8 @@ def offsets(rows: module.Rows) -> list[int]:
     return found
 
 
-def test_row_has_what_the_history_has(ranges: Ranges) -> None:
-    rows = ranges.history(Selection(0, ROWS, body=True))
+def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
+    rows = ranges.history(RowSelection(0, ROWS, body=True))
     table = table_of(rows)
     assert table.schema == arrow_schema((*COLUMNS, BODY))
     assert (rows.count, table.num_rows) == (ROWS, ROWS)
@@ -96,19 +97,19 @@ def test_row_has_what_the_history_has(ranges: Ranges) -> None:
         }
 
 
-def test_slices_make_no_difference(ranges: Ranges, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_make_no_difference(ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch) -> None:
     """The types of the first slices are guessed from nothing but nulls."""
-    whole = table_of(ranges.history(Selection(0, ROWS, body=True)))
-    monkeypatch.setattr(module, "SLICE", 3)
+    whole = table_of(ranges.history(RowSelection(0, ROWS, body=True)))
+    monkeypatch.setattr(module, "RANGE_SLICE", 3)
     monkeypatch.setattr(module, "PART_BYTES", 50)
-    rows = ranges.history(Selection(0, ROWS, body=True))
+    rows = ranges.history(RowSelection(0, ROWS, body=True))
     batches = list(rows)
     assert len(batches) > 100
     assert pa.Table.from_batches(batches, rows.schema) == whole
     assert rows.count == ROWS
 
 
-def test_body_that_is_empty_or_gone(ranges: Ranges) -> None:
+def test_body_that_is_empty_or_gone(ranges: HistoryRanges) -> None:
     contents = {11: b"", 13: b"\x00\xff\x00"}
     elsewhere(
         ranges.path,
@@ -119,22 +120,22 @@ def test_body_that_is_empty_or_gone(ranges: Ranges) -> None:
             for n, c in contents.items()
         ),
     )
-    table = table_of(ranges.history(Selection(0, 4, columns=("offset",), body=True)))
+    table = table_of(ranges.history(RowSelection(0, 4, columns=("offset",), body=True)))
     assert table["body"].to_pylist() == [b"", None, b"\x00\xff\x00", b"%040d" % 14]
 
 
-def test_body_that_is_damaged_is_not_given(ranges: Ranges) -> None:
+def test_body_that_is_damaged_is_not_given(ranges: HistoryRanges) -> None:
     elsewhere(ranges.path, f"UPDATE body SET content = x'{(b'%040d' % 13).hex()}' WHERE seq = 12")
-    table = table_of(ranges.history(Selection(0, 3, columns=("seq",), body=True)))
+    table = table_of(ranges.history(RowSelection(0, 3, columns=("seq",), body=True)))
     assert table["seq"].to_pylist() == [11, 12, 13]
     assert table["body"].to_pylist() == [b"%040d" % 11, None, b"%040d" % 13]
 
 
 def test_no_piece_has_more_bodies_than_a_part_and_one(
-    ranges: Ranges, monkeypatch: pytest.MonkeyPatch
+    ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 400)
-    batches = list(ranges.history(Selection(0, ROWS, columns=("size",), body=True)))
+    batches = list(ranges.history(RowSelection(0, ROWS, columns=("size",), body=True)))
     sizes = [pc.sum(batch["size"]).as_py() for batch in batches]
     assert sum(sizes) == ROWS * 40
     assert max(sizes) <= 440
@@ -144,21 +145,24 @@ def test_no_piece_has_more_bodies_than_a_part_and_one(
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (Selection(10, 13), lambda i: 10 < i <= 13),
-        (Selection(10, 10), lambda i: False),
-        (Selection(290, 9_999), lambda i: i > 290),
-        (Selection(0, ROWS, queues=("mail",)), lambda i: i % 3 == 1),
-        (Selection(0, ROWS, queues=("mail", "orders")), lambda i: i % 3 < 2),
-        (Selection(0, ROWS, pattern="orders*"), lambda i: i % 3 != 1),
-        (Selection(0, ROWS, pattern="ORDERS*"), lambda i: False),
-        (Selection(0, ROWS, allowed=("m*", "x")), lambda i: i % 3 == 1),
-        (Selection(0, ROWS, queues=("mail",), pattern="o*"), lambda i: False),
-        (Selection(0, ROWS, outcomes=("acked", "dead")), lambda i: i % 4 in (0, 2)),
-        (Selection(5, 100, pattern="o*", allowed=("*.eu",)), lambda i: 5 < i <= 100 and i % 3 == 2),
+        (RowSelection(10, 13), lambda i: 10 < i <= 13),
+        (RowSelection(10, 10), lambda i: False),
+        (RowSelection(290, 9_999), lambda i: i > 290),
+        (RowSelection(0, ROWS, queues=("mail",)), lambda i: i % 3 == 1),
+        (RowSelection(0, ROWS, queues=("mail", "orders")), lambda i: i % 3 < 2),
+        (RowSelection(0, ROWS, pattern="orders*"), lambda i: i % 3 != 1),
+        (RowSelection(0, ROWS, pattern="ORDERS*"), lambda i: False),
+        (RowSelection(0, ROWS, allowed=("m*", "x")), lambda i: i % 3 == 1),
+        (RowSelection(0, ROWS, queues=("mail",), pattern="o*"), lambda i: False),
+        (RowSelection(0, ROWS, outcomes=("acked", "dead")), lambda i: i % 4 in (0, 2)),
+        (
+            RowSelection(5, 100, pattern="o*", allowed=("*.eu",)),
+            lambda i: 5 < i <= 100 and i % 3 == 2,
+        ),
     ],
 )
 def test_selection_holds_all_conditions(
-    ranges: Ranges, asked: Selection, expected: Callable[[int], bool]
+    ranges: HistoryRanges, asked: RowSelection, expected: Callable[[int], bool]
 ) -> None:
     rows = ranges.history(asked)
     found = offsets(rows)
@@ -166,8 +170,8 @@ def test_selection_holds_all_conditions(
     assert rows.count == len(found)
 
 
-def test_columns_come_in_their_order(ranges: Ranges) -> None:
-    rows = ranges.history(Selection(0, 3, columns=("size", "offset"), body=True))
+def test_columns_come_in_their_order(ranges: HistoryRanges) -> None:
+    rows = ranges.history(RowSelection(0, 3, columns=("size", "offset"), body=True))
     assert rows.schema.names == ["offset", "size", "body"]
     assert table_of(rows)["size"].to_pylist() == [40, 40, 40]
 
@@ -175,45 +179,47 @@ def test_columns_come_in_their_order(ranges: Ranges) -> None:
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
-        (Selection(3, 2), "bad_value"),
-        (Selection(-1, 2), "bad_value"),
-        (Selection(0, 2, columns=("sice",)), "bad_value"),
-        (Selection(0, 2, columns=("body",)), "bad_value"),
-        (Selection(0, 2, queues=("nowhere",)), "unknown_queue"),
-        (Selection(ROWS + 1, ROWS + 2), "gap"),
-        (Selection(0, 2, history_id="another"), "other_history"),
-        (Selection(0, 2, outcomes=("lost",)), "bad_value"),
+        (RowSelection(3, 2), "bad_value"),
+        (RowSelection(-1, 2), "bad_value"),
+        (RowSelection(0, 2, columns=("sice",)), "bad_value"),
+        (RowSelection(0, 2, columns=("body",)), "bad_value"),
+        (RowSelection(0, 2, queues=("nowhere",)), "unknown_queue"),
+        (RowSelection(ROWS + 1, ROWS + 2), "gap"),
+        (RowSelection(0, 2, history_id="another"), "other_history"),
+        (RowSelection(0, 2, outcomes=("lost",)), "bad_value"),
     ],
 )
-def test_what_cannot_be_given_is_refused(ranges: Ranges, asked: Selection, code: str) -> None:
+def test_what_cannot_be_given_is_refused(
+    ranges: HistoryRanges, asked: RowSelection, code: str
+) -> None:
     with pytest.raises(RefusedError) as refused:
         ranges.history(asked)
     assert refused.value.code == code
 
 
-def test_bounds_follow_retention_and_outlive_the_rows(ranges: Ranges) -> None:
+def test_bounds_follow_retention_and_outlive_the_rows(ranges: HistoryRanges) -> None:
     assert ranges.bounds() == module.Bounds(HISTORY_ID, 0, ROWS, 0)
     retire(ranges.path, 100)
     assert ranges.bounds() == module.Bounds(HISTORY_ID, 100, ROWS, 100)
     retire(ranges.path, ROWS - 1)  # the newest row stays
     assert ranges.bounds() == module.Bounds(HISTORY_ID, ROWS - 1, ROWS, ROWS - 1)
-    assert list(ranges.history(Selection(ROWS, ROWS))) == []
+    assert list(ranges.history(RowSelection(ROWS, ROWS))) == []
 
 
-def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: Ranges) -> None:
+def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: HistoryRanges) -> None:
     retire(ranges.path, 100)
     with pytest.raises(RefusedError, match="rows up to 100 left") as refused:
-        ranges.history(Selection(99, 200))
+        ranges.history(RowSelection(99, 200))
     assert refused.value.code == "gap"
-    assert offsets(ranges.history(Selection(100, 200))) == list(range(101, 201))
-    rows = ranges.history(Selection(0, 200), is_gap_ok=True)
+    assert offsets(ranges.history(RowSelection(100, 200))) == list(range(101, 201))
+    rows = ranges.history(RowSelection(0, 200), is_gap_ok=True)
     assert (rows.lo, rows.hi, rows.count) == (100, 200, 100)
     assert offsets(rows) == list(range(101, 201))
-    assert list(ranges.history(Selection(0, 50), is_gap_ok=True)) == []
-    assert list(ranges.history(Selection(900, 950), is_gap_ok=True)) == []
+    assert list(ranges.history(RowSelection(0, 50), is_gap_ok=True)) == []
+    assert list(ranges.history(RowSelection(900, 950), is_gap_ok=True)) == []
 
 
-def retire_deleted(ranges: Ranges, upto: int) -> None:
+def retire_deleted(ranges: HistoryRanges, upto: int) -> None:
     elsewhere(
         ranges.path,
         f'DELETE FROM history WHERE outcome = 5 AND "offset" <= {upto}',
@@ -221,7 +227,7 @@ def retire_deleted(ranges: Ranges, upto: int) -> None:
     )
 
 
-def test_deleted_rows_that_left_are_a_gap_for_who_asks_for_them(ranges: Ranges) -> None:
+def test_deleted_rows_that_left_are_a_gap_for_who_asks_for_them(ranges: HistoryRanges) -> None:
     retire_deleted(ranges, 100)
     bounds = ranges.bounds()
     assert (bounds.lo, bounds.lo_deleted) == (0, 100)
@@ -229,18 +235,18 @@ def test_deleted_rows_that_left_are_a_gap_for_who_asks_for_them(ranges: Ranges) 
         ranges.history(ALL)
     assert refused.value.code == "gap"
     with pytest.raises(RefusedError, match="asked is above 99"):
-        ranges.history(Selection(99, ROWS, outcomes=("acked", "deleted")))
-    assert ranges.history(Selection(100, ROWS)).count == ROWS - 100
+        ranges.history(RowSelection(99, ROWS, outcomes=("acked", "deleted")))
+    assert ranges.history(RowSelection(100, ROWS)).count == ROWS - 100
     rows = ranges.history(ALL, is_gap_ok=True)
     assert (rows.lo, rows.count) == (0, ROWS - 25)
     assert len(offsets(rows)) == ROWS - 25
-    others = ranges.history(Selection(0, ROWS, outcomes=("acked", "expired", "dead")))
+    others = ranges.history(RowSelection(0, ROWS, outcomes=("acked", "expired", "dead")))
     assert others.count == len(offsets(others)) == ROWS - 75
 
 
 @pytest.mark.parametrize("is_gap_ok", [False, True])
 def test_deleted_rows_that_leave_while_they_are_counted_are_a_gap(
-    ranges: Ranges, is_gap_ok: bool
+    ranges: HistoryRanges, is_gap_ok: bool
 ) -> None:
     statements = []
 
@@ -260,9 +266,9 @@ def test_deleted_rows_that_leave_while_they_are_counted_are_a_gap(
 
 
 def test_rows_that_leave_while_they_are_read_are_missed(
-    ranges: Ranges, monkeypatch: pytest.MonkeyPatch
+    ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLICE", 50)
+    monkeypatch.setattr(module, "RANGE_SLICE", 50)
     rows = ranges.history(ALL)
     batches = iter(rows)
     next(batches)
@@ -272,7 +278,9 @@ def test_rows_that_leave_while_they_are_read_are_missed(
 
 
 @pytest.mark.parametrize("is_gap_ok", [False, True])
-def test_rows_that_leave_while_they_are_counted_are_a_gap(ranges: Ranges, is_gap_ok: bool) -> None:
+def test_rows_that_leave_while_they_are_counted_are_a_gap(
+    ranges: HistoryRanges, is_gap_ok: bool
+) -> None:
     statements = []
 
     def note() -> None:
@@ -292,11 +300,11 @@ def test_rows_that_leave_while_they_are_counted_are_a_gap(ranges: Ranges, is_gap
 
 
 def test_no_transaction_is_open_between_batches(
-    ranges: Ranges, monkeypatch: pytest.MonkeyPatch
+    ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that kept one would keep the log from being written back and emptied."""
-    monkeypatch.setattr(module, "SLICE", 50)
-    batches = iter(ranges.history(Selection(0, ROWS, body=True)))
+    monkeypatch.setattr(module, "RANGE_SLICE", 50)
+    batches = iter(ranges.history(RowSelection(0, ROWS, body=True)))
     for _ in range(3):
         next(batches)
         told = elsewhere(
@@ -308,7 +316,7 @@ def test_no_transaction_is_open_between_batches(
         assert told == "[(0, 0, 0)]"  # not busy, all of it, nothing left
 
 
-def test_lock_is_waited_for(ranges: Ranges) -> None:
+def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
     """ADBC sets no busy timeout by itself."""
     elsewhere(ranges.path, "CREATE TABLE other (x)", "DROP TABLE other")  # the schema is read anew
     program = (
@@ -321,9 +329,9 @@ def test_lock_is_waited_for(ranges: Ranges) -> None:
     path = ranges.path.with_name("other.db")
     elsewhere(path, "CREATE TABLE x (a)", "INSERT INTO x VALUES (1)")
     command = [sys.executable, "-c", program, str(path)]
-    engine: Engine = "adbc" if type(ranges._database).__name__ == "_Adbc" else "python"
+    engine: ArrowEngine = "adbc" if type(ranges._database).__name__ == "_Adbc" else "python"
     with (
-        Ranges(path, engine=engine) as other,
+        HistoryRanges(path, engine=engine) as other,
         subprocess.Popen(command, stdout=subprocess.PIPE) as holder,
     ):
         assert holder.stdout is not None
@@ -332,22 +340,22 @@ def test_lock_is_waited_for(ranges: Ranges) -> None:
         assert holder.wait() == 0
 
 
-def test_time_is_looked_up(ranges: Ranges) -> None:
+def test_time_is_looked_up(ranges: HistoryRanges) -> None:
     retire(ranges.path, 10)
     times = {0: 10, 11: 10, 12: 11, 150: 149, 300: 299, 301: 300, 9_999: 300}
     assert {at: ranges.offset_at(NOW_MS + at * 1_000) for at in times} == times
 
 
-def test_all_queues_are_named(ranges: Ranges) -> None:
+def test_all_queues_are_named(ranges: HistoryRanges) -> None:
     assert ranges.queues() == sorted(QUEUES)
 
 
 def test_database_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> None:
     for engine in ("adbc", "python"):
         with pytest.raises(StorageError, match="there is no database"):
-            Ranges(tmp_path / "no.db", engine=engine)
+            HistoryRanges(tmp_path / "no.db", engine=engine)
         (tmp_path / "bad.db").write_bytes(b"x" * 5_000)
-        with pytest.raises(StorageError, match="cannot"), Ranges(tmp_path / "bad.db") as bad:
+        with pytest.raises(StorageError, match="cannot"), HistoryRanges(tmp_path / "bad.db") as bad:
             bad.bounds()
 
 
@@ -360,7 +368,7 @@ def test_unreadable_name_is_no_column() -> None:
 def test_module_loads_without_what_it_needs_later() -> None:
     """Spark's workers and the broker import it; neither wants the other's libraries for it."""
     program = (
-        "import sys, phpmq_lite.storage.ranges as r; r.columns_of();"
+        "import sys, phpmq_lite.storage.arrow as r; r.columns_of();"
         "print({'pyarrow', 'aiohttp', 'aiosqlite', 'adbc_driver_sqlite'} & {*sys.modules})"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -371,7 +379,7 @@ def test_module_loads_without_what_it_needs_later() -> None:
 
 
 @pytest.fixture
-def claimed(ranges: Ranges) -> Ranges:
+def claimed(ranges: HistoryRanges) -> HistoryRanges:
     """Five claims of ``nightly`` on ``orders``; 1 is acknowledged, 4 was taken away."""
     rows = [
         "INSERT INTO message (seq, token, queue_id, position, state, published_at, deliveries,"
@@ -390,7 +398,7 @@ def claimed(ranges: Ranges) -> Ranges:
     return ranges
 
 
-def test_claims_come_by_number(claimed: Ranges) -> None:
+def test_claims_come_by_number(claimed: HistoryRanges) -> None:
     rows = claimed.claims("nightly", 1, 5)
     table = table_of(rows)
     assert table.schema == arrow_schema(CLAIM_COLUMNS)
@@ -406,7 +414,7 @@ def test_claims_come_by_number(claimed: Ranges) -> None:
 
 
 @pytest.mark.parametrize("change", ["UPDATE body SET content = x'00'", "DELETE FROM body"])
-def test_claim_whose_body_is_damaged_breaks_the_range(claimed: Ranges, change: str) -> None:
+def test_claim_whose_body_is_damaged_breaks_the_range(claimed: HistoryRanges, change: str) -> None:
     """Without its body the query would acknowledge what it never saw."""
     elsewhere(claimed.path, f"{change} WHERE seq = 903")
     with pytest.raises(StorageError, match=f"message {wire_id(903, 3)} is damaged"):
@@ -425,7 +433,7 @@ def test_claim_whose_body_is_damaged_breaks_the_range(claimed: Ranges, change: s
     ],
 )
 def test_claims_that_cannot_be_given_are_refused(
-    claimed: Ranges, name: str, lo: int, hi: int, allowed: tuple[str, ...], code: str
+    claimed: HistoryRanges, name: str, lo: int, hi: int, allowed: tuple[str, ...], code: str
 ) -> None:
     with pytest.raises(RefusedError) as refused:
         claimed.claims(name, lo, hi, allowed)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.fair_slots import asker
-from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.read.readers import Readers, asker
 
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 HOSTILE = "a" * 1_900 + "b"

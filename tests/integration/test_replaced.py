@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DatabaseReplacedError
-from phpmq_lite.storage.backup import Making
+from phpmq_lite.storage.backup.backups import BackupMaker
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.integrity.seal import LiveSeal, seal
 from phpmq_lite.storage.opened_files import OpenedFiles
-from phpmq_lite.storage.resting import RestingSeal
-from phpmq_lite.storage.seal import seal
 from tests.acceptance.peers import Peer
 from tests.driving import empty_database
 from tests.preloaded import BrokerProcess, broker_process
@@ -120,7 +119,7 @@ def test_foreign_file_is_not_sealed(tmp_path: Path) -> None:
 
 def test_foreign_file_is_not_sealed_between_two_checkpoints(tmp_path: Path) -> None:
     files = opened(tmp_path)
-    resting = RestingSeal(tmp_path / DATABASE, files)
+    resting = LiveSeal(tmp_path / DATABASE, files)
     replace(tmp_path / DATABASE)
     resting.take()
     assert resting._thread is not None
@@ -133,7 +132,7 @@ def test_backup_of_a_foreign_file_gets_no_name(tmp_path: Path) -> None:
     files = opened(tmp_path)
     replace(tmp_path / DATABASE)
     backups = tmp_path / "backups"
-    making = Making(
+    making = BackupMaker(
         tmp_path / DATABASE, backups, "1", is_open=False, check_files=files.check_database
     )
     with pytest.raises(DatabaseReplacedError):

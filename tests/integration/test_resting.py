@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError
-from phpmq_lite.storage import seal_file
-from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.resting import RestingSeal
-from phpmq_lite.storage.seal import checksum_of
+from phpmq_lite.storage.integrity import seal
+from phpmq_lite.storage.integrity.seal import LiveSeal, checksum_of
+from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.testing import BrokerProcess
 from tests.acceptance.peers import Peer
 from tests.preloaded import broker_process
@@ -29,29 +28,29 @@ def folder(tmp_path: Path) -> Iterator[DataFolder]:
 
 
 @pytest.fixture
-def resting(folder: DataFolder) -> Iterator[RestingSeal]:
-    resting = RestingSeal(folder.database)
+def resting(folder: DataFolder) -> Iterator[LiveSeal]:
+    resting = LiveSeal(folder.database)
     yield resting
     resting.close()
 
 
-def wait_for_seal(resting: RestingSeal) -> None:
+def wait_for_seal(resting: LiveSeal) -> None:
     assert resting._thread is not None
     resting._thread.join()
 
 
 def test_database_is_sealed_until_the_next_checkpoint(
-    folder: DataFolder, resting: RestingSeal
+    folder: DataFolder, resting: LiveSeal
 ) -> None:
     resting.take()
     wait_for_seal(resting)
-    assert seal_file.read(folder.path) == checksum_of(folder.database)
+    assert seal.read_seal(folder.path) == checksum_of(folder.database)
     resting.strike()
-    assert seal_file.read(folder.path) is None
+    assert seal.read_seal(folder.path) is None
 
 
 def test_broker_that_gets_no_thread_works_without_a_seal(
-    folder: DataFolder, resting: RestingSeal, monkeypatch: pytest.MonkeyPatch
+    folder: DataFolder, resting: LiveSeal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -59,14 +58,14 @@ def test_broker_that_gets_no_thread_works_without_a_seal(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         resting.take()
-    assert seal_file.read(folder.path) is None
+    assert seal.read_seal(folder.path) is None
     resting.take()
     wait_for_seal(resting)
-    assert seal_file.read(folder.path) == checksum_of(folder.database)
+    assert seal.read_seal(folder.path) == checksum_of(folder.database)
 
 
 def test_checkpoint_that_comes_meanwhile_leaves_no_seal(
-    folder: DataFolder, resting: RestingSeal
+    folder: DataFolder, resting: LiveSeal
 ) -> None:
     """Whenever it comes: what was read may be of two states of the file."""
     read, go_on = threading.Event(), threading.Event()
@@ -89,10 +88,10 @@ def test_checkpoint_that_comes_meanwhile_leaves_no_seal(
     resting.strike()
     go_on.set()
     wait_for_seal(resting)
-    assert seal_file.read(folder.path) is None
+    assert seal.read_seal(folder.path) is None
 
 
-def test_sealing_takes_a_small_part_of_the_time(folder: DataFolder, resting: RestingSeal) -> None:
+def test_sealing_takes_a_small_part_of_the_time(folder: DataFolder, resting: LiveSeal) -> None:
     resting.take()
     wait_for_seal(resting)
     first = resting._thread
@@ -108,12 +107,12 @@ def crash_between_checkpoints(broker: BrokerProcess) -> None:
     with Peer(broker.port) as peer:
         peer.store("orders", *[b"one"] * 100)
         while True:
-            while seal_file.read(broker.data) is None:
+            while seal.read_seal(broker.data) is None:
                 time.sleep(0.01)  # it tells nobody
             before = database.stat().st_mtime_ns
             peer.store("orders", b"one more")
             process.send_signal(signal.SIGSTOP)
-            if seal_file.read(broker.data) is not None and database.stat().st_mtime_ns == before:
+            if seal.read_seal(broker.data) is not None and database.stat().st_mtime_ns == before:
                 assert wal.stat().st_size
                 broker.kill()
                 return

@@ -11,16 +11,22 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError, StorageFullError
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage import backup as backups
-from phpmq_lite.storage import restore as restores
-from phpmq_lite.storage.accounts import Withdrawn
-from phpmq_lite.storage.backup import Backup, Making, listed, read_backup, remove_old
-from phpmq_lite.storage.checkup import check_files
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.backup import backups
+from phpmq_lite.storage.backup import restore as restores
+from phpmq_lite.storage.backup.backups import (
+    Backup,
+    BackupMaker,
+    list_backups,
+    read_backup,
+    remove_old,
+)
+from phpmq_lite.storage.backup.restore import RAISED, drill, restore
 from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
+from phpmq_lite.storage.integrity.startup import check_files
+from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.restore import RAISED, drill, restore
-from phpmq_lite.storage.verify import verify
+from phpmq_lite.storage.read.accounts import Withdrawn
 from tests.driving import Driver
 from tests.integration.closed_folder import change, closed, flip, lived, one, problems
 
@@ -35,7 +41,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 @pytest.fixture
 def backup(driver: Driver, tmp_path: Path) -> Backup:
-    return Making(driver.path, tmp_path / "backups", "1.2.3").run()
+    return BackupMaker(driver.path, tmp_path / "backups", "1.2.3").run()
 
 
 @pytest.fixture
@@ -71,11 +77,11 @@ def test_nothing_else_is_an_id(text: str) -> None:
 
 def test_backups_are_listed_newest_first_and_the_oldest_go(driver: Driver, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
-    made = [Making(driver.path, folder, "").run().manifest.id for _ in range(4)]
+    made = [BackupMaker(driver.path, folder, "").run().manifest.id for _ in range(4)]
     assert len(set(made)) == 4
-    assert [each.manifest.id for each in listed(folder)] == made[::-1]
+    assert [each.manifest.id for each in list_backups(folder)] == made[::-1]
     assert remove_old(folder, 2, made[3]) == made[1::-1]
-    assert [each.manifest.id for each in listed(folder)] == made[:1:-1]
+    assert [each.manifest.id for each in list_backups(folder)] == made[:1:-1]
     assert sorted(path.name for path in folder.iterdir()) == sorted(made[2:])
 
 
@@ -83,12 +89,15 @@ def test_backup_just_made_stays_though_the_clock_was_set_back(
     driver: Driver, tmp_path: Path
 ) -> None:
     folder = tmp_path / "backups"
-    first, second, now = [Making(driver.path, folder, "").run() for _ in range(3)]
+    first, second, now = [BackupMaker(driver.path, folder, "").run() for _ in range(3)]
     for ahead, made in enumerate((first, second), start=1):
         told = asdict(made.manifest) | {"made_at": made.manifest.made_at + ahead * 10**9}
         (made.folder / "manifest.json").write_text(json.dumps(told))
     assert remove_old(folder, 2, now.manifest.id) == [first.manifest.id]
-    assert {each.manifest.id for each in listed(folder)} == {second.manifest.id, now.manifest.id}
+    assert {each.manifest.id for each in list_backups(folder)} == {
+        second.manifest.id,
+        now.manifest.id,
+    }
 
 
 def test_what_is_not_whole_is_no_backup(backup: Backup) -> None:
@@ -96,9 +105,9 @@ def test_what_is_not_whole_is_no_backup(backup: Backup) -> None:
     (folder / "20200101T000000Z").mkdir()
     (folder / ".half.new").mkdir()
     (folder / "notes").write_text("mine")
-    assert listed(folder) == [backup]
+    assert list_backups(folder) == [backup]
     (backup.folder / "manifest.json").write_text("{}")
-    assert listed(folder) == []
+    assert list_backups(folder) == []
 
 
 def test_backup_needs_twice_the_space(
@@ -109,8 +118,8 @@ def test_backup_needs_twice_the_space(
         shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 2 * size - 1})
     )
     with pytest.raises(StorageFullError, match=f"needs {2 * size:,}"):
-        Making(driver.path, tmp_path / "backups", "").run()
-    assert listed(tmp_path / "backups") == []
+        BackupMaker(driver.path, tmp_path / "backups", "").run()
+    assert list_backups(tmp_path / "backups") == []
 
 
 @pytest.mark.parametrize(("free", "is_made"), [(-1, False), (0, True)])
@@ -122,14 +131,14 @@ def test_backup_leaves_what_publishing_needs(
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _path: type("Usage", (), {"free": need + free})
     )
-    making = Making(driver.path, tmp_path / "backups", "", reserve=reserve)
+    making = BackupMaker(driver.path, tmp_path / "backups", "", reserve=reserve)
     with nullcontext() if is_made else pytest.raises(StorageFullError, match=f"needs {need:,}"):
         making.run()
-    assert len(listed(tmp_path / "backups")) == is_made
+    assert len(list_backups(tmp_path / "backups")) == is_made
 
 
 def test_backup_that_is_stopped_leaves_nothing(driver: Driver, tmp_path: Path) -> None:
-    making = Making(driver.path, tmp_path / "backups", "")
+    making = BackupMaker(driver.path, tmp_path / "backups", "")
     making.stop()
     with pytest.raises(StorageError, match="was stopped"):
         making.run()
@@ -138,7 +147,7 @@ def test_backup_that_is_stopped_leaves_nothing(driver: Driver, tmp_path: Path) -
 
 def test_backup_that_takes_too_long_is_stopped(driver: Driver, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="was stopped"):
-        Making(driver.path, tmp_path / "backups", "").run(limit_s=0)
+        BackupMaker(driver.path, tmp_path / "backups", "").run(limit_s=0)
 
 
 def test_backup_of_a_damaged_database_fails(data: Path, tmp_path: Path) -> None:
@@ -146,15 +155,15 @@ def test_backup_of_a_damaged_database_fails(data: Path, tmp_path: Path) -> None:
         file.seek(4_096)
         file.write(b"\xff" * 8_192)
     with pytest.raises(DataDamagedError):
-        Making(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
-    assert listed(tmp_path / "backups") == []
+        BackupMaker(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
+    assert list_backups(tmp_path / "backups") == []
 
 
 def test_backup_of_a_closed_database_leaves_no_trace_in_its_folder(
     data: Path, tmp_path: Path
 ) -> None:
     before = sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir())
-    Making(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
+    BackupMaker(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
     assert sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir()) == before
 
 
@@ -399,7 +408,7 @@ def test_drill_passes_on_a_backup_of_each_older_version(tmp_path: Path, schema: 
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         migrate(connection, older)
         connection.execute("INSERT INTO queue (queue_id, name, created_at) VALUES (1, 'q', 0)")
-    made = Making(database, tmp_path / "backups", "0.1").run()
+    made = BackupMaker(database, tmp_path / "backups", "0.1").run()
     assert made.manifest.schema == schema
     done = drill(made.folder, migrations_folder())
     assert done.problems == []
@@ -450,7 +459,7 @@ def _let_in(database: Path) -> None:
 def with_accounts(data: Path, tmp_path: Path) -> Backup:
     _let_in(data / "phpmq.db")
     _seal(data)
-    return Making(data / "phpmq.db", tmp_path / "of-accounts", "", is_open=False).run()
+    return BackupMaker(data / "phpmq.db", tmp_path / "of-accounts", "", is_open=False).run()
 
 
 def _seal(data: Path) -> None:

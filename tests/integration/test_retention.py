@@ -11,14 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
-from phpmq_lite.storage import retention
-from phpmq_lite.storage.places import Places
-from phpmq_lite.storage.retention import (
-    KEYS_AT_ONCE,
-    ROWS_PER_STEP,
-    RetentionBounds,
-)
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.write import retention
+from phpmq_lite.storage.write.history_index import HistoryIndexer
+from phpmq_lite.storage.write.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
 from tests.integration.retained import FOREVER, NOW, Store, step, take
 
 ACKED, DELETED = 2, 5
@@ -71,7 +67,7 @@ def test_places_go_with_their_rows(store: Store) -> None:
     store.fill(3, outcome=DELETED)
     store.place()
     store.fill(2)
-    retention.step(store.connection, RetentionBounds(rows=3, deleted_share=0.4), NOW)
+    retention.remove_expired(store.connection, RetentionBounds(rows=3, deleted_share=0.4), NOW)
     assert store.offsets() == [7, 8, 9]
     assert store.number("SELECT count(*) FROM history_place") == 1
 
@@ -79,7 +75,7 @@ def test_places_go_with_their_rows(store: Store) -> None:
 def test_what_has_no_place_stays(store: Store) -> None:
     store.fill(3)
     bounds = RetentionBounds(rows=1, deleted_share=0)
-    assert retention.step(store.connection, bounds, NOW).rows == 0
+    assert retention.remove_expired(store.connection, bounds, NOW).rows == 0
     assert step(store.connection, bounds, NOW) == 2
 
 
@@ -163,7 +159,7 @@ def test_nothing_is_written_where_nothing_leaves(store: Store) -> None:
     store.fill(2)
     take(store.connection, bounds, NOW)
     before = store.connection.total_changes
-    assert retention.step(store.connection, bounds, NOW) == (0, False)
+    assert retention.remove_expired(store.connection, bounds, NOW) == (0, False)
     assert store.connection.total_changes == before
 
 
@@ -176,8 +172,8 @@ def test_database_that_cannot_grow_frees_room_by_itself(store: Store) -> None:
     pages = store.number("PRAGMA page_count")
     store.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     for _ in range(20):
-        Places().step(store.connection, 0, is_idle=True)
-        retention.step(store.connection, bounds, NOW)
+        HistoryIndexer().step(store.connection, 0, is_idle=True)
+        retention.remove_expired(store.connection, bounds, NOW)
     assert store.number("PRAGMA freelist_count") > 0
     store.fill(50)
 

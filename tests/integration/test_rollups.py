@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker.histogram import unpack
-from phpmq_lite.storage.rollups import ALL, MINUTE_S, RECORDS
+from phpmq_lite.histogram import unpack
+from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, RECORDS
 from tests.integration.site import Site, running_site
 
 

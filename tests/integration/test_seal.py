@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError
-from phpmq_lite.storage.checkup import check_files
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.seal import seal
+from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.integrity.startup import check_files
 from tests.driving import Driver
 from tests.integration.closed_folder import change, closed, flip, lived, problems
 
@@ -67,7 +67,7 @@ def test_database_that_the_disk_does_not_give_is_damaged(
     def fail(_path: Path) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("phpmq_lite.storage.seal.checksum_of", fail)
+    monkeypatch.setattr("phpmq_lite.storage.integrity.seal.checksum_of", fail)
     with (
         closing(DataFolder.open(data)) as folder,
         pytest.raises(DataDamagedError, match=r"cannot read .*phpmq\.db: Input/output error"),
@@ -120,7 +120,7 @@ def test_head_that_sqlite_does_not_know_is_refused_without_a_seal(data: Path) ->
 
 
 def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phpmq_lite.storage.checkup.CHECKED_BYTES", 1)
+    monkeypatch.setattr("phpmq_lite.storage.integrity.startup.CHECKED_BYTES", 1)
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
         assert check_files(folder).is_owed

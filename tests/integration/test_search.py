@@ -11,12 +11,12 @@ import pytest
 
 from phpmq_lite.admin.query import of_ids, of_queue, parse
 from phpmq_lite.errors import ReadTooLongError
-from phpmq_lite.storage import plans
-from phpmq_lite.storage import search as search_module
-from phpmq_lite.storage.browse import wire_id
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import Search
-from phpmq_lite.storage.terms import Query
+from phpmq_lite.storage.read import search as search_module
+from phpmq_lite.storage.read import search_plan
+from phpmq_lite.storage.read.messages import wire_id
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.read.search_plan import SearchQuery
 from tests.integration.plain_search import (
     Plain,
     content_of,
@@ -96,7 +96,7 @@ async def test_search_finds_what_a_plain_filter_finds(
     assert sum(frozen.by_state.values()) == sum(frozen.by_queue.values()) == len(expected)
 
 
-def is_in_order(query: Query, found: list[Any]) -> bool:
+def is_in_order(query: SearchQuery, found: list[Any]) -> bool:
     """By offset where all are settled, by position where they are of named queues, else by seq."""
     states = {row.state for row in found}
     keys = [[row.seq for row in found]]
@@ -305,7 +305,7 @@ COMPOSED = [  # a search, the queues given to the plan, and what it must read al
 def test_source_reads_along_its_index(
     path: Path, text: str, queues: str, index: str, is_newest_first: bool
 ) -> None:
-    plan = plans.make(parse(text), [int(queues)] if queues else None, [], NOW_MS)
+    plan = search_plan.make_plan(parse(text), [int(queues)] if queues else None, [], NOW_MS)
     assert plan is not None
     connection = sqlite3.connect(path)
     add_reader_functions(connection)
@@ -329,6 +329,6 @@ def test_values_are_parameters_only(name: str) -> None:
     """No text that was typed gets into the statement."""
     marked = "'); DROP TABLE zzyzx; --"
     query = parse(f'{name}:"{marked}"' if name else f'"{marked}"')
-    plan = plans.make(query, None, [], NOW_MS)
+    plan = search_plan.make_plan(query, None, [], NOW_MS)
     assert plan is not None
     assert "zzyzx" not in plan.text(is_newest_first=True)

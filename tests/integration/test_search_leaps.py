@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.admin.query import parse
-from phpmq_lite.storage import search as search_module
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.read import search as search_module
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.read.search_plan import SearchQuery
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.terms import Query
 from tests.integration.plain_search import (
     FIRST,
     QUEUES,
@@ -108,7 +108,7 @@ async def test_numbers_and_leaps_change_no_page(
         database.connection.close()
 
 
-async def leaps_agree(search: Search, database: Database, query: Query, limit: int) -> None:
+async def leaps_agree(search: Search, database: Database, query: SearchQuery, limit: int) -> None:
     found = await pages(search, query, limit)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Search, "_leap", AsyncMock())

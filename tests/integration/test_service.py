@@ -16,16 +16,16 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from phpmq_lite import endings, process, service, testing
-from phpmq_lite.endings import record_stop
+from phpmq_lite import process, service, shutdown, testing
 from phpmq_lite.errors import StartRefusedError
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.storage.checkup import Checkup, check_files
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.shutdown import record_stop
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.integrity.startup import StartupCheck, check_files
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.seal import seal
-from phpmq_lite.storage.space import Space
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.storage.write.writer import Writer
 from phpmq_lite.testing import running_service
 from tests.acceptance.peers import (
     WAIT_S,
@@ -303,7 +303,7 @@ async def test_pages_answer_while_the_database_is_being_recovered(
 ) -> None:
     go_on, is_open = threading.Event(), asyncio.Event()
 
-    def check_later(*args: Any, **more: Any) -> Checkup:
+    def check_later(*args: Any, **more: Any) -> StartupCheck:
         go_on.wait(WAIT_S)
         return check_files(*args, **more)
 
@@ -359,7 +359,9 @@ async def test_seal_of_a_slow_disk_does_not_hold_up_the_end_of_a_stop(
 ) -> None:
     """The loop has to go on: it ends the process after ten seconds."""
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(endings, "seal", lambda *_given: threads.append(threading.current_thread()))
+    monkeypatch.setattr(
+        shutdown, "seal", lambda *_given: threads.append(threading.current_thread())
+    )
     async with running_service(data):
         pass
     assert len(threads) == 1
@@ -386,6 +388,6 @@ def test_stop_that_cannot_be_recorded_tells_a_failure_from_a_stop(
         raise OSError("no room")
 
     monkeypatch.setattr(DataFolder, "record", fail)
-    record_stop(folder, Writer(folder.database, Space(data)), None, failure, None)
+    record_stop(folder, Writer(folder.database, DiskSpace(data)), None, failure, None)
     folder.close()
     assert codes == [code]

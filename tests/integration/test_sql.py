@@ -20,9 +20,9 @@ FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
 # The last one says which page of claims.
 WRITER = (
-    "storage/store.py",
-    "storage/layout.py",
-    "storage/places.py",
+    "storage/write/store.py",
+    "storage/write/batch_sql.py",
+    "storage/write/history_index.py",
     "model.py",
     "broker/claims.py",
 )

@@ -6,14 +6,14 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker import staged, staging
-from phpmq_lite.broker.operations import PublishedStage, Staged, Writer
-from phpmq_lite.broker.staging import ANYBODY
+from phpmq_lite.broker.staged import Writer
+from phpmq_lite.broker.staging import ANYBODY, PublishedStage, Staged
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.model import Limits, QueueSettings, checksum
-from phpmq_lite.storage import recall
-from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.store import LONG_WAL_BYTES
-from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.storage.write import retention
+from phpmq_lite.storage.write.maintenance import WriterMaintenance
+from phpmq_lite.storage.write.retention import RetentionBounds
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES
 from tests.driving import Driver
 from tests.envelope_cases import body
 from tests.integration.driven import MakeDriver, ask, order, taken_in_order
@@ -159,7 +159,7 @@ def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
     assert tokens(driver) == ["whole"]
     assert driver.core.staging.stages["whole"].parts == parts
     assert stage(driver, "open", b"c") == Staged(1, 1)
-    while recall.sweep(driver.store.connection):
+    while retention.sweep_staged(driver.store.connection):
         pass
     assert driver.rows("SELECT content FROM stage_row") == [(b"b",), (b"c",)]
 
@@ -186,7 +186,7 @@ def test_rows_of_dropped_tokens_are_removed_in_slices(make: MakeDriver) -> None:
     publish(driver, 1, "a")
     ticks = iter(range(100))
     steps = 0
-    while recall.sweep(driver.store.connection, timer=lambda: float(next(ticks))):
+    while retention.sweep_staged(driver.store.connection, timer=lambda: float(next(ticks))):
         steps += 1
     assert steps > 1
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
@@ -205,12 +205,14 @@ def test_staged_rows_are_checkpointed_for_each_mebibyte(make: MakeDriver) -> Non
 
 def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> None:
     driver = make()
-    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), 64 << 20, driver.clock.counters)
+    upkeep = WriterMaintenance(
+        driver.path, RetentionBounds(age_ms=1 << 60), 64 << 20, driver.clock.counters
+    )
     stage(driver, "a", *[b"x"] * 120)
     driver.clock.advance(86_400)
     stage(driver, "b", b"y")
     assert tokens(driver) == ["b"]
-    with patch.multiple(recall, STEP_S=0, _ROWS_AT_ONCE=50):  # however fast the machine is
+    with patch.multiple(retention, SWEEP_STEP_S=0, _SWEEP_ROWS_AT_ONCE=50):  # on any machine
         more = [upkeep(driver.store, driver.clock.now(), False) for _ in range(4)]
     assert more == [True, True, True, False]
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]

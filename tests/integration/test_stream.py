@@ -8,7 +8,7 @@ import time
 import pytest
 
 from phpmq_lite.cli.consume import Interruption
-from phpmq_lite.client.stream import Stream
+from phpmq_lite.client.blocking_client import BufferedSocket
 
 
 @pytest.mark.timeout(10)
@@ -24,7 +24,7 @@ def test_signal_that_interrupts_no_system_call_is_heard() -> None:
             stream.wait(None)
 
     ours, theirs = socket.socketpair()
-    stream = Stream(ours)
+    stream = BufferedSocket(ours)
     sender = threading.Thread(target=signal_this_thread)
     with theirs, Interruption() as interruption:
         sender.start()

@@ -16,10 +16,9 @@ import pytest
 
 from phpmq_lite import logs
 from phpmq_lite.client import connect
-from phpmq_lite.storage.checkup import Checkup
+from phpmq_lite.storage.integrity.startup import StartRecorder, StartupCheck
+from phpmq_lite.storage.integrity.wal_check import WalScan
 from phpmq_lite.storage.opened_files import OpenedFiles
-from phpmq_lite.storage.starts import Starting
-from phpmq_lite.storage.wal_scan import WalScan
 from phpmq_lite.testing import Running, running_service
 from tests.integration.authority import Authority
 from tests.preloaded import BrokerProcess, broker_process
@@ -305,7 +304,7 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
     for queue_id, deadline_ms in ((1, NOW_MS - 1), (2, NOW_MS), (2, NOW_MS - 5), (2, NOW_MS + 1),
                                   (1, None)):  # fmt: skip
         database.message(queue_id, deadline_ms=deadline_ms)
-    starting = Starting("0.2.0", NOW_MS, was_clean=False)
+    starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
     starting.look(database.connection, NOW_MS)
     report = starting.report
     assert (report.expired, report.expired_by_queue) == (3, {"orders": 2, "mail": 1})
@@ -314,9 +313,9 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
 
 
 def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
-    starting = Starting("0.2.0", NOW_MS, was_clean=False)
+    starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
     wal = WalScan(commits=3, frames=9, first_bad=10, commits_behind=2, last_behind=20)
-    starting.note_files(Checkup(wal, ["the files"]))
+    starting.note_files(StartupCheck(wal, ["the files"]))
     starting.note_error({"message": "SQLITE_IOERR: disk I/O error"})
     report = starting.report
     assert (report.wal_commits, report.wal_frames, report.wal_dropped) == (3, 9, 2)
@@ -324,7 +323,7 @@ def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
 
 
 def test_old_error_is_not_told_after_a_clean_stop() -> None:
-    starting = Starting("0.2.0", NOW_MS, was_clean=True)
+    starting = StartRecorder("0.2.0", NOW_MS, was_clean=True)
     starting.note_error({"message": "long ago"})
     assert starting.report.last_error is None
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.admin.query import parse
-from phpmq_lite.storage import search as search_module
-from phpmq_lite.storage.places import ROWS, Places
-from phpmq_lite.storage.readers import Readers
-from phpmq_lite.storage.retention import RetentionBounds, step
-from phpmq_lite.storage.search import Search
+from phpmq_lite.storage.read import search as search_module
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load, many
+from phpmq_lite.storage.write.history_index import ROWS, HistoryIndexer
+from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from tests.driving import empty_database, open_store
 from tests.integration.plain_search import Plain, everything, is_match, pages
 
@@ -43,7 +43,7 @@ class House:
         self.connection = self.store.connection
         self.execute = self.connection.execute
         self.execute("PRAGMA synchronous = OFF")
-        self.places = Places(timer=lambda: 0.0)
+        self.places = HistoryIndexer(timer=lambda: 0.0)
 
     def restart(self) -> None:
         """Begin anew with what is in the file."""
@@ -72,7 +72,9 @@ class House:
 
     def retain(self, rows: int) -> None:
         """Let all but so many rows leave the history."""
-        step(self.connection, RetentionBounds(age_ms=1 << 60, rows=rows, deleted_share=0.3), 0)
+        remove_expired(
+            self.connection, RetentionBounds(age_ms=1 << 60, rows=rows, deleted_share=0.3), 0
+        )
 
     def counter(self, name: str) -> int:
         found = self.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone()

@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker.staged import AppId, Writer
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate, read_migrations
-from phpmq_lite.storage.verify import verify
 from tests import driving
 from tests.driving import CLOCK_STEP_MS, START_MS, Driver
 from tests.integration.driven import MakeDriver, ask, drivers_in, order

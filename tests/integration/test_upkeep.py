@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.store import LONG_WAL_BYTES
-from phpmq_lite.storage.upkeep import Upkeep
+from phpmq_lite.storage.write.maintenance import WriterMaintenance
+from phpmq_lite.storage.write.retention import RetentionBounds
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES
 from tests.driving import Driver
 
 LIMIT = 100_000  # bytes
@@ -24,7 +24,9 @@ def size_after(driver: Driver, body: int, *, is_idle: bool) -> int:
     """Publish as much as makes the log that long, have it looked after, and give what is left."""
     driver.publish(bytes(body))
     driver.store.wal_bytes = LONG_WAL_BYTES
-    upkeep = Upkeep(driver.path, RetentionBounds(age_ms=1 << 60), LIMIT, driver.clock.counters)
+    upkeep = WriterMaintenance(
+        driver.path, RetentionBounds(age_ms=1 << 60), LIMIT, driver.clock.counters
+    )
     while upkeep(driver.store, driver.clock.now(), is_idle):
         pass
     return driver.path.with_name(driver.path.name + "-wal").stat().st_size

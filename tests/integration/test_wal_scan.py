@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.wal_frames import FRAME_HEADER_BYTES, HEADER_BYTES, frame_sums
-from phpmq_lite.storage.wal_guard import check_wal
-from phpmq_lite.storage.wal_scan import WalScan, scan
+from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, scan_wal
+from phpmq_lite.storage.integrity.wal_format import FRAME_HEADER_BYTES, HEADER_BYTES, frame_sums
 
 PAGE = 512
 FRAME = FRAME_HEADER_BYTES + PAGE
@@ -64,7 +63,7 @@ def at(number: int) -> int:
 
 
 def judge(wal: bytes) -> WalScan:
-    return scan(io.BytesIO(wal))
+    return scan_wal(io.BytesIO(wal))
 
 
 def flipped(wal: bytes, bit: int) -> bytes:

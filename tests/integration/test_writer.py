@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError, StorageError
-from phpmq_lite.model import (
-    Batch,
-    Limits,
-    Message,
-    QueueRow,
-    Receipt,
-    State,
-    checksum,
-)
-from phpmq_lite.storage import store as stores
-from phpmq_lite.storage.store import LONG_WAL_BYTES, Store
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, checksum
+from phpmq_lite.storage.write import store as stores
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.write.writer import Writer
 from tests.driving import make_database, open_store
 from tests.integration.driven import MakeDriver
 

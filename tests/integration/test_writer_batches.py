@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageError
-from phpmq_lite.model import (
-    Batch,
-    Message,
-    QueueRow,
-    State,
-)
-from phpmq_lite.storage.store import Store
-from phpmq_lite.storage.writer import FEW_COMMANDS, MANY_COMMANDS, Writer
+from phpmq_lite.model import Batch, Message, QueueRow, State
+from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer import FEW_COMMANDS, MANY_COMMANDS, Writer
 from tests.batches import newborn
 from tests.driving import make_database
 

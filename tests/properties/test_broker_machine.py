@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 from phpmq_lite.broker import sweeps, turns
 from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.model import Limits, QueueSettings, State
-from phpmq_lite.storage import store as stores
-from phpmq_lite.storage.verify import check_all
+from phpmq_lite.storage.integrity.verify import check_all
+from phpmq_lite.storage.write import store as stores
 from tests.driving import Client, Driver, Turn
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model

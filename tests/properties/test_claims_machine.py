@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phpmq_lite.broker import claims, sweeps
-from phpmq_lite.broker.operations import Action, Options, PublishedStage, Staged
+from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.staging import PublishedStage, Staged
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, QueueSettings
-from phpmq_lite.storage import recall
-from phpmq_lite.storage.verify import check_all
+from phpmq_lite.storage.integrity.verify import check_all
+from phpmq_lite.storage.write import retention
 from tests.driving import Client, Driver, Question
 
 pytestmark = pytest.mark.timeout(1_800)
@@ -453,7 +454,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        while recall.sweep(self.driver.store.connection):
+        while retention.sweep_staged(self.driver.store.connection):
             pass
         rows = sum(map(len, self.staged.values()))
         assert self.driver.rows("SELECT count(*) FROM stage_row") == [(rows,)]

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from phpmq_lite.broker.judging import ASIDE_BYTES
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.queues import ASIDE_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.model import QueueSettings, State
 from tests.driving import Client, Delivery, Driver

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome
 from phpmq_lite.envelopes import relay as relays
-from phpmq_lite.envelopes.keyed import NoAnswerError, Outcome, Outgoing
 from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
 from phpmq_lite.envelopes.relay import Relay
 from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
@@ -51,7 +51,7 @@ class Broker:
         self.is_stored = False  # by the time it goes away
         self.crash_after = -1  # messages until the relay's process ends
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[KeyedMessage]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         is_hung = False
         for message in messages:
@@ -65,7 +65,7 @@ class Broker:
             raise Crash
         return outcomes
 
-    def _take(self, message: Outgoing, kind: str, *, is_hung: bool) -> Outcome:
+    def _take(self, message: KeyedMessage, kind: str, *, is_hung: bool) -> Outcome:
         if kind == "bad":
             return LocalProtocolError("not allowed")
         if is_hung:
@@ -79,7 +79,7 @@ class Broker:
         self._store(message)
         return NoAnswerError("away") if is_away else None
 
-    def _store(self, message: Outgoing) -> None:
+    def _store(self, message: KeyedMessage) -> None:
         place = (message.queue, message.key)
         if place not in self.keys:
             self.keys.add(place)
@@ -196,7 +196,7 @@ def test_machine_finds_a_relay_with(mutant: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(
             relays,
             "_outgoing",
-            lambda row: Outgoing(row.queue, row.body, row.ttl_s, b"%d" % next(numbers)),
+            lambda row: KeyedMessage(row.queue, row.body, row.ttl_s, b"%d" % next(numbers)),
         )
     elif mutant == "lost failures":
         monkeypatch.setattr(

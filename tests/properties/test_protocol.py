@@ -15,8 +15,9 @@ from phpmq_lite.protocol.frames import (
     Publish,
     ReceiptFrame,
     Requeue,
+    WireLimits,
+    decode_queue,
 )
-from phpmq_lite.protocol.wire import WireLimits, decode_queue
 from tests.writing import cut, forever, packets_of, written
 
 LIMITS: Final = WireLimits(max_content=4_096)

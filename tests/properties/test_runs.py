@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Batch, Limits, Loaded
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
-from phpmq_lite.server.commands import Rooms, apply, apply_run
+from phpmq_lite.server.frame_processing import PublishQuota, apply_frame, apply_frames
 from tests.unit.broker.rig import Rig
 
 QUEUES = ("plain", "other", "bounded")
@@ -72,10 +72,10 @@ class Twin:
             while given and given[0][0] is connection:
                 frames.append(given.pop(0)[1])
             while frames:
-                rooms = Rooms(lambda _: UNLIMITED)
-                if self.in_runs and apply_run(core, connection, frames, len(frames), rooms)[0]:
+                rooms = PublishQuota(lambda _: UNLIMITED)
+                if self.in_runs and apply_frames(core, connection, frames, len(frames), rooms)[0]:
                     continue
-                apply(core, connection, frames.popleft())
+                apply_frame(core, connection, frames.popleft())
         self.rig.finish()
         return batch
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.resources import migrations_folder
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.migrate import migrate
 from tests.soak.books import Books, key_of

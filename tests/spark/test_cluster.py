@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from phpmq_lite.cli.main import commands
-from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.spark.java import find_java
 from phpmq_lite.spark.jobs import archive, compact, metrics
 from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, MetricsOptions

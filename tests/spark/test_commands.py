@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from phpmq_lite.cli.main import commands
-from phpmq_lite.client.blocking import BlockingClient, connect_blocking
+from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
 from phpmq_lite.spark import summary
 from phpmq_lite.spark.jobs import replay
 from phpmq_lite.testing import BrokerProcess, broker_process

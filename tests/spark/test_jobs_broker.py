@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from phpmq_lite.cli.main import commands
-from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.spark.history import Request, bounds, open_history
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, places, plans, replay
 from phpmq_lite.spark.jobs.archived import read_archive

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite import build
+from phpmq_lite import installation
 
 PIP = f"{shlex.quote(sys.executable)} -m pip install"
 REQUIRES = [
@@ -36,8 +36,8 @@ class Installed:
 def command(
     monkeypatch: pytest.MonkeyPatch, found: Installed, *extras: str, flags: str = ""
 ) -> str:
-    monkeypatch.setattr(build, "distribution", lambda _: found)
-    text = build.install_command(*extras, flags=flags)
+    monkeypatch.setattr(installation, "distribution", lambda _: found)
+    text = installation.install_command(*extras, flags=flags)
     assert text.startswith(PIP)
     return text.removeprefix(PIP).strip()
 
@@ -72,13 +72,13 @@ def test_checkout_that_was_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     def missing(_: str) -> None:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(build, "distribution", missing)
-    checkout = Path(build.__file__).parent.parent
-    assert build.install_command("java") == f"{PIP} -e '{checkout}[java]'"
+    monkeypatch.setattr(installation, "distribution", missing)
+    checkout = Path(installation.__file__).parent.parent
+    assert installation.install_command("java") == f"{PIP} -e '{checkout}[java]'"
 
 
 def test_no_remedy_names_the_package_as_if_an_index_had_it() -> None:
-    package = Path(build.__file__).parent
+    package = Path(installation.__file__).parent
     pages = [*(package.parent / "docs").rglob("*.md"), package.parent / "README.md"]
     for path in [*package.rglob("*.py"), *pages]:
         text = path.read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_line_has_event_level_time_and_area(stream: io.StringIO) -> None:
     logs.configure(stream=stream)
-    logs.get_logger("phpmq_lite.server.tcp").info("opened", client=7)
+    logs.get_logger("phpmq_lite.server.session").info("opened", client=7)
     (line,) = lines(stream)
     assert line.pop("ts").endswith("Z")
     assert line == {"event": "opened", "level": "info", "area": "server.tcp", "client": 7}
@@ -129,18 +129,18 @@ def test_peer_is_quiet_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def recent(monkeypatch: pytest.MonkeyPatch) -> logs.Recent:
+def recent(monkeypatch: pytest.MonkeyPatch) -> logs.RecentLogLines:
     """Lines kept by this test only."""
-    made = logs.Recent(lines=5, size=4_000)
+    made = logs.RecentLogLines(lines=5, size=4_000)
     monkeypatch.setattr(logs, "recent", made)
     return made
 
 
 def test_newest_lines_are_kept_escaped_with_their_members(
-    stream: io.StringIO, recent: logs.Recent
+    stream: io.StringIO, recent: logs.RecentLogLines
 ) -> None:
     logs.configure(stream=stream)
-    logs.get_logger("phpmq_lite.server.tcp").warning("bad\x1b", client=7, code="a\nb", ids=[1])
+    logs.get_logger("phpmq_lite.server.session").warning("bad\x1b", client=7, code="a\nb", ids=[1])
     logging.getLogger("asyncio").error("slow")
     lines = recent.lines()
     assert [(line.level, line.area, line.event, line.rest) for line in lines] == [
@@ -149,7 +149,9 @@ def test_newest_lines_are_kept_escaped_with_their_members(
     ]
 
 
-def test_lines_are_kept_up_to_a_number_and_a_size(stream: io.StringIO, recent: logs.Recent) -> None:
+def test_lines_are_kept_up_to_a_number_and_a_size(
+    stream: io.StringIO, recent: logs.RecentLogLines
+) -> None:
     logs.configure(stream=stream)
     log = logs.get_logger("x")
     for number in range(8):
@@ -161,13 +163,13 @@ def test_lines_are_kept_up_to_a_number_and_a_size(stream: io.StringIO, recent: l
 
 
 def test_line_that_is_too_long_is_kept_in_part(stream: io.StringIO) -> None:
-    recent = logs.Recent()
+    recent = logs.RecentLogLines()
     recent.add({"event": "x" * 100_000, "level": "info"})
     (line,) = recent.lines()
     assert len(line.event) == logs.LINE_BYTES + 1
 
 
-def test_lines_are_filtered_by_level(stream: io.StringIO, recent: logs.Recent) -> None:
+def test_lines_are_filtered_by_level(stream: io.StringIO, recent: logs.RecentLogLines) -> None:
     logs.configure("debug", stream=stream)
     log = logs.get_logger("x")
     for level in ("debug", "info", "warning", "error"):
@@ -175,7 +177,7 @@ def test_lines_are_filtered_by_level(stream: io.StringIO, recent: logs.Recent) -
     assert [line.event for line in recent.lines("warning")] == ["error", "warning"]
 
 
-def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.Recent) -> None:
+def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.RecentLogLines) -> None:
     logs.configure(stream=stream)
     try:
         raise ValueError("bad")
@@ -186,7 +188,9 @@ def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.Recent) -> No
     assert line.rest == ""
 
 
-def test_access_log_is_written_and_not_kept(stream: io.StringIO, recent: logs.Recent) -> None:
+def test_access_log_is_written_and_not_kept(
+    stream: io.StringIO, recent: logs.RecentLogLines
+) -> None:
     logs.configure(stream=stream)
     logs.get_logger("phpmq_lite.access").info("request", path="/")
     assert lines(stream)[0]["area"] == "access"
@@ -205,7 +209,7 @@ def test_level_can_change_while_loggers_are_in_use(stream: io.StringIO) -> None:
 
 
 def test_set_up_token_that_is_shown_on_the_terminal_is_not_kept(
-    stream: io.StringIO, recent: logs.Recent
+    stream: io.StringIO, recent: logs.RecentLogLines
 ) -> None:
     """The page shows what is kept to everybody on this machine while there is no user."""
     logs.configure(stream=stream)

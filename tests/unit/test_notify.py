@@ -5,15 +5,15 @@ import os
 
 import pytest
 
-from phpmq_lite.notify import Manager
+from phpmq_lite.process import SystemdNotifier
 
 PID = 7
 
 
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234"])
 def test_nobody_is_told_without_a_socket(address: str) -> None:
-    assert Manager.of({"NOTIFY_SOCKET": address}, PID) is None
-    assert Manager.of({}, PID) is None
+    assert SystemdNotifier.of({"NOTIFY_SOCKET": address}, PID) is None
+    assert SystemdNotifier.of({}, PID) is None
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_nobody_is_told_without_a_socket(address: str) -> None:
 def test_manager_is_told_often_enough_for_its_watchdog(
     environment: dict[str, str], each_s: float
 ) -> None:
-    manager = Manager.of({"NOTIFY_SOCKET": "/run/notify"} | environment, PID)
+    manager = SystemdNotifier.of({"NOTIFY_SOCKET": "/run/notify"} | environment, PID)
     assert manager is not None
     assert manager.each_s == each_s
 
 
 def test_manager_that_has_gone_disturbs_nobody() -> None:
-    Manager("@phpmq-lite-test-nobody-listens").tell(READY=1)
+    SystemdNotifier("@phpmq-lite-test-nobody-listens").tell(READY=1)
 
 
 def test_manager_is_told_nothing_while_no_file_can_be_opened(
@@ -48,5 +48,5 @@ def test_manager_is_told_nothing_while_no_file_can_be_opened(
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("phpmq_lite.notify.socket.socket", refuse)
-    Manager("/run/notify").tell(WATCHDOG=1)
+    monkeypatch.setattr("phpmq_lite.process.socket.socket", refuse)
+    SystemdNotifier("/run/notify").tell(WATCHDOG=1)

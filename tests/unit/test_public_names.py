@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 import phpmq_lite
-from phpmq_lite.client.aio import connect
-from phpmq_lite.client.blocking import connect_blocking
+from phpmq_lite.client.async_client import connect
+from phpmq_lite.client.blocking_client import connect_blocking
 
 PACKAGES = {
     name: importlib.import_module(name)

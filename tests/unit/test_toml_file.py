@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ByteSize, SecretStr
 
 from phpmq_lite import settings
-from phpmq_lite.settings.sections import Section
+from phpmq_lite.settings.model import Section
 from phpmq_lite.settings.toml_file import as_toml, config_file
 
 _SETTING = re.compile(r"#(\w+ = )")

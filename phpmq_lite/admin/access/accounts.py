@@ -14,16 +14,16 @@ from phpmq_lite.broker.core import Broker
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.accounts import (
-    Session,
-    Token,
+from phpmq_lite.storage.read.accounts import (
+    ApiToken,
+    LoginSession,
     User,
     Write,
     globs_text,
     read_all,
-    write,
+    write_account,
 )
-from phpmq_lite.storage.readers import Readers
+from phpmq_lite.storage.read.readers import Readers
 
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - what tokens start with
 IDLE_MS: Final = 12 * 3_600_000
@@ -59,8 +59,8 @@ class Accounts:
         self._writes: set[asyncio.Task[None]] = set()  # of times, nobody waits for them
         self.is_loaded = False
         self.users: dict[str, User] = {}  # by name
-        self.tokens: dict[bytes, Token] = {}  # by the SHA-256 of the token
-        self.sessions: dict[bytes, Session] = {}  # by the SHA-256 of the cookie
+        self.tokens: dict[bytes, ApiToken] = {}  # by the SHA-256 of the token
+        self.sessions: dict[bytes, LoginSession] = {}  # by the SHA-256 of the cookie
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:
@@ -83,23 +83,23 @@ class Accounts:
 
     # -- looking up
 
-    def user_of(self, session: Session) -> User:
+    def user_of(self, session: LoginSession) -> User:
         """Give the user of a session that is in memory."""
         return self._by_id[session.user_id]
 
-    def session_of(self, cookie: str, now_ms: int) -> Session | None:
+    def session_of(self, cookie: str, now_ms: int) -> LoginSession | None:
         """Give the session of a cookie, None where it is unknown or over."""
         session = self.sessions.get(digest(cookie))
         return None if session is None or is_over(session, now_ms) else session
 
-    def token_of(self, secret: str, now_ms: int) -> Token | None:
+    def token_of(self, secret: str, now_ms: int) -> ApiToken | None:
         """Give the token of a secret, None where it is unknown or over."""
         token = self.tokens.get(digest(secret))
         if token is None or (token.expires_at is not None and token.expires_at <= now_ms):
             return None
         return token
 
-    def token_named(self, name: str) -> Token:
+    def token_named(self, name: str) -> ApiToken:
         """Give a token by its name.
 
         Raises:
@@ -137,7 +137,7 @@ class Accounts:
                 self.users[made.name] = self._by_id[made.user_id] = made
 
             values = (made.user_id, made.name, made.password, made.role, globs_text(made.queues))
-            await self._store(entry, [write("add_user", *values, made.created_at)], done)
+            await self._store(entry, [write_account("add_user", *values, made.created_at)], done)
             return made
 
     async def change_user(
@@ -165,10 +165,10 @@ class Accounts:
                 user.password = password or user.password
                 self._forget_sessions(user.user_id)
 
-            rows = [write("set_rights", rights[0], globs_text(rights[1]), user.user_id)]
+            rows = [write_account("set_rights", rights[0], globs_text(rights[1]), user.user_id)]
             if password is not None:
-                rows.append(write("set_password", password, user.user_id))
-            rows.append(write("remove_sessions_of", user.user_id))
+                rows.append(write_account("set_password", password, user.user_id))
+            rows.append(write_account("remove_sessions_of", user.user_id))
             await self._store(entry, rows, done)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
@@ -182,7 +182,9 @@ class Accounts:
 
         async with self._changing:
             if self._by_id.get(user.user_id) is user and user.password == old:
-                await self._store(None, [write("set_password", password, user.user_id)], done)
+                await self._store(
+                    None, [write_account("set_password", password, user.user_id)], done
+                )
 
     async def remove_user(self, entry: AuditEntry, user: User) -> None:
         """Remove a user with all their sessions.
@@ -199,8 +201,8 @@ class Accounts:
                 self._forget_sessions(user.user_id)
 
             rows = [
-                write("remove_user", user.user_id),
-                write("remove_sessions_of", user.user_id),
+                write_account("remove_user", user.user_id),
+                write_account("remove_sessions_of", user.user_id),
             ]
             await self._store(entry, rows, done)
 
@@ -218,7 +220,7 @@ class Accounts:
 
     # -- tokens
 
-    async def add_token(self, entry: AuditEntry, token: Token) -> str:
+    async def add_token(self, entry: AuditEntry, token: ApiToken) -> str:
         """Make and store a token; gives the secret, which nobody can ask for again.
 
         ``token_id`` and ``sha256`` are set here.
@@ -238,21 +240,21 @@ class Accounts:
             def done() -> None:
                 self.tokens[made.sha256] = made
 
-            row = write(
+            row = write_account(
                 "add_token", made.token_id, made.name, made.sha256, made.role,
                 globs_text(made.queues), made.created_at, made.created_by, made.expires_at,
             )  # fmt: skip
             await self._store(entry, [row], done)
         return secret
 
-    async def remove_token(self, entry: AuditEntry, token: Token) -> None:
+    async def remove_token(self, entry: AuditEntry, token: ApiToken) -> None:
         """Revoke a token."""
 
         def done() -> None:
             self.tokens.pop(token.sha256, None)
 
         async with self._changing:
-            await self._store(entry, [write("remove_token", token.token_id)], done)
+            await self._store(entry, [write_account("remove_token", token.token_id)], done)
 
     # -- sessions
 
@@ -280,7 +282,7 @@ class Accounts:
             if password is not None and user.password != password:
                 raise Problem(401, "wrong_password", "The password was changed meanwhile.")
             number = max((one.session_id for one in self.sessions.values()), default=0) + 1
-            session = Session(
+            session = LoginSession(
                 session_id=number,
                 sha256=digest(cookie),
                 user_id=user.user_id,
@@ -299,16 +301,16 @@ class Accounts:
                 self.sessions[session.sha256] = session
                 user.last_login_at = now_ms
 
-            rows = [write("remove_session", one.session_id) for one in old]
-            values = tuple(getattr(session, name) for name in Session.__slots__)
+            rows = [write_account("remove_session", one.session_id) for one in old]
+            values = tuple(getattr(session, name) for name in LoginSession.__slots__)
             rows += [
-                write("add_session", *values),
-                write("set_last_login", now_ms, user.user_id),
+                write_account("add_session", *values),
+                write_account("set_last_login", now_ms, user.user_id),
             ]
             await self._store(entry, rows, done)
         return cookie
 
-    def _superfluous(self, user: User, now_ms: int) -> list[Session]:
+    def _superfluous(self, user: User, now_ms: int) -> list[LoginSession]:
         over = [one for one in self.sessions.values() if is_over(one, now_ms)]
         own = [
             one
@@ -318,7 +320,7 @@ class Accounts:
         own.sort(key=lambda one: one.seen_at)
         return over + own[: max(len(own) - SESSIONS_A_USER + 1, 0)]
 
-    def session_numbered(self, number: int) -> Session:
+    def session_numbered(self, number: int) -> LoginSession:
         """Give a session by its number.
 
         Raises:
@@ -329,23 +331,23 @@ class Accounts:
                 return session
         raise not_found("session", str(number))
 
-    def open_sessions(self, now_ms: int) -> list[Session]:
+    def open_sessions(self, now_ms: int) -> list[LoginSession]:
         """Give the sessions that are not over, those seen last first."""
         found = (one for one in self.sessions.values() if not is_over(one, now_ms))
         return sorted(found, key=lambda one: -one.seen_at)
 
-    def sessions_of(self, user: User, now_ms: int) -> list[Session]:
+    def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
         """Give those of one user."""
         return [one for one in self.open_sessions(now_ms) if one.user_id == user.user_id]
 
-    async def remove_session(self, entry: AuditEntry, session: Session) -> None:
+    async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
         """End one session."""
 
         def done() -> None:
             self.sessions.pop(session.sha256, None)
 
         async with self._changing:
-            await self._store(entry, [write("remove_session", session.session_id)], done)
+            await self._store(entry, [write_account("remove_session", session.session_id)], done)
 
     def _forget_sessions(self, user_id: int) -> None:
         for session in [one for one in self.sessions.values() if one.user_id == user_id]:
@@ -353,17 +355,17 @@ class Accounts:
 
     # -- last seen
 
-    def see_session(self, session: Session, now_ms: int) -> None:
+    def see_session(self, session: LoginSession, now_ms: int) -> None:
         """Note that a session was used; stored at most every five minutes."""
         if now_ms - session.seen_at >= SEEN_EVERY_MS:
             session.seen_at = now_ms
-            self._store_later(write("set_seen", now_ms, session.session_id))
+            self._store_later(write_account("set_seen", now_ms, session.session_id))
 
-    def see_token(self, token: Token, now_ms: int) -> None:
+    def see_token(self, token: ApiToken, now_ms: int) -> None:
         """Note that a token was used; stored at most every five minutes."""
         if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
             token.last_used_at = now_ms
-            self._store_later(write("set_last_used", now_ms, token.token_id))
+            self._store_later(write_account("set_last_used", now_ms, token.token_id))
 
     # -- writing
 
@@ -396,7 +398,7 @@ def digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
-def is_over(session: Session, now_ms: int) -> bool:
+def is_over(session: LoginSession, now_ms: int) -> bool:
     """Tell whether a session has ended by its age, or by its idleness where it is not kept."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)

@@ -8,7 +8,7 @@ from phpmq_lite.admin.access.first_user import FIRST_NAME, SETTING, SetupToken
 from phpmq_lite.admin.access.passwords import Hasher
 from phpmq_lite.admin.access.refusals import Refusals
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.accounts import User
+from phpmq_lite.storage.read.accounts import User
 
 
 @dataclass(slots=True)

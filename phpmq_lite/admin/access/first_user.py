@@ -8,7 +8,7 @@ from typing import Final
 from phpmq_lite.admin.access.accounts import is_same
 from phpmq_lite.admin.access.passwords import LONGEST, SHORTEST
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.settings.private_files import check_private
+from phpmq_lite.settings.loading import check_private
 
 FILE: Final = "setup-token"  # in the data folder
 HOW: Final = (

@@ -15,8 +15,8 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.accounts import Token
-from phpmq_lite.storage.fair_slots import asker
+from phpmq_lite.storage.read.accounts import ApiToken
+from phpmq_lite.storage.read.readers import asker
 
 Kind = Literal["user", "token", "local", "control", "nobody"]
 
@@ -77,7 +77,7 @@ def identity_of(request: web.Request) -> Identity:
     return identity
 
 
-def identity_of_token(token: Token) -> Identity:
+def identity_of_token(token: ApiToken) -> Identity:
     """Return the identity of a request with this token."""
     return Identity(token.name, Role(token.role), "token", token.queues, token.created_by)
 

@@ -24,7 +24,7 @@ from phpmq_lite.admin.access.sessions import LOGIN
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.accounts import Session, Token, User
+from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User
 
 ROLES: Final = ("viewer", "operator", "admin")
 TOKEN_ROLES: Final = ("metrics", *ROLES)
@@ -67,7 +67,7 @@ def check_sees_all(request: web.Request) -> None:
         )  # fmt: skip
 
 
-Account = TypeVar("Account", User, Token)
+Account = TypeVar("Account", User, ApiToken)
 
 
 def visible(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
@@ -307,7 +307,7 @@ def user_of(request: web.Request) -> User:
 
 async def add_token(
     request: web.Request, name: str, role: str, globs: Sequence[str], expires_at: int | None
-) -> tuple[Token, str]:
+) -> tuple[ApiToken, str]:
     """Make a token; gives it and its secret, which is shown this once."""
     check_may_manage(request)
     context = context_of(request)
@@ -318,14 +318,16 @@ async def add_token(
         )
     made_by = identity_of(request).actor
     check_role_name(role, TOKEN_ROLES)
-    token = Token(0, check_name(name), b"", role, check_globs(globs), now_ms, made_by, expires_at)
+    token = ApiToken(
+        0, check_name(name), b"", role, check_globs(globs), now_ms, made_by, expires_at
+    )
     detail = {"role": role, "queues": token.queues, "expires_at": expires_at}
     entry = entry_of(request, target=name, detail=json.dumps(detail))
     secret = await context.entrance.accounts.add_token(entry, token)
     return context.entrance.accounts.token_named(name), secret
 
 
-async def remove_token(request: web.Request, token: Token) -> None:
+async def remove_token(request: web.Request, token: ApiToken) -> None:
     """Revoke a token; the next call with it is refused."""
     check_sees_all(request)
     entry = entry_of(request, target=token.name)
@@ -402,10 +404,10 @@ def visitor_of(request: web.Request) -> Visitor:
     return Visitor(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
 
 
-async def end_session(request: web.Request, session: Session) -> None:
+async def end_session(request: web.Request, session: LoginSession) -> None:
     """End a session; who is limited to some queues ends their own only."""
     accounts = context_of(request).entrance.accounts
-    own: Session | None = request.get(LOGIN)
+    own: LoginSession | None = request.get(LOGIN)
     if own is None or own.user_id != session.user_id:
         check_sees_all(request)
     entry = entry_of(request, target=accounts.user_of(session).name)

@@ -11,9 +11,9 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.storage.accounts import Session
+from phpmq_lite.storage.read.accounts import LoginSession
 
-LOGIN: Final = web.RequestKey("login", Session)  # set where the cookie is that of a login
+LOGIN: Final = web.RequestKey("login", LoginSession)  # set where the cookie is that of a login
 _SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # sessions with a note that was not shown yet
 
@@ -52,7 +52,7 @@ class Sessions:
 
     def token(self, request: web.Request) -> str:
         """Return the token that a form of this session carries."""
-        login: Session | None = request.get(LOGIN)
+        login: LoginSession | None = request.get(LOGIN)
         if login is not None:
             return login.csrf
         session = self.open(request)

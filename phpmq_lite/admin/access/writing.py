@@ -6,7 +6,7 @@ from typing import Any
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.accounts import Write
+from phpmq_lite.storage.read.accounts import Write
 
 Answer = Callable[[Any], None]
 

@@ -17,10 +17,10 @@ from phpmq_lite.admin.acting.notes import Note
 from phpmq_lite.admin.acting.selections import MESSAGES_MAX, Selection
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.query import of_queue
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.actions import Action, Options, Outcome
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.terms import Query, Term
-from phpmq_lite.storage.work import Work
+from phpmq_lite.storage.read.audit import BulkJobLog
+from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
 TARGET_MAX: Final = 1_000  # characters of a search in the audit
 
@@ -36,7 +36,7 @@ class Asked:
     confirm: str | None = None  # what was typed
 
 
-async def select(request: web.Request, query: Query, action: str = "") -> Selection:
+async def select(request: web.Request, query: SearchQuery, action: str = "") -> Selection:
     """Freeze what matches now, as far as who asks may see it.
 
     A search that names no state selects what is alive; for ``restore`` what was deleted.
@@ -44,7 +44,7 @@ async def select(request: web.Request, query: Query, action: str = "") -> Select
     context = context_of(request)
     if not query.of("state"):
         states = ("deleted",) if action == Action.RESTORE else ("ready", "dispatched")
-        query = Query((*query.terms, *(Term("state", state) for state in states)))
+        query = SearchQuery((*query.terms, *(SearchTerm("state", state) for state in states)))
     entry_of(request, target=str(query)[:TARGET_MAX])
     frozen = await context.search.freeze(query, queues=allowed_queues(request), limit=MESSAGES_MAX)
     owner = identity_of(request).actor
@@ -120,7 +120,7 @@ async def on_found(
     request: web.Request,
     name: str,
     asked: Asked,
-    query: Query,
+    query: SearchQuery,
     limit: int | None = None,
     upto: int | None = None,
 ) -> Job:
@@ -191,7 +191,7 @@ async def leaves(context: Context, count: int, size: int) -> int:
 
     Deleted messages have a share of the history's rows and bytes; past it the oldest of them go.
     """
-    bounds, trash = context.settings.history, await Work(context.readers).trash()
+    bounds, trash = context.settings.history, await BulkJobLog(context.readers).trash()
     rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
     total = trash.bytes + size
     most = int(bounds.bytes * bounds.deleted_share)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phpmq_lite.admin.context import Answer, Context
-from phpmq_lite.broker import operations
+from phpmq_lite.broker import operations, publishing
+from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
 from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.operations import SLICE, Action, Options, Outcome, Published
+from phpmq_lite.broker.publishing import Published
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.saved import put, remove
+from phpmq_lite.storage.read.accounts import put_saved, remove_saved
 
 ANSWER_S: Final = 30.0
 
@@ -69,7 +70,7 @@ async def publish(
     """
     ids: Published = await call(
         context,
-        lambda core, ok: operations.publish(core, entry, queue, messages, ok, key=key,
+        lambda core, ok: publishing.publish(core, entry, queue, messages, ok, key=key,
                                             source=source),
     )  # fmt: skip
     return ids
@@ -205,9 +206,9 @@ async def write(context: Context, entry: AuditEntry, rows: Sequence[Statement]) 
 
 async def save(context: Context, entry: AuditEntry, kind: str, name: str, content: object) -> None:
     """Save something under a name, over what was there: a view, a template, a label."""
-    await write(context, entry, [put(kind, name, content, context.now_ms(), entry.actor)])
+    await write(context, entry, [put_saved(kind, name, content, context.now_ms(), entry.actor)])
 
 
 async def forget(context: Context, entry: AuditEntry, kind: str, name: str) -> None:
     """Take a saved thing away."""
-    await write(context, entry, [remove(kind, name)])
+    await write(context, entry, [remove_saved(kind, name)])

@@ -20,10 +20,10 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import of_ids
 from phpmq_lite.admin.requests import check_queue_name
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.actions import Action, Options, Outcome
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.search import Frozen
+from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.search import FrozenSelection
 
 AT_ONCE_MAX: Final = 200  # messages; more go through a frozen selection
 _ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
@@ -111,7 +111,7 @@ async def act_on_some(
     return Done(action, outcome, context.acting.undos.add(undo, context.now_ms()))
 
 
-async def ticked(request: web.Request, ids: Sequence[str]) -> Frozen:
+async def ticked(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
     """Give messages by their ids; unknown ones, and those of foreign queues, are left out."""
     context = context_of(request)
     return await context.search.freeze(of_ids(ids), queues=allowed_queues(request))

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from phpmq_lite.admin.acting.jobs import Job
 from phpmq_lite.admin.acting.progress import total_of
-from phpmq_lite.storage.work import WorkRow
+from phpmq_lite.storage.read.audit import BulkJobRow
 
 
 class JobOut(BaseModel):
@@ -42,7 +42,7 @@ class JobOut(BaseModel):
         )
 
     @classmethod
-    def of_row(cls, number: int, row: WorkRow) -> Self:
+    def of_row(cls, number: int, row: BulkJobRow) -> Self:
         """Take over what the audit has of work that is not remembered."""
         return cls(
             job=number,

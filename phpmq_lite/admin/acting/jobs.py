@@ -15,7 +15,7 @@ from typing import Final
 
 from phpmq_lite.admin.acting.undo import Undo, Undos, undo_of
 from phpmq_lite.admin.problems import Problem, problem_of
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.actions import Action, Options, Outcome
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 

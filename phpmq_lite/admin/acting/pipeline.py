@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from phpmq_lite.admin.acting.commands import call
 from phpmq_lite.admin.context import Context
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.operations import PublishedStage, Staged, StagedRow, Writer
+from phpmq_lite.broker import claims, staging
+from phpmq_lite.broker.staged import Writer
+from phpmq_lite.broker.staging import PublishedStage, Staged, StagedRow
 from phpmq_lite.model import AuditEntry
 
 
@@ -31,7 +32,7 @@ async def claim(
     return int(
         await call(
             context,
-            lambda core, ok: operations.claim(
+            lambda core, ok: claims.claim(
                 core, entry, subscription, queue, max_messages, max_bytes, ok, after=after
             ),
         )
@@ -41,9 +42,7 @@ async def claim(
 async def ack_claims(context: Context, entry: AuditEntry, subscription: str, upto: int) -> int:
     """Settle the claims up to a number, itself included, as acked; gives how many were."""
     return int(
-        await call(
-            context, lambda core, ok: operations.ack_claims(core, entry, subscription, upto, ok)
-        )
+        await call(context, lambda core, ok: claims.ack_claims(core, entry, subscription, upto, ok))
     )
 
 
@@ -54,9 +53,7 @@ async def release_claims(
     return int(
         await call(
             context,
-            lambda core, ok: operations.release_claims(
-                core, entry, subscription, ok, forget=forget
-            ),
+            lambda core, ok: claims.release_claims(core, entry, subscription, ok, forget=forget),
         )
     )
 
@@ -76,7 +73,7 @@ async def stage(
     """
     stored: Staged = await call(
         context,
-        lambda core, ok: operations.stage(
+        lambda core, ok: staging.stage(
             core, entry, token, rows, ok, after=after, is_whole=is_whole
         ),
     )
@@ -100,7 +97,7 @@ async def publish_staged(
     """
     done: PublishedStage = await call(
         context,
-        lambda core, ok: operations.publish_staged(
+        lambda core, ok: staging.publish_staged(
             core,
             entry,
             app_id,
@@ -121,7 +118,7 @@ async def unstage(
     """Drop tokens that are not published; gives how many there were."""
     return int(
         await call(
-            context, lambda core, ok: operations.unstage(core, entry, tokens, ok, writer=writer)
+            context, lambda core, ok: staging.unstage(core, entry, tokens, ok, writer=writer)
         )
     )
 
@@ -130,4 +127,4 @@ async def transfer_app_id(
     context: Context, entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
     """Transfer an app_id to another owner; None: to its next writer."""
-    await call(context, lambda core, ok: operations.transfer_app_id(core, entry, app_id, owner, ok))
+    await call(context, lambda core, ok: staging.transfer_app_id(core, entry, app_id, owner, ok))

@@ -9,7 +9,7 @@ from phpmq_lite.admin.access.identity import Identity, identity_of
 from phpmq_lite.admin.acting.jobs import Job, JobState
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.storage.work import Work, WorkRow
+from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 
 BULK_PREFIXES: Final = ("message.", "queue.", "undo", "dead.")
 NUMBER_DIGITS: Final = 18
@@ -44,16 +44,16 @@ def unknown_job(number: object) -> Problem:
     return Problem(404, "unknown_job", f"There is no bulk work {number}.")
 
 
-async def stored(request: web.Request, number: int) -> WorkRow:
+async def stored(request: web.Request, number: int) -> BulkJobRow:
     """Give what the audit has of work that is not remembered: of before a restart, or long ago."""
-    row = await Work(context_of(request).readers).row(number)
+    row = await BulkJobLog(context_of(request).readers).row(number)
     is_bulk = row is not None and row.action.startswith(BULK_PREFIXES)
     if row is None or not is_bulk or not _may_see(identity_of(request), row.actor):
         raise unknown_job(number)
     return row
 
 
-def total_of(row: WorkRow) -> int | None:
+def total_of(row: BulkJobRow) -> int | None:
     """Give how many messages were selected, as far as the audit says so."""
     try:
         total = json.loads(row.detail)["total"]

@@ -10,7 +10,7 @@ from secrets import token_urlsafe
 from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.storage.search import Frozen
+from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
@@ -38,7 +38,7 @@ class Selection:
 
     token: str
     query: str
-    frozen: Frozen
+    frozen: FrozenSelection
     owner: str
     expires_at: int  # Unix ms
 
@@ -73,7 +73,7 @@ class Selections:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, query: str, frozen: Frozen, owner: str, now_ms: int) -> Selection:
+    def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> Selection:
         """Keep a selection for ten minutes; the newest is kept whatever its size."""
         made = Selection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
         self._kept[made.token] = made

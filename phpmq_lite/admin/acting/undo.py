@@ -9,7 +9,7 @@ from typing import Final
 
 from phpmq_lite.admin.acting.selections import first_of_largest
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.operations import Action, Outcome
+from phpmq_lite.broker.actions import Action, Outcome
 
 LIFE_MS: Final = 3_600_000
 BYTES_MAX: Final = 32 << 20  # of all that is kept

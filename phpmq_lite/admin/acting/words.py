@@ -5,7 +5,7 @@ from typing import Final
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.operations import Action, Outcome
+from phpmq_lite.broker.actions import Action, Outcome
 
 DONE: Final = {
     Action.REQUEUE: "requeued",

@@ -13,9 +13,9 @@ from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.server.care import Care
-from phpmq_lite.storage.backup import Backup
-from phpmq_lite.storage.scrub import Round
+from phpmq_lite.server.maintenance import Maintenance
+from phpmq_lite.storage.backup.backups import Backup
+from phpmq_lite.storage.integrity.scrub import ScrubRound
 
 WAIT_S: Final = 20.0  # for a backup; a longer one is asked for again
 
@@ -71,7 +71,7 @@ class ScrubOut(BaseModel):
     structure: list[str]  # what is wrong with pages and indexes
 
 
-def care_of(context: Context) -> Care:
+def care_of(context: Context) -> Maintenance:
     """Give what looks after the database.
 
     Raises:
@@ -109,7 +109,7 @@ async def begin_backup(request: web.Request) -> None:
     await care_of(context).backups.start_after(lambda: commands.write(context, entry, []))
 
 
-async def _listed(care: Care) -> BackupsOut:
+async def _listed(care: Maintenance) -> BackupsOut:
     made = care.backups
     return BackupsOut(
         items=[_backup_out(backup) for backup in await made.all()],
@@ -165,7 +165,7 @@ async def end_scrub(request: web.Request) -> None:
     await care_of(context).scrub.stop(lambda: commands.write(context, entry, []))
 
 
-def scrub_out(care: Care) -> ScrubOut:
+def scrub_out(care: Maintenance) -> ScrubOut:
     """Put the state of the scrub into its model."""
     state = care.scrub.state
     return ScrubOut(
@@ -177,7 +177,7 @@ def scrub_out(care: Care) -> ScrubOut:
     )
 
 
-def _round_out(one: Round) -> RoundOut:
+def _round_out(one: ScrubRound) -> RoundOut:
     return RoundOut(
         began_at=one.began_at, ended_at=one.ended_at, bodies=one.bodies, bytes=one.bytes,
         bad_alive=one.bad_alive, bad_settled=one.bad_settled, seqs=one.named,

@@ -14,7 +14,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 

@@ -17,10 +17,9 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
-from phpmq_lite.server.dissector import Piece
-from phpmq_lite.server.inspector import Recorded
+from phpmq_lite.server.inspector import FramePiece, RecordedFrame
 from phpmq_lite.server.status import ClientStatus
-from phpmq_lite.storage.clients import ClientRow
+from phpmq_lite.storage.read.consumers import ClientRow
 
 
 class ClientsQuery(BaseModel):
@@ -233,7 +232,7 @@ async def frames(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _frame(recorded: Recorded, may_see: Callable[[str], bool]) -> FrameOut:
+def _frame(recorded: RecordedFrame, may_see: Callable[[str], bool]) -> FrameOut:
     frame = recorded.frame
     is_hidden = frame.queue is not None and not may_see(frame.queue)
     return FrameOut(
@@ -247,7 +246,7 @@ def _frame(recorded: Recorded, may_see: Callable[[str], bool]) -> FrameOut:
     )
 
 
-def _piece(piece: Piece) -> PieceOut:
+def _piece(piece: FramePiece) -> PieceOut:
     return PieceOut(bytes=piece.raw.hex(), cut=piece.cut, meaning=piece.meaning)
 
 

@@ -16,9 +16,9 @@ from phpmq_lite.admin.query import of_queue, parse
 from phpmq_lite.admin.requests import check_queue_name, json_of, queue_name_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.terms import Query
+from phpmq_lite.storage.read.search_plan import SearchQuery
 
 PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
 
@@ -65,7 +65,7 @@ async def redrive(request: web.Request) -> web.StreamResponse:
         check_queue_name(asked.target)
         check_queue_right(request, asked.target, "target")
     options = Options(ttl_s=asked.ttl_s, target=asked.target)
-    query = Query((*of_queue(name, ("ready",)).terms, *_further(asked.q).terms))
+    query = SearchQuery((*of_queue(name, ("ready",)).terms, *_further(asked.q).terms))
     if asked.dry_run:
         plan = await _plan(request, name, query, options, asked.limit)
         return as_json(RedrivenOut(redriven=0, plan=plan))
@@ -80,7 +80,7 @@ async def redrive(request: web.Request) -> web.StreamResponse:
     return as_json(RedrivenOut(redriven=count))
 
 
-def _further(q: str) -> Query:
+def _further(q: str) -> SearchQuery:
     """Read a search among the records of a queue; it names neither queue nor state."""
     query = parse(q)
     if query.of("queue") or query.of("state"):
@@ -92,7 +92,7 @@ def _further(q: str) -> Query:
 
 
 async def _plan(
-    request: web.Request, name: str, query: Query, options: Options, limit: int | None
+    request: web.Request, name: str, query: SearchQuery, options: Options, limit: int | None
 ) -> PlanOut:
     context = context_of(request)
     seqs = (

@@ -13,7 +13,13 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import OutputFormat
 from phpmq_lite.admin.shelves import named
-from phpmq_lite.storage.deaths import DEEP_LIMIT_S, LIMIT_S, DeadLetters, DeathGroup, Deaths
+from phpmq_lite.storage.read.dead_letter_groups import (
+    DEEP_LIMIT_S,
+    LIMIT_S,
+    DeadLetterGroup,
+    DeadLetterGroups,
+    DeadLetterPage,
+)
 
 
 class GroupsQuery(BaseModel):
@@ -43,7 +49,7 @@ class GroupOut(BaseModel):
     q: str  # the search that finds them
 
     @classmethod
-    def of(cls, group: DeathGroup) -> Self:
+    def of(cls, group: DeadLetterGroup) -> Self:
         """Take over a group that was read."""
         return cls(
             queue=group.queue,
@@ -71,10 +77,10 @@ class GroupsOut(BaseModel):
     total: int  # records in all dead-letter queues
 
 
-async def find_groups(request: web.Request, *, is_deep: bool) -> Deaths:
+async def find_groups(request: web.Request, *, is_deep: bool) -> DeadLetterPage:
     """Group the dead letters that the asking person may see."""
     context = context_of(request)
-    return await DeadLetters(context.readers).groups(
+    return await DeadLetterGroups(context.readers).groups(
         context.now_ms(),
         queues=allowed_queues(request),
         names=named(status_of(request).queues),

@@ -23,7 +23,7 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.broker.queue_settings import check_circle, check_name, check_settings
-from phpmq_lite.storage.saved import NAME_MAX, SAVED_MAX, put
+from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, put_saved
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
@@ -94,7 +94,7 @@ async def define(request: web.Request) -> web.StreamResponse:
     entry = entry_of(request, target="definitions", detail=detail)
     now_ms = context.now_ms()
     rows = [
-        put(kind, name, content, now_ms, entry.actor)
+        put_saved(kind, name, content, now_ms, entry.actor)
         for member, kind in _KINDS.items()
         for name, content in _checked(member, getattr(asked, member)).items()
     ]

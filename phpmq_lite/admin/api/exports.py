@@ -23,7 +23,7 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.uploads import hold_of
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.read.messages import MessageRow
 
 PAGE_ROWS: Final = 100
 PAGE_BYTES: Final = 1 << 20  # of bodies read at once; one body may be larger

@@ -15,7 +15,7 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit, MessageOut, OutputFormat
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import HistoryPage
+from phpmq_lite.storage.read.messages import HistoryPage
 
 OFFSET_MAX: Final = 1 << 62
 Outcome = Literal["acked", "expired", "dead", "deleted"]

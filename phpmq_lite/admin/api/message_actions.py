@@ -12,17 +12,12 @@ from phpmq_lite.admin.acting.undo import undo_of_publish
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.requests import (
-    check_queue_name,
-    json_of,
-    message_of,
-    queue_name_of,
-)
+from phpmq_lite.admin.requests import check_queue_name, json_of, message_of, queue_name_of
 from phpmq_lite.admin.route import Handler, Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX, TTL_MAX_S, PublishIn
 from phpmq_lite.admin.uploads import json_body
 from phpmq_lite.admin.waiting import Mark
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 KEY_BYTES: Final = 64

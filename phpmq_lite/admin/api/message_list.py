@@ -28,7 +28,7 @@ from phpmq_lite.admin.schemas import (
 )
 from phpmq_lite.admin.uploads import hold_of
 from phpmq_lite.envelopes import verdict
-from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.read.messages import MessageRow
 
 
 class FoundIn(BaseModel):

@@ -19,7 +19,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name, check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.pipeline import Pipeline, SubscriptionRow
+from phpmq_lite.storage.read.consumers import PipelineReaders, SubscriptionRow
 
 CLAIM_MAX: Final = 100_000  # messages in one call
 CLAIM_BYTES: Final = 1 << 30
@@ -160,7 +160,7 @@ async def _check_subscription(request: web.Request, name: str) -> None:
 
 async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
     check_text(name, "subscription")
-    return await Pipeline(context_of(request).readers).subscription(name)
+    return await PipelineReaders(context_of(request).readers).subscription(name)
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:

@@ -14,13 +14,7 @@ from phpmq_lite.admin.access.identity import check_forward_right, check_queue_ri
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import as_data, as_json, page_of_queues
-from phpmq_lite.admin.requests import (
-    check_queue_name,
-    json_of,
-    query_of,
-    queue_name_of,
-    queue_of,
-)
+from phpmq_lite.admin.requests import check_queue_name, json_of, query_of, queue_name_of, queue_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PauseIn, QueueOut, QueueQuery
 from phpmq_lite.broker.core import Broker

@@ -10,7 +10,7 @@ from phpmq_lite.admin.access.sessions import LOGIN
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.storage.accounts import Session
+from phpmq_lite.storage.read.accounts import LoginSession
 
 
 class SessionOut(BaseModel):
@@ -33,7 +33,7 @@ class SessionsOut(BaseModel):
     next: str | None = None
 
 
-def _out(request: web.Request, session: Session) -> SessionOut:
+def _out(request: web.Request, session: LoginSession) -> SessionOut:
     return SessionOut(
         id=session.session_id,
         user=context_of(request).entrance.accounts.user_of(session).name,

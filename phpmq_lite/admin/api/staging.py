@@ -27,11 +27,12 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.uploads import body_of
-from phpmq_lite.broker.operations import StagedRow, Writer
+from phpmq_lite.broker.staged import Writer
+from phpmq_lite.broker.staging import StagedRow
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.fair_slots import asker
-from phpmq_lite.storage.pipeline import Pipeline
+from phpmq_lite.storage.read.consumers import PipelineReaders
+from phpmq_lite.storage.read.readers import asker
 
 STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
 TOKENS_MAX: Final = 10_000  # in one call
@@ -241,7 +242,7 @@ async def app_ids(request: web.Request) -> web.StreamResponse:
     cursor = cursors.decode("app_ids", asked.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
     check_text(after, "cursor")
-    rows = await Pipeline(context_of(request).readers).app_ids(after, asked.limit)
+    rows = await PipelineReaders(context_of(request).readers).app_ids(after, asked.limit)
     is_full = len(rows) == asked.limit
     return as_json(
         AppIdsOut(

@@ -12,7 +12,7 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.storage.accounts import Token
+from phpmq_lite.storage.read.accounts import ApiToken
 
 _LATEST_MS: Final = 1 << 52
 
@@ -42,7 +42,7 @@ class TokenOut(BaseModel):
     last_used_at: int | None
 
     @classmethod
-    def of(cls, token: Token) -> Self:
+    def of(cls, token: ApiToken) -> Self:
         """Show what may be shown of a token."""
         return cls(
             name=token.name,

@@ -11,7 +11,7 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.lists import as_data, as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.storage.accounts import User
+from phpmq_lite.storage.read.accounts import User
 
 RoleName = Literal["viewer", "operator", "admin"]
 Globs = Annotated[

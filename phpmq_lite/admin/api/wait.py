@@ -13,7 +13,7 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import MessageOut
 from phpmq_lite.admin.waiting import Mark, Until, Wait, apart_s, listening
-from phpmq_lite.storage.tails import Tails
+from phpmq_lite.storage.read.activity import RecentActivity
 
 LONGEST_S: Final = 60.0
 CURSOR: Final = "X-Cursor"
@@ -45,7 +45,7 @@ async def wait(request: web.Request) -> web.StreamResponse:
             mark,
             lambda: _queues(request),
             context.search,
-            Tails(context.readers),
+            RecentActivity(context.readers),
             lambda: _is_over(request, context),
             lambda: apart_s(context.live),
         )

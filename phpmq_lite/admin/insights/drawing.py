@@ -11,14 +11,7 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.admin import charts, formats
 from phpmq_lite.admin.charts import Chart, Series, Table
-from phpmq_lite.admin.insights.summary import (
-    COUNTS,
-    TIMES,
-    Figures,
-    QueueTotals,
-    Step,
-    Summary,
-)
+from phpmq_lite.admin.insights.summary import COUNTS, TIMES, Figures, QueueTotals, Step, Summary
 from phpmq_lite.admin.trends import SPANS, Bucket, Span, Trend
 
 _ROW_S: Final = {"24h": 60, "30d": 3_600}  # what a row of the summary stands for

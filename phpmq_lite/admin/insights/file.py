@@ -8,7 +8,7 @@ from typing import Final
 
 from phpmq_lite.admin.insights.summary import SUMMARY_BYTES, Summary, read_summary
 from phpmq_lite.errors import StorageError
-from phpmq_lite.storage.durable import PRIVATE_FOLDER, write_whole
+from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
 
 FOLDER: Final = "pipeline"
 NAME: Final = "summary.json"

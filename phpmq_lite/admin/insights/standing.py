@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from phpmq_lite.admin.access.identity import may_use
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.insights.lagging import Kept, lagging
-from phpmq_lite.storage.measures import measure
-from phpmq_lite.storage.pipeline import Pipeline
+from phpmq_lite.storage.read.consumers import PipelineReaders
+from phpmq_lite.storage.read.measures import measure_database
 
 _DAY_MS: Final = 86_400_000
 
@@ -59,7 +59,7 @@ async def bounds_of(context: Context) -> Bounds:
 
 async def claims_of(request: web.Request) -> list[ClaimsOut]:
     """Give the subscriptions whose queue somebody may see, the longest holder first."""
-    rows = await Pipeline(context_of(request).readers).subscriptions()
+    rows = await PipelineReaders(context_of(request).readers).subscriptions()
     made = [
         ClaimsOut(
             subscription=row.name, queue=row.queue, claims=row.count, bytes=row.bytes,
@@ -74,7 +74,7 @@ async def claims_of(request: web.Request) -> list[ClaimsOut]:
 
 async def readers_of(context: Context) -> list[ReaderOut]:
     """Give who said how far they read the history, the one furthest behind first."""
-    rows = await Pipeline(context.readers).readers()
+    rows = await PipelineReaders(context.readers).readers()
     if not rows:
         return []
     kept, now_ms = await _kept(context), context.now_ms()
@@ -93,7 +93,7 @@ async def readers_of(context: Context) -> list[ReaderOut]:
 
 async def _kept(context: Context) -> Kept:
     bounds, found, keep = (
-        await bounds_of(context), await measure(context.readers), context.settings.history,
+        await bounds_of(context), await measure_database(context.readers), context.settings.history,
     )  # fmt: skip
     return Kept(
         lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,

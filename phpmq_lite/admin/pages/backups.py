@@ -15,9 +15,9 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.systems import Fact
 from phpmq_lite.admin.views import plural
-from phpmq_lite.server.care import Care
-from phpmq_lite.storage.backup import is_id, read_backup
-from phpmq_lite.storage.scrub import Round, State
+from phpmq_lite.server.maintenance import Maintenance
+from phpmq_lite.storage.backup.backups import is_id, read_backup
+from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
 
 
 async def backups(request: web.Request) -> web.StreamResponse:
@@ -73,7 +73,7 @@ async def download(request: web.Request) -> web.StreamResponse:
     return web.FileResponse(backup.database, headers=as_download(f"phpmq-{name}.db"))
 
 
-def _facts(context: Context, care: Care) -> list[Fact]:
+def _facts(context: Context, care: Maintenance) -> list[Fact]:
     """Say how the backups go."""
     settings, made = context.settings.backups, care.backups
     if made.error is not None:
@@ -93,7 +93,7 @@ def _facts(context: Context, care: Care) -> list[Fact]:
     ]
 
 
-def _scrubbed(context: Context, care: Care) -> list[Fact]:
+def _scrubbed(context: Context, care: Maintenance) -> list[Fact]:
     """Say what the scrub found, and how far it is."""
     state, settings = care.scrub.state, context.settings.scrub
     found = [_faults(state)]
@@ -111,14 +111,14 @@ def _scrubbed(context: Context, care: Care) -> list[Fact]:
     return found
 
 
-def _faults(state: State) -> Fact:
+def _faults(state: ScrubState) -> Fact:
     if not state.faults:
         return Fact("Damage", "none known")
     text = f"{formats.number(state.faults)} {plural(state.faults, 'fault', 'faults')}"
     return Fact("Damage", text, "; ".join(state.damage), "bad")
 
 
-def _counted(one: Round) -> str:
+def _counted(one: ScrubRound) -> str:
     return f"{formats.number(one.bodies)} bodies, {formats.size(one.bytes)}"
 
 

@@ -18,9 +18,9 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.streams import Kept
 from phpmq_lite.admin.viewers import FEED
 from phpmq_lite.admin.views import plural
-from phpmq_lite.server.inspector import Recorder
+from phpmq_lite.server.inspector import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
-from phpmq_lite.storage.clients import ClientRow, Clients
+from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 _DIGITS: Final = 18
 
@@ -98,7 +98,7 @@ async def row_of(request: web.Request, number: int) -> ClientRow:
     if status is not None:
         return ClientRow(number, status.kind, status.address, status.opened_at, None,
                          status.framing, status.revision, None)  # fmt: skip
-    found = await Clients(context_of(request).readers).one(number) if number else None
+    found = await StoredClients(context_of(request).readers).one(number) if number else None
     if found is None:
         raise not_found("client", str(number))
     return found
@@ -109,7 +109,7 @@ def status_of_client(request: web.Request, number: int) -> ClientStatus | None:
     return next((c for c in status_of(request).clients if c.client == number), None)
 
 
-def _frames(request: web.Request, recorder: Recorder | None) -> list[dict[str, Any]]:
+def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[str, Any]]:
     if recorder is None:
         return []
     may_see = peers.sees(request)
@@ -136,7 +136,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
 
 
 def _new_frames(
-    request: web.Request, context: Context, recorder: Recorder | None
+    request: web.Request, context: Context, recorder: FrameRecorder | None
 ) -> tuple[list[dict[str, Any]], int]:
     """Give the frames since the last evaluation of this feed, and how many were left out."""
     if recorder is None:

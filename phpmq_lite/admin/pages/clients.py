@@ -14,9 +14,9 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import ClientOut, ClientsQuery
-from phpmq_lite.server import explain
+from phpmq_lite.server import frame_explanation
 from phpmq_lite.server.status import ClientStatus
-from phpmq_lite.storage.clients import ClientRow, Clients
+from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 SHOWN: Final = 200  # open connections on the page
 FRAME_CHARACTERS: Final = 4_000  # an address may have 8 KiB, and most bytes are escaped in it
@@ -54,7 +54,7 @@ class FrameQuery(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     frame: str = Field("", max_length=FRAME_CHARACTERS)
-    encoding: explain.Encoding = "auto"
+    encoding: frame_explanation.Encoding = "auto"
 
 
 async def clients(request: web.Request) -> web.StreamResponse:
@@ -107,7 +107,7 @@ async def closed_page(
             raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
         before = (int(place[0]), int(place[1]))
     since_ms = context.now_ms() - peers.CLOSED_MS
-    rows = await Clients(context.readers).closed(since_ms, before=before, limit=limit)
+    rows = await StoredClients(context.readers).closed(since_ms, before=before, limit=limit)
     if len(rows) < limit:
         return rows, None
     last = rows[-1]
@@ -145,9 +145,9 @@ async def frame(request: web.Request) -> web.StreamResponse:
     pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # as a browser sends a text
     if pasted:
         try:
-            data = explain.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
-            found = explain.as_data(explain.explain(data))
-        except explain.UnreadableError as wrong:
+            data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
+            found = frame_explanation.as_data(frame_explanation.explain_bytes(data))
+        except frame_explanation.UnreadableError as wrong:
             error = str(wrong)
     return await page(request, "frame.html", query=query, found=found, error=error)
 

@@ -14,7 +14,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import OutputFormat
-from phpmq_lite.storage.deaths import SPANS, DeathGroup
+from phpmq_lite.storage.read.dead_letter_groups import SPANS, DeadLetterGroup
 
 GROUPS_SHOWN: Final = 200
 SPARK_WIDTH: Final = 112
@@ -49,7 +49,7 @@ async def dead(request: web.Request) -> web.StreamResponse:
     )
 
 
-def arrivals(group: DeathGroup) -> str:
+def arrivals(group: DeadLetterGroup) -> str:
     """Give the points of the small chart of arrivals; empty where there were none lately."""
     bars = group.bars
     top = max(bars)

@@ -19,7 +19,7 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, MessagesQuery, OutputFormat
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.rollups import ALL
+from phpmq_lite.storage.read.rollups import ALL
 
 
 class HistoryPageQuery(BaseModel):

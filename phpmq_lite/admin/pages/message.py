@@ -24,8 +24,8 @@ from phpmq_lite.admin.schemas import MessageOut, OutputFormat
 from phpmq_lite.admin.shelves import is_shelf
 from phpmq_lite.admin.snippets import Snippet, http_address, tcp_address
 from phpmq_lite.model import State
-from phpmq_lite.storage.audit import Audit, AuditRow
-from phpmq_lite.storage.browse import Body, EventRow, LinkRow, MessageRow
+from phpmq_lite.storage.read.audit import AuditLog, AuditRow
+from phpmq_lite.storage.read.messages import Body, EventRow, LinkRow, MessageRow
 
 RELATIVES: Final = 20  # messages told along in the life of one
 _ROUNDS: Final = 4  # of following their links
@@ -132,7 +132,7 @@ async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
     """Say who deleted it, where the audit names the message itself and nothing later."""
     if row.state != State.DELETED:
         return None
-    last = await Audit(context.readers).last_of(row.message_id)
+    last = await AuditLog(context.readers).last_of(row.message_id)
     return last if last is not None and last.action in _DELETIONS else None
 
 

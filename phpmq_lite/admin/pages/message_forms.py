@@ -15,8 +15,8 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import message_of
 from phpmq_lite.admin.route import Handler, Role, Route
-from phpmq_lite.broker.operations import Action, Options
-from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.storage.read.messages import MessageRow
 
 _ON_LISTS: Final = (
     Action.REQUEUE,

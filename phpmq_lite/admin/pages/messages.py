@@ -24,9 +24,9 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Cursor, Limit, OutputFormat
 from phpmq_lite.admin.shelves import has_records, named
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import MessageRow, is_message_id
-from phpmq_lite.storage.saved import NAME_MAX
-from phpmq_lite.storage.terms import Query
+from phpmq_lite.storage.read.accounts import NAME_MAX
+from phpmq_lite.storage.read.messages import MessageRow, is_message_id
+from phpmq_lite.storage.read.search_plan import SearchQuery
 
 VIEWS_SHOWN: Final = 50
 
@@ -65,14 +65,14 @@ async def messages(request: web.Request) -> web.StreamResponse:
     except Problem as problem:
         if problem.field != "q":
             raise
-        return await _page(request, asked, Query(), None, problem)
+        return await _page(request, asked, SearchQuery(), None, problem)
     return await _page(request, asked, query, found, None)
 
 
 async def _page(
     request: web.Request,
     asked: MessagesPageQuery,
-    query: Query,
+    query: SearchQuery,
     found: paging.FoundPage | None,
     problem: Problem | None,
 ) -> web.Response:

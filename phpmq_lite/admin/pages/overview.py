@@ -8,23 +8,17 @@ from phpmq_lite.admin import attention, charts, histories, views
 from phpmq_lite.admin.access.identity import allowed_queues
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.lists import page_of_queues
-from phpmq_lite.admin.pages.queues import (
-    figures_of,
-    live_rows,
-    queues_as,
-    snippets_of,
-    trends_of,
-)
+from phpmq_lite.admin.pages.queues import figures_of, live_rows, queues_as, snippets_of, trends_of
 from phpmq_lite.admin.pages.system import restart_report
 from phpmq_lite.admin.paging import oldest
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import QueueQuery
 from phpmq_lite.admin.trends import SPANS
-from phpmq_lite.server.status import Status
-from phpmq_lite.storage.measures import measure_disk
-from phpmq_lite.storage.rollups import ALL, RECORDS
-from phpmq_lite.storage.signs import Signs
+from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.storage.read.activity import RecentSigns
+from phpmq_lite.storage.read.measures import measure_disk
+from phpmq_lite.storage.read.rollups import ALL, RECORDS
 
 OVERVIEW_QUEUES: Final = 10
 NOTICES_SHOWN: Final = 8
@@ -85,10 +79,10 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
 
 
 async def _notices(
-    context: Context, status: Status, ages: dict[int, int]
+    context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[attention.Notice]:
     """Read what may need attention, and judge."""
-    now_ms, signs = context.now_ms(), Signs(context.readers)
+    now_ms, signs = context.now_ms(), RecentSigns(context.readers)
     since_ms = now_ms - attention.LATELY_MS
     disk = await measure_disk(context.readers.path)
     return attention.notices(

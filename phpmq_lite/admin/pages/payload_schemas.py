@@ -21,8 +21,8 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import FormatQuery
+from phpmq_lite.envelopes.index import INDEX_CHARACTERS
 from phpmq_lite.envelopes.schema import Change
-from phpmq_lite.envelopes.verdict import INDEX_CHARACTERS
 
 SHOWN: Final = 500  # URNs on the page; JSON has all
 SHOWN_CHANGES: Final = 200

@@ -27,8 +27,8 @@ from phpmq_lite.admin.uploads import hold_of
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.envelopes.schema.rules import REASON as MISMATCH
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.saved import NAME_MAX
+from phpmq_lite.storage.read.accounts import NAME_MAX
+from phpmq_lite.storage.read.messages import MessageRow
 
 TOTAL_MAX: Final = 64 << 20  # bytes of all copies
 JUDGED_MAX: Final = 100  # copies that differ, before they are sent

@@ -23,8 +23,8 @@ from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.queue import home_of
 from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.server.status import ClientStatus, QueueStatus
-from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.signs import Holding, Signs
+from phpmq_lite.storage.read.activity import ConsumerLoad, RecentSigns
+from phpmq_lite.storage.read.messages import MessageRow
 
 Tab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
 
@@ -57,7 +57,7 @@ class Consuming:
     client: ClientStatus
     credit: int
     held: int
-    holding: Holding | None  # as stored; None: nothing
+    holding: ConsumerLoad | None  # as stored; None: nothing
 
 
 async def queue(request: web.Request) -> web.StreamResponse:
@@ -142,7 +142,7 @@ async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, 
     ):
         return []
     since_ms = context.now_ms() - attention.LATELY_MS
-    lately = (await Signs(context.readers).deaths(since_ms)).get(queue.queue_id, {})
+    lately = (await RecentSigns(context.readers).deaths(since_ms)).get(queue.queue_id, {})
     return [
         (reason, count, str(of_verdict(queue.name, reason)))
         for reason, count in sorted(lately.items(), key=lambda item: -item[1])
@@ -182,7 +182,7 @@ async def _consuming(request: web.Request, queue: QueueStatus) -> list[Consuming
         return []
     held = {
         holding.client: holding
-        for holding in await Signs(context_of(request).readers).held()
+        for holding in await RecentSigns(context_of(request).readers).held()
         if holding.queue_id == queue.queue_id
     }
     made = [

@@ -21,9 +21,9 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, queue_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.shelves import records_of
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.work import Work
+from phpmq_lite.storage.read.audit import BulkJobLog
 
 TEST_QUEUE: Final = "hello"
 _SIDES: Final = ("delivery", "publishing")
@@ -107,7 +107,7 @@ async def _ask(request: web.Request, action: str) -> web.Response:
     return await page(
         request, "confirm.html", kind="queue", action=action, queue=queue, count=count,
         typed=typed, query=str(of_queue((concerned or queue).name, ("ready",))),
-        upto=await Work(context.readers).next_number() - 1,
+        upto=await BulkJobLog(context.readers).next_number() - 1,
         back=back(request.query.get("next", ""), context.urls.to("queue", q=queue.name)),
     )  # fmt: skip
 

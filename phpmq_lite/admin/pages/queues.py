@@ -15,7 +15,7 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import QueueOut, QueueQuery
 from phpmq_lite.admin.snippets import http_address, snippets, tcp_address
-from phpmq_lite.server.status import QueueStatus, Status
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
 
 
 async def queues(request: web.Request) -> web.StreamResponse:
@@ -40,7 +40,7 @@ async def queues(request: web.Request) -> web.StreamResponse:
     )
 
 
-def snippets_of(request: web.Request, status: Status) -> Any:
+def snippets_of(request: web.Request, status: BrokerStatus) -> Any:
     """Give the first steps with the real addresses, while there is no queue."""
     if status.queues:
         return []

@@ -21,7 +21,7 @@ from phpmq_lite.broker import operations
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.terms import Query, Term
+from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
 TICKED_MAX: Final = 200
 _TURNS: Final = {
@@ -65,9 +65,9 @@ async def act(request: web.Request) -> web.StreamResponse:
     raise web.HTTPSeeOther(to)
 
 
-def _ready_in(names: Sequence[str]) -> Query:
+def _ready_in(names: Sequence[str]) -> SearchQuery:
     queues = (term for name in names for term in of_queue(name).terms)
-    return Query((*queues, Term("state", "ready")))
+    return SearchQuery((*queues, SearchTerm("state", "ready")))
 
 
 def _shown(names: Sequence[str]) -> str:

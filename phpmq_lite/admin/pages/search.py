@@ -8,7 +8,7 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.requests import find_queue, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import SearchQuery
-from phpmq_lite.storage.browse import is_message_id
+from phpmq_lite.storage.read.messages import is_message_id
 
 
 async def search(request: web.Request) -> web.StreamResponse:

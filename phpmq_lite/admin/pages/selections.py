@@ -18,7 +18,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.shelves import has_records, named
-from phpmq_lite.broker.operations import Action, Options
+from phpmq_lite.broker.actions import Action, Options
 from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000

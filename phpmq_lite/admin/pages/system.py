@@ -22,8 +22,8 @@ from phpmq_lite.admin.requests import next_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.uploads import field_of
 from phpmq_lite.errors import StorageError
-from phpmq_lite.storage.measures import Disk, Measures, measure, measure_disk
-from phpmq_lite.storage.starts import Start, Starts
+from phpmq_lite.storage.integrity.startup import Start, Starts
+from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage, measure_database, measure_disk
 
 DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # what SIGTERM does
 LINES_SHOWN: Final = 200  # of the log, before somebody asks for all
@@ -95,9 +95,9 @@ def _may_decide(request: web.Request) -> bool:
     return identity.role.may(Role.OPERATOR) and not identity.queues
 
 
-async def _measured(context: Context) -> tuple[Measures | None, Disk | None]:
+async def _measured(context: Context) -> tuple[DatabaseSize | None, DiskUsage | None]:
     try:
-        return await measure(context.readers), await measure_disk(context.readers.path)
+        return await measure_database(context.readers), await measure_disk(context.readers.path)
     except (StorageError, OSError):
         return None, None
 

@@ -19,8 +19,8 @@ from phpmq_lite.admin.tails import Happening, Tail
 from phpmq_lite.admin.viewers import FEED, feed_key
 from phpmq_lite.model import State
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.browse import MessageRow
-from phpmq_lite.storage.tails import Place, Tails, Turn
+from phpmq_lite.storage.read.activity import MessageEvent, MessagePlace, RecentActivity
+from phpmq_lite.storage.read.messages import MessageRow
 
 SHOWN: Final = 100  # of the past
 _LATEST: Final = 1 << 62
@@ -96,7 +96,7 @@ def _tail_of(request: web.Request, queue: QueueStatus) -> Tail:
         queue.queue_id,
         queue.name,
         context.engine.tap,
-        Tails(context.readers),
+        RecentActivity(context.readers),
         on_stop=lambda: kept.pop(key, None),
     )
     return made
@@ -123,7 +123,7 @@ async def _past(context: Context, queue: QueueStatus) -> list[Happening]:
     alive, history, turns = await asyncio.gather(
         context.reader.messages(queue.queue_id, before=_LATEST, limit=SHOWN),
         context.reader.history(queue_id=queue.queue_id, limit=SHOWN),
-        Tails(context.readers).recent_events(queue.queue_id, SHOWN),
+        RecentActivity(context.readers).recent_events(queue.queue_id, SHOWN),
     )
     dead = {row.seq for row in history.rows if row.state == State.DEAD}
     found = [
@@ -135,7 +135,7 @@ async def _past(context: Context, queue: QueueStatus) -> list[Happening]:
 
 
 def _of_row(row: MessageRow) -> list[Happening]:
-    place = Place(row.seq, row.token, row.queue_id, row.size, row.preview)
+    place = MessagePlace(row.seq, row.token, row.queue_id, row.size, row.preview)
     made = [Happening("publish", row.published_at, row.seq, "", row.publisher, place)]
     if row.last_dispatched_at is not None:
         detail = f"delivery {row.deliveries}" if row.deliveries > 1 else ""
@@ -149,8 +149,8 @@ def _of_row(row: MessageRow) -> list[Happening]:
     return made
 
 
-def _of_turn(turn: Turn, queue_id: int) -> Happening:
-    place = Place(turn.seq, turn.token, queue_id, 0, None)
+def _of_turn(turn: MessageEvent, queue_id: int) -> Happening:
+    place = MessagePlace(turn.seq, turn.token, queue_id, 0, None)
     return Happening(turn.kind, turn.at_ms, turn.seq, turn.detail or "", None, place)
 
 

@@ -16,7 +16,7 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import FormatQuery
 from phpmq_lite.admin.uploads import field_of
-from phpmq_lite.storage.accounts import User
+from phpmq_lite.storage.read.accounts import User
 
 
 async def users(request: web.Request) -> web.StreamResponse:

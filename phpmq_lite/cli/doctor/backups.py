@@ -9,7 +9,7 @@ from typing import Final
 from phpmq_lite.admin import formats
 from phpmq_lite.cli.findings import Finding, ok, warn
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.backup import listed
+from phpmq_lite.storage.backup.backups import list_backups
 from phpmq_lite.storage.data_folder import DATABASE
 
 NAME: Final = "backups"
@@ -22,7 +22,7 @@ def look(settings: Settings) -> Iterator[Finding]:
     if not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
-    found = listed(folder)
+    found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
     age_ms = min((age for age in ages if age >= 0), default=None)  # others: the clock was ahead

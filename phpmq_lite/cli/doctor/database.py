@@ -12,7 +12,7 @@ from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import NoAnswerError, Node
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.glance import Glance, glance
+from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase, read_stopped
 
 _TIMEOUT_S: Final = 10.0
 # What starts, restores and migrations leave in the data folder, and what it is good for.
@@ -38,7 +38,7 @@ def look(settings: Settings, pid: str | None) -> Iterator[Finding]:
     if pid is not None:
         yield _running(settings, pid)
     elif path.is_dir():
-        yield glance_finding(glance(path), settings.storage.max_bytes)
+        yield glance_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
         yield from left_findings(left_in(path))
 
@@ -88,7 +88,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     return ok("broker", f"{text}, ready")
 
 
-def glance_finding(seen: Glance, max_bytes: int) -> Finding:
+def glance_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
     """Judge the files of a stopped broker."""
     name = "database"
     if seen.problems:

@@ -13,14 +13,18 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin import formats
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
-from phpmq_lite.server.bounds import space_of
-from phpmq_lite.server.endpoints import parse_endpoint
-from phpmq_lite.server.wide_binds import CONTROL_SOCKET
+from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint
+from phpmq_lite.server.limits_mapping import space_of
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.data_folder import DataFolder, check_local, check_rights, holder
-from phpmq_lite.storage.durable import PRIVATE_FOLDER, create_private, sync_file
-from phpmq_lite.storage.mounts import file_system
-from phpmq_lite.storage.space import Space
+from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file
+from phpmq_lite.storage.data_folder import (
+    DataFolder,
+    check_local,
+    check_rights,
+    file_system,
+    holder,
+)
+from phpmq_lite.storage.disk_space import DiskSpace
 
 NAME: Final = "data folder"
 _PASSING: Final = {
@@ -213,7 +217,7 @@ def sync_finding(took_ms: float) -> Finding:
 
 def _room(settings: Settings, path: Path) -> Finding:
     bounds = replace(space_of(settings), max_bytes=0, ballast_bytes=0)  # makes no ballast
-    space = Space(existing(path), bounds)
+    space = DiskSpace(existing(path), bounds)
     space.measure(0)
     shortage = "" if space.shortage is None else space.shortage.detail
     return room_finding(space.free_bytes, bounds.free_bytes, shortage)

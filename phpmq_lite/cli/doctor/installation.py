@@ -8,7 +8,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from phpmq_lite import __version__, build
+from phpmq_lite import __version__, installation
 from phpmq_lite.admin.systems import sqlite_note
 from phpmq_lite.cli.findings import OK, Finding, bad, ok, warn
 from phpmq_lite.cli.installed import (
@@ -19,8 +19,8 @@ from phpmq_lite.cli.installed import (
     requirements,
 )
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.installation import migrations_folder, templates_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.resources import migrations_folder, templates_folder
 from phpmq_lite.storage.migrate import migrate
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.listening")
@@ -52,7 +52,7 @@ def package_findings(
 
     ``find`` gives a version; ``problem`` is why something cannot be imported.
     """
-    name, own = "packages", f"phpmq-lite {__version__} ({build.kind()})"
+    name, own = "packages", f"phpmq-lite {__version__} ({installation.kind()})"
     again = install(flags="--upgrade")
     found = [package_finding(one, find(one.name), again) for one in needed]
     wrong = [one for one in found if one.state != OK]

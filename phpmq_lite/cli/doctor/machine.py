@@ -10,7 +10,7 @@ from typing import Final
 from phpmq_lite.admin import formats
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.server.admission import files_problem, most_files, open_files
-from phpmq_lite.server.memory import memory_bound
+from phpmq_lite.server.backpressure import memory_bound
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import read_meta
 

@@ -15,13 +15,17 @@ from phpmq_lite.admin.processes import Process, listener
 from phpmq_lite.admin.views import plural
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.server.endpoints import Endpoint, is_loopback
-from phpmq_lite.server.sockets import bind_tcp
+from phpmq_lite.server.addresses import (
+    ListenAddress,
+    bind_tcp,
+    check_wide_binds,
+    is_loopback,
+    read_endpoints,
+)
 from phpmq_lite.server.tls import server_context
-from phpmq_lite.server.wide_binds import check_wide_binds, read_endpoints
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.accounts import has_admin
 from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.read.accounts import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
@@ -32,7 +36,7 @@ class Port(NamedTuple):
     """One address to listen on, and what came of trying it."""
 
     setting: str
-    endpoint: Endpoint
+    endpoint: ListenAddress
     error: OSError | None = None  # None: it is free
     process: Process | None = None  # that has it, where that can be seen
     may_stop: bool = True  # it is a process of this account, or we are root
@@ -50,7 +54,7 @@ def look(settings: Settings, pid: str | None) -> Iterator[Finding]:
     yield from _tls(settings)
 
 
-def _wanted(settings: Settings) -> Iterator[tuple[str, Endpoint]]:
+def _wanted(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
     for name, texts in (
         ("tcp.listen", settings.tcp.listen),
         ("tcp.legacy_listen", settings.tcp.legacy_listen),
@@ -62,7 +66,7 @@ def _wanted(settings: Settings) -> Iterator[tuple[str, Endpoint]]:
 # -- ports
 
 
-def _tried(setting: str, endpoint: Endpoint) -> Port:
+def _tried(setting: str, endpoint: ListenAddress) -> Port:
     """Bind an address and let it go; nobody can connect to it meanwhile."""
     try:
         if endpoint.kind == "unix":
@@ -87,7 +91,7 @@ def _may_stop(pid: int) -> bool:
     return True
 
 
-def _try_unix(endpoint: Endpoint) -> None:
+def _try_unix(endpoint: ListenAddress) -> None:
     """Look whether somebody answers on a socket; what nobody answers on is replaced by a start."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.setblocking(False)  # who is there may be slow to answer
@@ -123,7 +127,7 @@ def port_findings(ports: Sequence[Port], pid: str | None) -> Iterator[Finding]:
         yield ok(NAME, f"{', '.join(good)}: {'of the broker' if pid else 'free'}")
 
 
-def _is_any(endpoint: Endpoint) -> bool:
+def _is_any(endpoint: ListenAddress) -> bool:
     return endpoint.kind == "tcp" and endpoint.port == 0
 
 
@@ -165,7 +169,7 @@ def _access_problem(settings: Settings) -> str:
 
 
 def access_finding(
-    settings: Settings, problem: str, wanted: Sequence[tuple[str, Endpoint]]
+    settings: Settings, problem: str, wanted: Sequence[tuple[str, ListenAddress]]
 ) -> Finding:
     """Judge who may connect; ``problem`` is why a start is refused, ``wanted`` where it listens."""
     if problem:

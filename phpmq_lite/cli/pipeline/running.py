@@ -13,12 +13,7 @@ import click
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.output import Column, write
 from phpmq_lite.cli.pipeline.progress import Progress, shown
-from phpmq_lite.cli.pipeline.sessions import (
-    INTERRUPTED,
-    explained,
-    sentence_of,
-    session,
-)
+from phpmq_lite.cli.pipeline.sessions import INTERRUPTED, explained, sentence_of, session
 from phpmq_lite.cli.pipeline.stopping import Stopping
 from phpmq_lite.cli.pipeline.target import Target
 from phpmq_lite.errors import PhpmqError

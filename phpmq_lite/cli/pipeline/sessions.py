@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from phpmq_lite.build import install_command
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.pipeline import causes, packing
 from phpmq_lite.cli.pipeline.progress import Progress, shown
 from phpmq_lite.cli.pipeline.target import Target
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.installation import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

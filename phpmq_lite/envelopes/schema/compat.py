@@ -13,14 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from phpmq_lite.envelopes.schema.rules import (
-    ANYTHING,
-    NOTHING,
-    Rule,
-    Schema,
-    escape,
-    kinds,
-)
+from phpmq_lite.envelopes.schema.rules import ANYTHING, NOTHING, Rule, Schema, escape, kinds
 
 Level = Literal["breaking", "note"]
 

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from phpmq_lite.envelopes.schema.rules import (
-    Schema,
-    SchemaError,
-    kind_of,
-    read_json,
-    read_schema,
-)
-from phpmq_lite.envelopes.verdict import INDEX_CHARACTERS, Problem
+from phpmq_lite.envelopes.index import INDEX_CHARACTERS
+from phpmq_lite.envelopes.schema.rules import Schema, SchemaError, kind_of, read_json, read_schema
+from phpmq_lite.envelopes.verdict import Problem
 from phpmq_lite.errors import PhpmqError
 
 MANIFEST: Final = "registry.json"

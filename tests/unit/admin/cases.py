@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import AuditEntry, Batch, QueueSettings, checksum
-from phpmq_lite.resources import migrations_folder
-from phpmq_lite.server.endpoints import PhpmqListener
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.status import ClientStatus, QueueStatus, Status
+from phpmq_lite.server.addresses import PhpmqListener
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus
 
 NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
 HOSTILE = (
@@ -70,9 +70,9 @@ def client_status(client: int = 7, **changes: Any) -> ClientStatus:
     return replace(made, **changes)
 
 
-def broker_status(*queues: QueueStatus, **changes: Any) -> Status:
+def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
     """Make the status of a broker that runs."""
-    made = Status(
+    made = BrokerStatus(
         started_at=NOW_MS - 11_520_000,
         is_ready=True,
         step="ready",
@@ -94,18 +94,18 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> Status:
 class FakeEngine:
     """What the admin looks at, without a broker; whoever changes something needs a real one."""
 
-    def __init__(self, status: Status | None = None) -> None:
+    def __init__(self, status: BrokerStatus | None = None) -> None:
         self.now = status or broker_status()
-        self.figures = Figures()
+        self.figures = ConnectionCounters()
 
-    def status(self, is_wanted: Callable[[str], bool] | None = None) -> Status:
+    def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Give the status that the test set."""
         if is_wanted is None:
             return self.now
         wanted = tuple(queue for queue in self.now.queues if is_wanted(queue.name))
         return replace(self.now, queues=wanted)
 
-    def summary(self) -> Status:
+    def summary(self) -> BrokerStatus:
         """Give it without the queues."""
         return replace(self.now, queues=())
 

@@ -2,16 +2,16 @@
 
 from phpmq_lite.admin.attention import NOTICES_MAX, Notice, Seen, notices
 from phpmq_lite.model import QueueSettings
-from phpmq_lite.server.status import QueueStatus, Status
-from phpmq_lite.storage.signs import LOOKED_AT, Holding
-from phpmq_lite.storage.space import Shortage
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.disk_space import Shortage
+from phpmq_lite.storage.read.activity import LOOKED_AT, ConsumerLoad
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 MINUTE_MS = 60_000
 
 
 def found(*queues: QueueStatus, seen: Seen | None = None, **changes: object) -> list[Notice]:
-    status: Status = broker_status(*queues, **changes)
+    status: BrokerStatus = broker_status(*queues, **changes)
     return notices(status, seen or Seen(NOW_MS))
 
 
@@ -73,9 +73,9 @@ def test_what_expired_unread_is_told_for_a_day() -> None:
 def test_message_held_for_more_than_half_of_its_time_is_told_with_its_holder() -> None:
     slow = queue_status("slow", 1, settings=QueueSettings(ack_timeout_s=600))
     held = (
-        Holding(1, 7, 3, 30, NOW_MS - 6 * MINUTE_MS),
-        Holding(1, 8, 1, 30, NOW_MS - MINUTE_MS),
-        Holding(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
+        ConsumerLoad(1, 7, 3, 30, NOW_MS - 6 * MINUTE_MS),
+        ConsumerLoad(1, 8, 1, 30, NOW_MS - MINUTE_MS),
+        ConsumerLoad(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
     )
     told = found(slow, queue_status("patient", 2), seen=Seen(NOW_MS, held=held))
     assert [n.text for n in told] == ["Client 7 holds a message for 6 min; it goes back in 4 min"]

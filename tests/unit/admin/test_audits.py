@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from phpmq_lite.admin.audits import AuditQuery, Change, changes_of, level_of, link_of
-from phpmq_lite.storage.audit import AuditRow
+from phpmq_lite.storage.read.audit import AuditRow
 from tests.unit.admin.cases import NOW_MS
 
 ROW = AuditRow(1, NOW_MS, "anna", "ui", "10.0.0.7", "queue.purge", "orders", 3, "", "done", "", "r")

@@ -10,8 +10,8 @@ from phpmq_lite.admin import brush
 from phpmq_lite.admin.brush import Chosen, Slice
 from phpmq_lite.admin.render import environment
 from phpmq_lite.admin.urls import Urls
-from phpmq_lite.resources import templates_folder
-from phpmq_lite.storage.rollups import Beat, Point
+from phpmq_lite.installation import templates_folder
+from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 NOW_S = 1_767_326_400 + 1_234  # 2026-01-02 04:20:34 UTC
 HOUR_S = 1_767_326_400  # the slice that has now in it, where slices are hours
@@ -19,11 +19,11 @@ DAY = brush.SPANS["24h"]
 ROUTE = {"history": "/history"}
 
 
-def beat(at_s: int, span_s: int = 60, *, has_rest: bool = False) -> Beat:
-    return Beat(at_s, span_s, has_rest)
+def beat(at_s: int, span_s: int = 60, *, has_rest: bool = False) -> UptimeSpan:
+    return UptimeSpan(at_s, span_s, has_rest)
 
 
-def cut(*points: Point, beats: tuple[Beat, ...] = (), span: str = "24h") -> list[Slice]:
+def cut(*points: Point, beats: tuple[UptimeSpan, ...] = (), span: str = "24h") -> list[Slice]:
     ran = beats or tuple(beat(point.at_s, point.span_s) for point in points)
     return brush.slices(points, ran, brush.SPANS[span], NOW_S)
 

@@ -10,7 +10,7 @@ import pytest
 from phpmq_lite.admin import charts
 from phpmq_lite.admin.render import environment
 from phpmq_lite.admin.trends import SPANS, Bucket, Trend
-from phpmq_lite.resources import templates_folder
+from phpmq_lite.installation import templates_folder
 from tests.unit.admin.cases import HOSTILE
 
 START_S = 1_700_002_800  # a full hour

@@ -20,9 +20,10 @@ from phpmq_lite.admin.envelopes import (
     is_claimed,
     make_card,
 )
+from phpmq_lite.envelopes.index import Index
 from phpmq_lite.envelopes.record import Block, build
 from phpmq_lite.envelopes.schema import Entry, Registry, read_schema
-from phpmq_lite.envelopes.verdict import REASONS, Index
+from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.model import QueueSettings
 from phpmq_lite.storage.statements import parts
 from tests.unit.admin.test_timeline import ROW

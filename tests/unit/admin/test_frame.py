@@ -16,7 +16,7 @@ from phpmq_lite.admin.frame import (
 )
 from phpmq_lite.admin.routes import ROUTES, paths
 from phpmq_lite.admin.urls import Urls
-from phpmq_lite.resources import templates_folder
+from phpmq_lite.installation import templates_folder
 from phpmq_lite.settings import Settings
 
 

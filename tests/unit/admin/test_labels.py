@@ -1,7 +1,7 @@
 """Labels of the metrics: given for good, and counters that never fall."""
 
 from phpmq_lite.admin.labels import OTHER, Group, Labels, label
-from phpmq_lite.broker.histogram import BUCKETS
+from phpmq_lite.histogram import BUCKETS
 from phpmq_lite.server.status import QueueStatus
 from tests.unit.admin.cases import queue_status
 

@@ -8,15 +8,15 @@ from phpmq_lite.admin import metrics
 from phpmq_lite.admin.http_figures import HttpFigures
 from phpmq_lite.admin.labels import OTHER, Labels
 from phpmq_lite.admin.metrics import Readings
-from phpmq_lite.broker.histogram import BUCKETS, bucket
-from phpmq_lite.server.commits import BATCH_BOUNDS, COMMIT_BOUNDS_S
-from phpmq_lite.server.status import Status
+from phpmq_lite.histogram import BUCKETS, bucket
+from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.status import BrokerStatus
 from tests.unit.admin.cases import HOSTILE, NOW_MS, broker_status, client_status, queue_status
 
 Samples = dict[tuple[str, str], float]
 
 
-async def samples(status: Status, ages: dict[int, int] | None = None, **more: Any) -> Samples:
+async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **more: Any) -> Samples:
     labels = Labels()
     labels.begin()
     labels.add(status.queues, 200)
@@ -198,7 +198,7 @@ async def test_metrics_never_name_a_client_or_confuse_a_queue_with_the_rest() ->
 
 
 async def test_metrics_come_before_the_broker_is_ready() -> None:
-    found = await samples(Status())
+    found = await samples(BrokerStatus())
     assert found["phpmq_ready", ""] == 0
     assert found["phpmq_commit_seconds_count", ""] == 0
     assert ("phpmq_disk_free_bytes", "") not in found

@@ -21,11 +21,24 @@ from phpmq_lite.admin.query import (
     of_verdict,
     parse,
 )
-from phpmq_lite.storage.deaths import Cause, DeathGroup, cause_of, said_in, strip_numbers
-from phpmq_lite.storage.terms import Query, Term, as_glob, escape_pattern, is_pattern, plain_text
+from phpmq_lite.storage.read.dead_letter_groups import (
+    DeadLetterCause,
+    DeadLetterGroup,
+    cause_of,
+    error_text_in,
+    strip_numbers,
+)
+from phpmq_lite.storage.read.search_plan import (
+    SearchQuery,
+    SearchTerm,
+    as_glob,
+    escape_pattern,
+    is_pattern,
+    plain_text,
+)
 
 
-def only(text: str) -> Term:
+def only(text: str) -> SearchTerm:
     [term] = parse(text).terms
     return term
 
@@ -46,61 +59,61 @@ def test_search_with_everything_is_read_piece_by_piece() -> None:
         'size:>100k ttl:<60s age:>1h reason:crc client:10.0.0.7 -urn:test:* "free text"'
     )
     assert query.terms == (
-        Term("queue", "mail*"),
-        Term("state", "dead"),
-        Term("urn", "orders:*"),
-        Term("trace", "7b3f"),
-        Term("id", "d7e7*"),
-        Term("data", "1042", path="data.order_id"),
-        Term("deliveries", ">3", sign=">", number=3),
-        Term("size", ">100k", sign=">", number=102_400),
-        Term("ttl", "<60s", sign="<", number=60_000),
-        Term("age", ">1h", sign=">", number=3_600_000),
-        Term("reason", "crc"),
-        Term("client", "10.0.0.7"),
-        Term("urn", "test:*", is_negated=True),
-        Term("text", "free text"),
+        SearchTerm("queue", "mail*"),
+        SearchTerm("state", "dead"),
+        SearchTerm("urn", "orders:*"),
+        SearchTerm("trace", "7b3f"),
+        SearchTerm("id", "d7e7*"),
+        SearchTerm("data", "1042", path="data.order_id"),
+        SearchTerm("deliveries", ">3", sign=">", number=3),
+        SearchTerm("size", ">100k", sign=">", number=102_400),
+        SearchTerm("ttl", "<60s", sign="<", number=60_000),
+        SearchTerm("age", ">1h", sign=">", number=3_600_000),
+        SearchTerm("reason", "crc"),
+        SearchTerm("client", "10.0.0.7"),
+        SearchTerm("urn", "test:*", is_negated=True),
+        SearchTerm("text", "free text"),
     )
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_state_takes_all_six(state: str) -> None:
-    assert only(f"state:{state.upper()}") == Term("state", state)
+    assert only(f"state:{state.upper()}") == SearchTerm("state", state)
 
 
 @pytest.mark.parametrize(
     ("text", "term"),
     [
-        ('queue:"a b"', Term("queue", "a b")),
-        (r'queue:"say \"hi\" \\ \n"', Term("queue", 'say "hi" \\ \\n')),
-        ('queue:"a\nb"', Term("queue", "a\nb")),  # a client may call it so
-        (r"queue:a\*b", Term("queue", r"a\*b")),
-        ("-state:acked", Term("state", "acked", is_negated=True)),
-        ('-"a b"', Term("text", "a b", is_negated=True)),
-        ("--a", Term("text", "-a", is_negated=True)),
-        ("-", Term("text", "-")),
-        ("12:30", Term("text", "12:30")),
-        ('{"a":1}', Term("text", '{"a":1}')),
-        ('"queue:x"', Term("text", "queue:x")),
-        ("meta:a1c2*", Term("meta", "a1c2*")),
-        ("attempts:>1", Term("attempts", ">1", sign=">", number=1)),
-        ("attempts:-3", Term("attempts", "-3", sign="=", number=-3)),
-        ("verdict:Poison", Term("verdict", "poison")),
-        ("-verdict:*", Term("verdict", "*", is_negated=True)),
-        ("id:#1042", Term("id", f"{1042:016x}*")),
-        ("id:" + "A" * 32, Term("id", "a" * 32)),
-        ("ttl:never", Term("ttl", "never")),
-        ("size:1.5m", Term("size", "1.5m", sign="=", number=1_572_864)),
-        ("size:<=2KiB", Term("size", "<=2KiB", sign="<=", number=2_048)),
-        ("age:<2d", Term("age", "<2d", sign="<", number=172_800_000)),
-        ("$.a.0.b:x", Term("data", "x", path="$.a.0.b")),
-        ("meta.lang:php", Term("data", "php", path="meta.lang")),
-        ("data.n:>-5", Term("data", ">-5", path="data.n", sign=">", number=-5)),
-        ('data.x:""', Term("data", "", path="data.x")),
-        ("data.x:*", Term("data", "*", path="data.x")),
+        ('queue:"a b"', SearchTerm("queue", "a b")),
+        (r'queue:"say \"hi\" \\ \n"', SearchTerm("queue", 'say "hi" \\ \\n')),
+        ('queue:"a\nb"', SearchTerm("queue", "a\nb")),  # a client may call it so
+        (r"queue:a\*b", SearchTerm("queue", r"a\*b")),
+        ("-state:acked", SearchTerm("state", "acked", is_negated=True)),
+        ('-"a b"', SearchTerm("text", "a b", is_negated=True)),
+        ("--a", SearchTerm("text", "-a", is_negated=True)),
+        ("-", SearchTerm("text", "-")),
+        ("12:30", SearchTerm("text", "12:30")),
+        ('{"a":1}', SearchTerm("text", '{"a":1}')),
+        ('"queue:x"', SearchTerm("text", "queue:x")),
+        ("meta:a1c2*", SearchTerm("meta", "a1c2*")),
+        ("attempts:>1", SearchTerm("attempts", ">1", sign=">", number=1)),
+        ("attempts:-3", SearchTerm("attempts", "-3", sign="=", number=-3)),
+        ("verdict:Poison", SearchTerm("verdict", "poison")),
+        ("-verdict:*", SearchTerm("verdict", "*", is_negated=True)),
+        ("id:#1042", SearchTerm("id", f"{1042:016x}*")),
+        ("id:" + "A" * 32, SearchTerm("id", "a" * 32)),
+        ("ttl:never", SearchTerm("ttl", "never")),
+        ("size:1.5m", SearchTerm("size", "1.5m", sign="=", number=1_572_864)),
+        ("size:<=2KiB", SearchTerm("size", "<=2KiB", sign="<=", number=2_048)),
+        ("age:<2d", SearchTerm("age", "<2d", sign="<", number=172_800_000)),
+        ("$.a.0.b:x", SearchTerm("data", "x", path="$.a.0.b")),
+        ("meta.lang:php", SearchTerm("data", "php", path="meta.lang")),
+        ("data.n:>-5", SearchTerm("data", ">-5", path="data.n", sign=">", number=-5)),
+        ('data.x:""', SearchTerm("data", "", path="data.x")),
+        ("data.x:*", SearchTerm("data", "*", path="data.x")),
     ],
 )
-def test_piece_is_read_as(text: str, term: Term) -> None:
+def test_piece_is_read_as(text: str, term: SearchTerm) -> None:
     assert only(text) == term
 
 
@@ -159,7 +172,7 @@ PIECES = st.sampled_from(
 @example('queue:"\\')
 @example("data.:")
 def test_any_text_is_a_query_or_a_problem(text: str) -> None:
-    found: Query | Problem
+    found: SearchQuery | Problem
     try:
         found = parse(text)
     except Problem as problem:
@@ -200,10 +213,10 @@ def test_search_for_ids_and_traces_read_back() -> None:
         assert parse(str(query)) == query
 
 
-def group(**changes: str | None) -> DeathGroup:
+def group(**changes: str | None) -> DeadLetterGroup:
     given: dict[str, str | None] = {"urn": "urn:a", "reason": "client", "cause": "Key * of *"}
     made = {**given, **changes}
-    return DeathGroup(1, "a b.dlq", 2, made["urn"], made["reason"], made["cause"], "a b")
+    return DeadLetterGroup(1, "a b.dlq", 2, made["urn"], made["reason"], made["cause"], "a b")
 
 
 def test_search_for_a_group_of_dead_letters_reads_back() -> None:
@@ -240,7 +253,7 @@ _WORDS_ONLY = st.text(st.sampled_from('ab <>"\\?[]/é\u2028'), max_size=9)
 def test_search_for_a_group_finds_what_is_in_it_and_nothing_else(
     texts: list[str], is_ascii: bool
 ) -> None:
-    groups: dict[Cause, list[str]] = {}
+    groups: dict[DeadLetterCause, list[str]] = {}
     for text in texts:
         block = json.dumps({"dead_letter": {"error": text}}, ensure_ascii=is_ascii)
         cause = cause_of(block.encode())
@@ -294,7 +307,7 @@ def test_what_no_envelope_can_be_is_refused(text: str) -> None:
 
 def test_group_of_a_record_that_a_program_wrote_is_found_by_its_block() -> None:
     said = (("detail", "no * answer"), ("original_queue", "orders"))
-    group = DeathGroup(1, "orders.dlq", None, None, "no * answer", None, "orders", said)
+    group = DeadLetterGroup(1, "orders.dlq", None, None, "no * answer", None, "orders", said)
     assert str(of_group(group)) == (
         "queue:orders.dlq state:ready -origin:* -urn:* -reason:* "
         r'dead_letter.detail:"no \\* answer" dead_letter.original_queue:orders -dead_letter.error:*'
@@ -304,12 +317,12 @@ def test_group_of_a_record_that_a_program_wrote_is_found_by_its_block() -> None:
 
 def test_block_says_why_and_where() -> None:
     block = b'"dead_letter":{"reason":"failed","detail":"boom","original_queue":"orders"}}'
-    assert said_in(block) == (("detail", "boom"), ("original_queue", "orders"))
-    assert said_in(block.replace(b',"detail":"boom"', b"")) == (
+    assert error_text_in(block) == (("detail", "boom"), ("original_queue", "orders"))
+    assert error_text_in(block.replace(b',"detail":"boom"', b"")) == (
         ("original_queue", "orders"), ("reason", "failed"),
     )  # fmt: skip
-    assert said_in(b'"dead_letter":{"reason":7,"detail":"a\\\\"b"}') == ()
-    assert said_in(None) == ()
+    assert error_text_in(b'"dead_letter":{"reason":7,"detail":"a\\\\"b"}') == ()
+    assert error_text_in(None) == ()
 
 
 def test_searches_for_envelopes_can_be_typed() -> None:

@@ -9,7 +9,7 @@ from aiohttp.test_utils import make_mocked_request
 from phpmq_lite.admin.frame import COLOURS
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import Static
-from phpmq_lite.resources import templates_folder
+from phpmq_lite.installation import templates_folder
 
 SCRIPT_BYTES = 22_000  # all scripts together
 FOLDER = templates_folder()

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
-from phpmq_lite.resources import templates_folder
+from phpmq_lite.installation import templates_folder
 
 TEMPLATES = sorted(templates_folder().rglob("*.html"))
 ABOUT_ONESELF = {"log-in", "logout", "set-up", "account-password", "account-end"}

@@ -4,7 +4,7 @@ import json
 import re
 
 from phpmq_lite.admin.snippets import CONTENT, QUEUE, http_address, pipeline, snippets, tcp_address
-from phpmq_lite.server.endpoints import PhpmqListener
+from phpmq_lite.server.addresses import PhpmqListener
 
 BASE = "http://127.0.0.1:9101"
 

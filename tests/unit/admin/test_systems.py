@@ -6,17 +6,17 @@ from typing import Any
 from phpmq_lite.admin import limits, systems
 from phpmq_lite.admin.conditions import percent
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.measures import Disk, Measures
-from phpmq_lite.storage.starts import Report, Start
+from phpmq_lite.storage.integrity.startup import Start, StartReport
+from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 FOLDER = Path("/var/lib/phpmq")
 
 
-def start(report: Report | None = None, **changes: Any) -> Start:
+def start(report: StartReport | None = None, **changes: Any) -> Start:
     given: dict[str, Any] = {
         "start_id": 3, "at_ms": NOW_MS, "version": "0.2.0", "was_clean": False,
-        "down_from_ms": NOW_MS - 65_000, "report": report or Report(), "dismissed_by": None,
+        "down_from_ms": NOW_MS - 65_000, "report": report or StartReport(), "dismissed_by": None,
     }  # fmt: skip
     return Start(**(given | changes))
 
@@ -34,7 +34,7 @@ def test_report_tells_only_what_happened() -> None:
 
 
 def test_report_has_all_that_was_found() -> None:
-    report = Report(
+    report = StartReport(
         version_before="0.1.0", wal_frames=40, wal_commits=1, wal_dropped=2, returned=1, expired=7,
         expired_by_queue={"mail": 2, "orders": 5}, migrations=["0002_admin"], messages=9, queues=2,
         seconds=0.25, last_error="disk I/O error",
@@ -89,13 +89,13 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
 
 
 def test_storage_warns_of_a_disk_that_is_almost_full() -> None:
-    disk = Disk({"database": 10, "wal": 0, "shm": 0}, total=1_000, free=10)
+    disk = DiskUsage({"database": 10, "wal": 0, "shm": 0}, total=1_000, free=10)
     facts = {fact.name: fact for fact in systems.storage(Settings(), disk, None, FOLDER)}
     assert facts["Free on the disk"].level == "bad"
 
 
 def test_retention_shows_the_share_of_deleted_messages() -> None:
-    stored = Measures(
+    stored = DatabaseSize(
         pages=1, pages_free=0, page_bytes=4_096, schema=2, history_rows=200, history_bytes=10,
         deleted_rows=10, deleted_bytes=1, history_oldest_at=None, history_offset=200, removed=0,
         audit_rows=0, audit_oldest_at=None, last_seen_ms=None,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from phpmq_lite.admin.timeline import Step, relatives, timeline
-from phpmq_lite.storage.browse import EventRow, LinkRow, MessageRow, wire_id
+from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, wire_id
 from tests.unit.admin.cases import NOW_MS
 
 ROW = MessageRow(

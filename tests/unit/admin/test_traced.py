@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from phpmq_lite.admin.traced import LANES, Told, failed_attempts, tell
 from phpmq_lite.model import State
-from phpmq_lite.storage.browse import MessageRow
+from phpmq_lite.storage.read.messages import MessageRow
 from tests.unit.admin.cases import NOW_MS
 from tests.unit.admin.test_timeline import ROW
 

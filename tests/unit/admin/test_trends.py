@@ -14,16 +14,16 @@ from phpmq_lite.admin.trends import (
     spark,
     trend,
 )
-from phpmq_lite.broker.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
-from phpmq_lite.storage.rollups import Beat, Point
+from phpmq_lite.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
+from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 HOUR = SPANS["1h"]
 NOW_S = 1_700_006_400  # a full hour
 
 
-def beats(*places: int, span_s: int = 10, has_rest: bool = False) -> list[Beat]:
+def beats(*places: int, span_s: int = 10, has_rest: bool = False) -> list[UptimeSpan]:
     """Give spans in which the broker ran, each so many seconds before now."""
-    return [Beat(NOW_S - at, span_s, has_rest) for at in places]
+    return [UptimeSpan(NOW_S - at, span_s, has_rest) for at in places]
 
 
 def measured(**counts: int) -> bytes:
@@ -76,7 +76,7 @@ def test_minute_is_spread_over_the_steps_that_it_covers() -> None:
 
 def test_point_that_began_before_the_chart_counts_with_its_share() -> None:
     first = NOW_S - 3_600
-    made = trend([Point(first - 30, 60, published=60)], [Beat(first - 30, 60, False)], HOUR,
+    made = trend([Point(first - 30, 60, published=60)], [UptimeSpan(first - 30, 60, False)], HOUR,
                  NOW_S - 1)  # fmt: skip
     assert [one.published for one in made.buckets if one is not None] == [1.0, 1.0]
 
@@ -155,7 +155,7 @@ def test_spark_of_a_depth_shows_the_peaks() -> None:
 
 
 def test_spark_has_a_value_for_each_half_minute_of_an_hour() -> None:
-    whole = spark([], [Beat(NOW_S - 4_000, 4_000, False)], "ready", NOW_S - 1, is_rate=False)
+    whole = spark([], [UptimeSpan(NOW_S - 4_000, 4_000, False)], "ready", NOW_S - 1, is_rate=False)
     assert len(whole) == SPARK_SAMPLES
     assert SPARK_SAMPLES * SPARK_STEP_S == 3_600
 

@@ -5,8 +5,7 @@ import pytest
 from phpmq_lite.bench.streams import DispatchStream, PublishStream
 from phpmq_lite.errors import ClientError
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, WireLimits
 
 
 def read(data: bytes) -> list[ClientFrame]:

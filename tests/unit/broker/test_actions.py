@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.operations import SLICE, Action, Options, Outcome, act
+from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
+from phpmq_lite.broker.operations import act
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, State
 from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import claims, operations, subscriptions
+from phpmq_lite.broker import claims, subscriptions
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Loaded, Message, QueueRow, State, Stored
 from phpmq_lite.pipeline_rows import PipelineRows
@@ -153,7 +153,7 @@ def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str)
     rig = made(Rig())
     rig.begin()
     with pytest.raises(RefusedError) as caught:
-        operations.claim(rig.core, rig.entry(), *arguments, BYTES, rig.answers.append)
+        claims.claim(rig.core, rig.entry(), *arguments, BYTES, rig.answers.append)
     assert caught.value.code == code
     assert not rig.finish().stores
 

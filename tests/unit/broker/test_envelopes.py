@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import operations
+from phpmq_lite.broker import publishing
 from phpmq_lite.broker.core import Result
-from phpmq_lite.broker.judging import ASIDE_BYTES
 from phpmq_lite.broker.lives import LOOKED_BYTES
+from phpmq_lite.broker.queues import ASIDE_BYTES
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import (
-    Limits,
-    Loaded,
-    Message,
-    State,
-)
+from phpmq_lite.model import Limits, Loaded, Message, State
 from tests.unit.broker.envelope_rig import (
     BAD,
     GOOD,
@@ -213,7 +208,7 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
 
 def publish(rig: Rig, *contents: bytes, key: bytes | None = None) -> Any:
     rig.turn(
-        lambda: operations.publish(
+        lambda: publishing.publish(
             rig.core, rig.entry("message.publish"), "orders", [(c, None) for c in contents],
             rig.answers.append, key=key,
         )

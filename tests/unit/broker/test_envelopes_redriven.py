@@ -3,12 +3,8 @@
 import json
 
 from phpmq_lite.broker import operations
-from phpmq_lite.broker.operations import Action, Options, Outcome
-from phpmq_lite.model import (
-    Loaded,
-    Message,
-    State,
-)
+from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.model import Loaded, Message, State
 from tests.unit.broker.envelope_rig import (
     BAD,
     GOOD,

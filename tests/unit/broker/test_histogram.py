@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.broker.histogram import (
+from phpmq_lite.histogram import (
     BUCKETS,
     NEAR,
     NEAR_MS,

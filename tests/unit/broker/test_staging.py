@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from phpmq_lite.broker.operations import PublishedStage, Staged
 from phpmq_lite.broker.staged import KEPT_MS
+from phpmq_lite.broker.staging import PublishedStage, Staged
 from phpmq_lite.model import Batch
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig
 

@@ -1,6 +1,6 @@
 """Delays between tries to connect."""
 
-from phpmq_lite.client.backoff import Backoff
+from phpmq_lite.client.session import Backoff
 
 
 def test_delays_double_up_to_the_longest() -> None:

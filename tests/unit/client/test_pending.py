@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.client.pending import Batch, Pending
+from phpmq_lite.client.session import PendingPublishes, PublishBatch
 from phpmq_lite.errors import (
     ClientError,
     ConnectionLostError,
@@ -13,8 +13,8 @@ from phpmq_lite.errors import (
 Answers = list[ClientError | None]
 
 
-def filled(answers: Answers, *keys: bytes) -> Pending:
-    pending = Pending(max_sends=2)
+def filled(answers: Answers, *keys: bytes) -> PendingPublishes:
+    pending = PendingPublishes(max_sends=2)
     for key in keys:
         pending.add("orders", b"body", 0, key, answers.append)
     return pending
@@ -72,7 +72,7 @@ def test_dropped_publish_is_not_repeated() -> None:
 
 
 def test_all_of_a_batch_can_be_dropped() -> None:
-    batch = Batch()
+    batch = PublishBatch()
     pending = filled([], b"a")
     pending.add("orders", b"body", 0, b"b", batch.answered)
     pending.drop_all(batch.answered)
@@ -89,7 +89,7 @@ def test_all_fail_when_the_connection_does_not_come_back() -> None:
 
 def test_batch_counts_and_keeps_the_first_error() -> None:
     notified: list[None] = []
-    batch = Batch(lambda: notified.append(None))
+    batch = PublishBatch(lambda: notified.append(None))
     batch.unanswered = 3
     first = PublishRefusedError("full")
     for error in (None, first, PublishRefusedError("paused")):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.client.session import Delivery, Session
+from phpmq_lite.client.session import ClientSession, Delivery
 from phpmq_lite.errors import ClientError, LocalProtocolError
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import (
@@ -13,8 +13,8 @@ from phpmq_lite.protocol.frames import (
     Dispatch,
     Publish,
     Requeue,
+    WireLimits,
 )
-from phpmq_lite.protocol.wire import WireLimits
 
 ID = b"0123456789abcdef0123456789abcdef"
 Answers = list[ClientError | None]
@@ -24,7 +24,7 @@ class Wire:
     """A session with a broker's end that reads what it writes."""
 
     def __init__(self) -> None:
-        self.session = Session(8 << 20)
+        self.session = ClientSession(8 << 20)
         self.connect()
 
     def connect(self) -> list[ClientFrame]:
@@ -92,7 +92,7 @@ def test_keys_are_new_each_time_and_for_each_client() -> None:
     answers: Answers = []
     keys = {
         session.confirm("orders", b"", 0, None, answers.append)[0]
-        for session in (Session(100), Session(100))
+        for session in (ClientSession(100), ClientSession(100))
         for _ in range(50)
     }
     assert len(keys) == 100
@@ -137,7 +137,7 @@ def test_closed_window_gives_back_and_can_be_opened_again() -> None:
 
 @pytest.mark.parametrize(("queue", "credit"), [("", 1), ("orders", 0), ("orders", -1)])
 def test_window_is_refused_when_it_makes_no_sense(queue: str, credit: int) -> None:
-    session = Session(100)
+    session = ClientSession(100)
     with pytest.raises(LocalProtocolError):
         session.open_window(queue, credit, no_wake)
     assert not session.windows
@@ -190,7 +190,7 @@ def test_delivery_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_whole: bool) -> None:
-    session = Session(10)
+    session = ClientSession(10)
     broker = ServerSide(WireLimits(), http_guard=False)
     broker.receive(session.connected())
     parts: list[bytes] = []
@@ -207,7 +207,7 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
 
 
 def test_what_is_no_phpmq_is_told_as_that() -> None:
-    session = Session(10)
+    session = ClientSession(10)
     session.connected()
     assert session.trouble("mq:9100") is None
     session.receive(b"220 mail.example ESMTP\r\n")
@@ -215,7 +215,7 @@ def test_what_is_no_phpmq_is_told_as_that() -> None:
 
 
 def test_name_above_the_bound_is_no_message_that_is_too_long() -> None:
-    session = Session(10)
+    session = ClientSession(10)
     session.connected()
     session.receive(b"H0100303P0100000000000000000000000000999")
     assert str(session.trouble("mq:9100")).startswith("mq:9100 does not speak PHPMQ: too-large")

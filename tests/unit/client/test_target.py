@@ -2,23 +2,23 @@
 
 import pytest
 
-from phpmq_lite.client.target import Target, parse_target
+from phpmq_lite.client.address import BrokerAddress, parse_address
 
 
 @pytest.mark.parametrize(
     ("address", "port", "target"),
     [
-        ("127.0.0.1", None, Target("127.0.0.1", 9100)),
-        ("127.0.0.1:9200", None, Target("127.0.0.1", 9200)),
-        ("broker.local", 9200, Target("broker.local", 9200)),
-        ("[::1]:9200", None, Target("::1", 9200)),
-        ("[::1]", 9200, Target("::1", 9200)),
-        ("::1", None, Target("::1", 9100)),
-        ("unix:/run/phpmq.sock", None, Target(path="/run/phpmq.sock")),
+        ("127.0.0.1", None, BrokerAddress("127.0.0.1", 9100)),
+        ("127.0.0.1:9200", None, BrokerAddress("127.0.0.1", 9200)),
+        ("broker.local", 9200, BrokerAddress("broker.local", 9200)),
+        ("[::1]:9200", None, BrokerAddress("::1", 9200)),
+        ("[::1]", 9200, BrokerAddress("::1", 9200)),
+        ("::1", None, BrokerAddress("::1", 9100)),
+        ("unix:/run/phpmq.sock", None, BrokerAddress(path="/run/phpmq.sock")),
     ],
 )
-def test_address_is_read(address: str, port: int | None, target: Target) -> None:
-    assert parse_target(address, port) == target
+def test_address_is_read(address: str, port: int | None, target: BrokerAddress) -> None:
+    assert parse_address(address, port) == target
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_address_is_read(address: str, port: int | None, target: Target) -> None
 )
 def test_address_is_refused_when_it_is_none(address: str, port: int | None) -> None:
     with pytest.raises(ValueError, match=r"is no|another"):
-        parse_target(address, port)
+        parse_address(address, port)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:9100", "[::1]:9100", "unix:/run/x"])
 def test_target_prints_as_it_is_written(text: str) -> None:
-    assert str(parse_target(text)) == text
+    assert str(parse_address(text)) == text

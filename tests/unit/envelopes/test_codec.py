@@ -9,9 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from phpmq_lite.envelopes.codec import EnvelopeError, decode, encode, from_message, make, urn
-from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, index_of, judge, lint
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
+from phpmq_lite.envelopes.index import index_of
+from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, judge, lint
+from phpmq_lite.errors import EnvelopeError, PhpmqError
 from tests.envelope_cases import CASES, META, Case, body, written
 
 

@@ -9,8 +9,9 @@ from typing import Final
 
 import pytest
 
+from phpmq_lite.envelopes.index import index_of
 from phpmq_lite.envelopes.record import Block, build, read_block, revive
-from phpmq_lite.envelopes.verdict import index_of, judge, lint
+from phpmq_lite.envelopes.verdict import judge, lint
 from tests.envelope_cases import body, edit
 
 MIB: Final = 1 << 20

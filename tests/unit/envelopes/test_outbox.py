@@ -9,9 +9,8 @@ import pytest
 from babelqueue.outbox import Outbox as SdkOutbox
 from babelqueue.outbox import OutboxRelay, OutboxStore
 
+from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome
 from phpmq_lite.envelopes import producer, trace
-from phpmq_lite.envelopes.codec import EnvelopeError
-from phpmq_lite.envelopes.keyed import NoAnswerError, Outcome, Outgoing
 from phpmq_lite.envelopes.outbox import (
     Outbox,
     SqliteOutboxStore,
@@ -20,7 +19,12 @@ from phpmq_lite.envelopes.outbox import (
     schema,
 )
 from phpmq_lite.envelopes.relay import Relay
-from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
+from phpmq_lite.errors import (
+    ConnectionLostError,
+    EnvelopeError,
+    LocalProtocolError,
+    PublishRefusedError,
+)
 
 URN = "urn:babel:orders:created"
 
@@ -29,11 +33,11 @@ class Broker:
     """Stores by key; ``verdict`` says of a message why it is not stored."""
 
     def __init__(self) -> None:
-        self.stored: list[Outgoing] = []
+        self.stored: list[KeyedMessage] = []
         self.calls = 0
-        self.verdict: Callable[[Outgoing], Outcome] = lambda _message: None
+        self.verdict: Callable[[KeyedMessage], Outcome] = lambda _message: None
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[KeyedMessage]) -> list[Outcome]:
         self.calls += 1
         outcomes = [self.verdict(message) for message in messages]
         self.stored += [m for m, out in zip(messages, outcomes, strict=True) if out is None]
@@ -255,7 +259,7 @@ def test_row_that_the_broker_hangs_up_on_is_found_and_the_rest_goes_on(house: Ho
     bad = house.column("id")[2].encode()
     hung: list[bytes] = []
 
-    def send(messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(messages: Sequence[KeyedMessage]) -> list[Outcome]:
         keys = [m.key for m in messages]
         if bad not in keys:
             return house.broker.send(messages)

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from phpmq_lite.client.aio import Client
-from phpmq_lite.client.blocking import BlockingClient
+from phpmq_lite.client.async_client import Client
+from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.envelopes import producer, trace
 from phpmq_lite.envelopes.app import App
-from phpmq_lite.envelopes.codec import EnvelopeError, decode
+from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare, receipt_key
+from phpmq_lite.errors import EnvelopeError
 from tests.unit.envelopes.fake_link import FakeLink, transport_on
 
 URN = "urn:babel:orders:created"

@@ -8,11 +8,15 @@ from babelqueue import transport as sdk
 from babelqueue.transport import ReceivedMessage
 
 from phpmq_lite.envelopes import record
-from phpmq_lite.envelopes.codec import EnvelopeError
 from phpmq_lite.envelopes.delays import Delays
 from phpmq_lite.envelopes.idempotency import Claim
 from phpmq_lite.envelopes.transport import PhpmqTransport
-from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
+from phpmq_lite.errors import (
+    ConnectionLostError,
+    EnvelopeError,
+    LocalProtocolError,
+    PublishRefusedError,
+)
 from tests.envelope_cases import CASES, Case, body, record_of
 from tests.unit.envelopes.fake_link import FakeLink, Told, delivery, transport_on
 

@@ -4,17 +4,8 @@ import json
 
 import pytest
 
-from phpmq_lite.envelopes.verdict import (
-    CONVENTION,
-    INDEX_BYTES,
-    INDEX_CHARACTERS,
-    REASONS,
-    EmptyListData,
-    Index,
-    index_of,
-    judge,
-    lint,
-)
+from phpmq_lite.envelopes.index import INDEX_BYTES, INDEX_CHARACTERS, Index, index_of
+from phpmq_lite.envelopes.verdict import CONVENTION, REASONS, EmptyListData, judge, lint
 from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, with_meta, written
 
 URN = "urn:babel:orders:created"

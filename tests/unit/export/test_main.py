@@ -11,7 +11,7 @@ import pytest
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.export import frames, main
 from phpmq_lite.export.main import Output, serve
-from phpmq_lite.storage.ranges import RangeError
+from phpmq_lite.storage.arrow import RangeError
 
 BATCH = pa.record_batch({"offset": pa.array(range(1_000), pa.int64())})
 

@@ -3,8 +3,7 @@
 import pytest
 
 from phpmq_lite.protocol.connection import GUARDED_BYTES, ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame, WireLimits
 
 ID = b"0123456789abcdef0123456789abcdef"
 CLIENT = ClientSide()

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.errors import LocalProtocolError
 from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_for
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.frames import WireLimits
 
 ID = b"0123456789abcdef0123456789abcdef"
 CLIENT = ClientEncoder(WireLimits(max_content=100))

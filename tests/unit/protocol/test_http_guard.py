@@ -2,8 +2,7 @@
 
 import pytest
 
-from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.protocol.http_guard import HTTP, OTHER, UNDECIDED, HttpGuard
+from phpmq_lite.protocol.connection import HTTP, OTHER, UNDECIDED, ClientSide, HttpGuard
 
 METHOD = ClientSide().publish("orders", b"planted")
 

@@ -4,18 +4,17 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.protocol import wire
-from phpmq_lite.protocol.frames import Acknowledge, Consume, Publish
+from phpmq_lite.protocol import frames
+from phpmq_lite.protocol.fast_path import FastClientFrames
+from phpmq_lite.protocol.frames import Acknowledge, Consume, Publish, WireLimits
 from phpmq_lite.protocol.parser import Parser
-from phpmq_lite.protocol.whole import WholeFromClient
-from phpmq_lite.protocol.wire import WireLimits
 
 HEADER = b"H0100102"
 QUEUE = b"P01%029dFoo" % 3
 
 
 def parser_with(max_content: int = 8 << 20, pinned: int | None = None) -> Parser:
-    return Parser(WireLimits(max_content), wire.FROM_CLIENT, WholeFromClient, pinned)
+    return Parser(WireLimits(max_content), frames.FROM_CLIENT, FastClientFrames, pinned)
 
 
 def error_of(parser: Parser) -> tuple[str, int] | None:
@@ -64,7 +63,7 @@ def test_parser_takes_a_whole_body_with_one_slice() -> None:
 def test_parser_keeps_nothing_of_a_content_that_is_too_long() -> None:
     parser = parser_with(max_content=10)
     assert parser.feed(HEADER + QUEUE + b"P02%029d" % 11 + b"x" * 11) == []
-    assert error_of(parser) == (wire.TOO_LARGE, 8 + len(QUEUE) + 3)
+    assert error_of(parser) == (frames.TOO_LARGE, 8 + len(QUEUE) + 3)
     assert parser.partial_bytes == 0
 
 
@@ -73,7 +72,7 @@ def test_parser_refuses_a_length_of_29_nines_with_its_last_digit() -> None:
     parser.feed(HEADER + b"P02" + b"9" * 28)
     assert error_of(parser) is None
     parser.feed(b"9")
-    assert error_of(parser) == (wire.TOO_LARGE, 11)
+    assert error_of(parser) == (frames.TOO_LARGE, 11)
 
 
 def test_parser_takes_a_content_of_exactly_the_limit() -> None:
@@ -85,15 +84,15 @@ def test_parser_takes_a_content_of_exactly_the_limit() -> None:
 @pytest.mark.parametrize(
     ("beginning", "code", "offset"),
     [
-        (b"G", wire.BAD_HEADER, 0),
-        (b"H0x", wire.BAD_HEADER, 2),
-        (b"H02", wire.BAD_VERSION, 2),
-        (b"H01008", wire.UNKNOWN_TYPE, 3),
-        (b"H01003", wire.UNEXPECTED_TYPE, 3),
-        (b"H0100107", wire.BAD_PACKET_COUNT, 6),
-        (b"H0100102Q", wire.BAD_FRAMING, 8),
-        (b"H0100102P04", wire.BAD_PACKET_TYPE, 9),
-        (b"H0100102P010x", wire.BAD_PACKET_HEADER, 12),
+        (b"G", frames.BAD_HEADER, 0),
+        (b"H0x", frames.BAD_HEADER, 2),
+        (b"H02", frames.BAD_VERSION, 2),
+        (b"H01008", frames.UNKNOWN_TYPE, 3),
+        (b"H01003", frames.UNEXPECTED_TYPE, 3),
+        (b"H0100107", frames.BAD_PACKET_COUNT, 6),
+        (b"H0100102Q", frames.BAD_FRAMING, 8),
+        (b"H0100102P04", frames.BAD_PACKET_TYPE, 9),
+        (b"H0100102P010x", frames.BAD_PACKET_HEADER, 12),
     ],
 )
 def test_parser_decides_at_the_first_wrong_byte(beginning: bytes, code: str, offset: int) -> None:

@@ -4,20 +4,19 @@ from itertools import product
 
 import pytest
 
-from phpmq_lite.protocol import wire
+from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Acknowledge, Frame, Publish, ReceiptFrame
-from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient, read_length
-from phpmq_lite.protocol.wire import WireLimits
+from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames, read_length
+from phpmq_lite.protocol.frames import Acknowledge, Frame, Publish, ReceiptFrame, WireLimits
 
 CLIENT = ClientSide()
 ID = b"0123456789abcdef0123456789abcdef"
 
 
-def taker(max_content: int = 1_000) -> WholeFromClient:
+def taker(max_content: int = 1_000) -> FastClientFrames:
     """Return a common case that knows the queue Foo and every header."""
-    whole = WholeFromClient({b"Foo": "Foo", b"Bar": "Bar"}, WireLimits(max_content))
-    whole.headers.update(wire.FROM_CLIENT)
+    whole = FastClientFrames({b"Foo": "Foo", b"Bar": "Bar"}, WireLimits(max_content))
+    whole.headers.update(frames.FROM_CLIENT)
     return whole
 
 
@@ -106,8 +105,8 @@ def test_header_is_taken_only_after_it_came_through_the_steps() -> None:
 
 
 def test_broker_frames_are_left_when_not_whole() -> None:
-    whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits())
-    whole.headers.update(wire.FROM_BROKER)
+    whole = FastBrokerFrames({b"Foo": "Foo"}, WireLimits())
+    whole.headers.update(frames.FROM_BROKER)
     dispatch = b"H0100304P01%029dFooP02%029dxP03%029d%sP05%029d17" % (3, 1, 32, ID, 2)
     for _ in range(2):
         for size in range(len(dispatch)):
@@ -118,8 +117,8 @@ def test_broker_frames_are_left_when_not_whole() -> None:
 
 
 def test_dispatch_beyond_the_limit_is_left_to_the_steps() -> None:
-    whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits(max_content=10))
-    whole.headers.update(wire.FROM_BROKER)
+    whole = FastBrokerFrames({b"Foo": "Foo"}, WireLimits(max_content=10))
+    whole.headers.update(frames.FROM_BROKER)
     for size, taken in ((10, True), (11, False)):
         head = b"H0100304P01%029dFooP02%029d" % (3, size)
         dispatch = head + bytes(size) + b"P03%029d%sP05%029d9" % (32, ID, 1)
@@ -127,8 +126,8 @@ def test_dispatch_beyond_the_limit_is_left_to_the_steps() -> None:
 
 
 def test_receipts_without_reason_are_taken() -> None:
-    whole = WholeFromBroker({b"Foo": "Foo"}, WireLimits())
-    whole.headers.update(wire.FROM_BROKER)
+    whole = FastBrokerFrames({b"Foo": "Foo"}, WireLimits())
+    whole.headers.update(frames.FROM_BROKER)
     receipts = b"".join(b"H0100702P01%029dFooP03%029dk%d" % (3, 2, n) for n in range(5))
     found: list[Frame] = []
     for size in range(10):

@@ -2,44 +2,46 @@
 
 import pytest
 
-from phpmq_lite.protocol import wire
+from phpmq_lite.protocol import frames
+from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
+from phpmq_lite.protocol.frames import WireLimits, decode_queue, message_header
 from phpmq_lite.protocol.parser import Parser
-from phpmq_lite.protocol.whole import WholeFromBroker, WholeFromClient
-from phpmq_lite.protocol.wire import WireLimits, decode_queue, message_header
-from phpmq_lite.server.dissector import Dissector
+from phpmq_lite.server.inspector import Dissector
 
 
 def test_message_header_is_eight_bytes() -> None:
-    assert message_header(wire.PUBLISH, 3) == b"H0100103"
+    assert message_header(frames.PUBLISH, 3) == b"H0100103"
 
 
 def test_no_header_comes_from_both_sides() -> None:
-    assert wire.FROM_CLIENT.keys() & wire.FROM_BROKER.keys() == set()
+    assert frames.FROM_CLIENT.keys() & frames.FROM_BROKER.keys() == set()
 
 
 def test_every_frame_names_its_queue_first() -> None:
-    shapes = {**wire.FROM_CLIENT, **wire.FROM_BROKER}
-    assert {packets[0] for packets in shapes.values()} == {wire.QUEUE}
+    shapes = {**frames.FROM_CLIENT, **frames.FROM_BROKER}
+    assert {packets[0] for packets in shapes.values()} == {frames.QUEUE}
 
 
 def test_only_client_frames_show_a_revision() -> None:
-    assert wire.SHOWS.keys() <= wire.FROM_CLIENT.keys()
+    assert frames.SHOWS.keys() <= frames.FROM_CLIENT.keys()
 
 
 def frame_of(header: bytes, packets: tuple[int, ...]) -> bytes:
     return header + b"".join(b"P%02d%029d1" % (packet, 1) for packet in packets)
 
 
-@pytest.mark.parametrize("table", [wire.FROM_CLIENT, wire.FROM_BROKER], ids=["client", "broker"])
-def test_parser_makes_a_frame_of_every_message(table: wire.Shapes) -> None:
-    whole = WholeFromClient if table is wire.FROM_CLIENT else WholeFromBroker
+@pytest.mark.parametrize(
+    "table", [frames.FROM_CLIENT, frames.FROM_BROKER], ids=["client", "broker"]
+)
+def test_parser_makes_a_frame_of_every_message(table: frames.Shapes) -> None:
+    whole = FastClientFrames if table is frames.FROM_CLIENT else FastBrokerFrames
     for header, packets in table.items():
         parser = Parser(WireLimits(), table, whole)
         assert (header, len(parser.feed(frame_of(header, packets)))) == (header, 1)
 
 
 def test_dissector_names_every_message() -> None:
-    for header, packets in {**wire.FROM_CLIENT, **wire.FROM_BROKER}.items():
+    for header, packets in {**frames.FROM_CLIENT, **frames.FROM_BROKER}.items():
         [seen] = Dissector().feed(frame_of(header, packets))
         assert (header, seen.kind != "unknown") == (header, True)
 

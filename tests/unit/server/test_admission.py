@@ -17,7 +17,7 @@ from phpmq_lite.server.admission import (
     most_connections,
 )
 from phpmq_lite.settings import Settings
-from phpmq_lite.settings.sections import Limits
+from phpmq_lite.settings.model import LimitSettings
 
 
 def gate(total: int = 100, per_address: int = 10, per_loopback: int = 50, *allow: str) -> Admission:
@@ -121,7 +121,7 @@ def test_connections_leave_descriptors_for_the_rest(wanted: int, files: int, mos
 
 
 def test_settings_make_the_gate() -> None:
-    limits = Limits(connections=3, connections_per_loopback_address=2)
+    limits = LimitSettings(connections=3, connections_per_loopback_address=2)
     door = Admission.of(Settings(limits=limits))
     assert [door.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY_OF_ADDRESS]
     assert [door.admit("10.0.0.1") for _ in range(2)] == [None, TOO_MANY]

@@ -4,7 +4,7 @@ from collections import deque
 
 from phpmq_lite.broker.runs import ACKED_KEY
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
-from phpmq_lite.server.commands import Rooms, apply_run
+from phpmq_lite.server.frame_processing import PublishQuota, apply_frames
 from tests.unit.broker.rig import Rig
 
 UNLIMITED = 1 << 30
@@ -14,11 +14,15 @@ def publish(queue: str, key: bytes | None = None) -> Publish:
     return Publish(queue, b"body", 0, key)
 
 
-def run_of(rig: Rig, *frames: ClientFrame, rooms: Rooms | None = None, most: int = 100) -> int:
+def run_of(
+    rig: Rig, *frames: ClientFrame, rooms: PublishQuota | None = None, most: int = 100
+) -> int:
     """Give frames of a new connection; return how many are done and taken out."""
     client, waiting = rig.connect(), deque(frames)
     rig.begin()
-    count, size = apply_run(rig.core, client, waiting, most, rooms or Rooms(lambda _: UNLIMITED))
+    count, size = apply_frames(
+        rig.core, client, waiting, most, rooms or PublishQuota(lambda _: UNLIMITED)
+    )
     rig.finish()
     assert count == len(frames) - len(waiting)
     assert size == sum(len(f.content) for f in frames[:count] if isinstance(f, Publish))
@@ -40,7 +44,7 @@ def test_a_run_goes_over_any_queues() -> None:
 
 
 def test_a_run_ends_where_a_queue_has_no_more_room_in_all_its_parts() -> None:
-    rooms = Rooms({"a": 2, "b": 9}.__getitem__)
+    rooms = PublishQuota({"a": 2, "b": 9}.__getitem__)
     rig = rig_with("a", "b")
     assert run_of(rig, *[publish(queue) for queue in "ababab"], rooms=rooms) == 4
     assert (rooms.left("a"), rooms.left("b")) == (0, 7)
@@ -86,7 +90,7 @@ def test_acknowledgements_of_several_queues_end_at_one_that_is_not_held() -> Non
         [Acknowledge("b", held[1]), Acknowledge("a", held[0]), Acknowledge("a", held[0])]
     )
     rig.begin()
-    assert apply_run(rig.core, client, frames, 9, Rooms(lambda _: UNLIMITED)) == (2, 0)
+    assert apply_frames(rig.core, client, frames, 9, PublishQuota(lambda _: UNLIMITED)) == (2, 0)
     batch = rig.finish()
     assert batch.settled == {ACKED_KEY: [2, 1]}
     assert (rig.core.lives.held, rig.core.lives.held_bytes, client.acked) == (0, 0, 2)

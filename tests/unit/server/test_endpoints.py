@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.server.endpoints import Endpoint, is_loopback, parse_address, parse_endpoint
+from phpmq_lite.server.addresses import ListenAddress, is_loopback, parse_address, parse_endpoint
 
 
 @pytest.mark.parametrize(
     ("text", "endpoint"),
     [
-        ("127.0.0.1:9100", Endpoint("tcp", "127.0.0.1", 9100)),
-        ("localhost:0", Endpoint("tcp", "localhost", 0)),
-        ("broker.example.com:65535", Endpoint("tcp", "broker.example.com", 65_535)),
-        (" 0.0.0.0:9100 ", Endpoint("tcp", "0.0.0.0", 9100)),
-        ("[::1]:9100", Endpoint("tcp", "::1", 9100)),
-        ("[::]:9100", Endpoint("tcp", "::", 9100)),
-        ("[fe80::1%eth0]:9100", Endpoint("tcp", "fe80::1%eth0", 9100)),
-        ("unix:/run/phpmq.sock", Endpoint("unix", path=Path("/run/phpmq.sock"))),
-        ("unix:relative/a b:c", Endpoint("unix", path=Path("relative/a b:c"))),
+        ("127.0.0.1:9100", ListenAddress("tcp", "127.0.0.1", 9100)),
+        ("localhost:0", ListenAddress("tcp", "localhost", 0)),
+        ("broker.example.com:65535", ListenAddress("tcp", "broker.example.com", 65_535)),
+        (" 0.0.0.0:9100 ", ListenAddress("tcp", "0.0.0.0", 9100)),
+        ("[::1]:9100", ListenAddress("tcp", "::1", 9100)),
+        ("[::]:9100", ListenAddress("tcp", "::", 9100)),
+        ("[fe80::1%eth0]:9100", ListenAddress("tcp", "fe80::1%eth0", 9100)),
+        ("unix:/run/phpmq.sock", ListenAddress("unix", path=Path("/run/phpmq.sock"))),
+        ("unix:relative/a b:c", ListenAddress("unix", path=Path("relative/a b:c"))),
         ("none", None),
     ],
 )
-def test_text_is_read(text: str, endpoint: Endpoint | None) -> None:
+def test_text_is_read(text: str, endpoint: ListenAddress | None) -> None:
     assert parse_endpoint(text) == endpoint
 
 
@@ -60,7 +60,7 @@ def test_text_is_refused(text: str) -> None:
 
 def test_unix_path_of_the_greatest_length_is_read() -> None:
     path = "/" + "a" * 106
-    assert parse_endpoint(f"unix:{path}") == Endpoint("unix", path=Path(path))
+    assert parse_endpoint(f"unix:{path}") == ListenAddress("unix", path=Path(path))
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:9100", "[::1]:0", "unix:/run/a b", "localhost:1"])

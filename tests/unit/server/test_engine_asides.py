@@ -9,7 +9,7 @@ import pytest
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.model import Limits, QueueSettings, Stored
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.storage.write.writer import Writer
 from tests.driving import FakeClock
 
 

@@ -10,7 +10,7 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.model import Batch, Limits, Loaded, QueueSettings, Stored
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.storage.write.writer import Writer
 
 
 class SlowWriter(Writer):

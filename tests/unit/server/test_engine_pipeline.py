@@ -9,7 +9,7 @@ import pytest
 from phpmq_lite.broker.core import Broker
 from phpmq_lite.errors import OutcomeUnknownError, RefusedError
 from phpmq_lite.model import Limits
-from phpmq_lite.server.small_writes import EndDetector
+from phpmq_lite.server.session import EndDetector
 from tests.steering import House, Program, without_time
 
 MakeHouse = Callable[[Limits], House]

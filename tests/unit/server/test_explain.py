@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.protocol import wire
+from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.wire import WireLimits
-from phpmq_lite.server.explain import (
+from phpmq_lite.protocol.frames import WireLimits
+from phpmq_lite.server.frame_explanation import (
     Encoding,
     UnreadableError,
     as_data,
-    explain,
+    explain_bytes,
     pasted_bytes,
 )
 
@@ -54,7 +54,7 @@ def test_frame_says_what_it_is_and_what_would_be_done(
     pieces: list[str], kind: str, revision: str, outcome: str, line_break: str
 ) -> None:
     """The examples of the published documents, with line breaks and without."""
-    found = explain(line_break.join(pieces).encode())
+    found = explain_bytes(line_break.join(pieces).encode())
     assert [frame.kind for frame in found.frames] == [kind]
     assert outcome in found.outcomes[0]
     assert found.revision.startswith(revision)
@@ -71,21 +71,21 @@ def test_frame_says_what_it_is_and_what_would_be_done(
 @pytest.mark.parametrize("line_break", ["", "\n"])
 def test_packet_headers_of_36_bytes_are_recognised(line_break: str) -> None:
     pieces = ["H0100202", f"P01{3:033}", "Foo", f"P04{1:033}", "5"]
-    found = explain(line_break.join(pieces).encode())
+    found = explain_bytes(line_break.join(pieces).encode())
     assert (found.packet_header, len(found.frames), found.wrong) == (36, 1, None)
 
 
 def test_message_receipt_of_an_earlier_revision_is_named() -> None:
-    found = explain("".join(["H0100502", *FOO, *MESSAGE]).encode())
+    found = explain_bytes("".join(["H0100502", *FOO, *MESSAGE]).encode())
     assert found.wrong is not None
-    assert (found.wrong.code, found.wrong.offset) == (wire.BAD_PACKET_COUNT, 6)
+    assert (found.wrong.code, found.wrong.offset) == (frames.BAD_PACKET_COUNT, 6)
     assert "message receipt of an earlier revision" in found.wrong.detail
     assert "closes the connection without a reply" in found.conclusion
 
 
 def test_wrong_byte_is_shown_behind_what_is_right() -> None:
     good = "".join(["H0100102", *FOO, *HELLO])
-    found = explain(f"{good}H0100102{FOO[0]}FooX02".encode())
+    found = explain_bytes(f"{good}H0100102{FOO[0]}FooX02".encode())
     assert [frame.kind for frame in found.frames] == ["publish"]
     assert found.begun is not None
     assert [piece.meaning for piece in found.begun.pieces] == ["publish, 2 packets", "queue Foo"]
@@ -107,14 +107,14 @@ def test_wrong_byte_is_shown_behind_what_is_right() -> None:
 def test_frame_that_is_not_whole_shows_what_came(
     data: bytes, last: str | None, conclusion: str
 ) -> None:
-    found = explain(data)
+    found = explain_bytes(data)
     assert (None if found.begun is None else found.begun.pieces[-1].meaning) == last
     assert conclusion in found.conclusion
     assert found.wrong is None
 
 
 def test_request_of_a_browser_does_nothing() -> None:
-    found = explain(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    found = explain_bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert found.frames == ()
     assert found.wrong is not None
     assert "looks like HTTP" in found.wrong.detail
@@ -166,7 +166,7 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES)))
 def test_any_bytes_are_explained_as_the_parser_reads_them(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
-    found = explain(data)
+    found = explain_bytes(data)
     json.dumps(as_data(found))
     side = ClientSide() if found.sender == "broker" else ServerSide(WireLimits())
     parsed = len(side.receive(data))

@@ -8,17 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.wire import WireLimits
-from phpmq_lite.server.dissector import CUT_BYTES, Dissector, Frame
+from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.server.inspector import (
+    CUT_BYTES,
     ERRORS,
     FRAMES,
     FRAMES_PER_S,
     IDLE_S,
     WATCHED,
+    DissectedFrame,
+    Dissector,
+    FrameRecorder,
     Inspector,
     RecordedSide,
-    Recorder,
     Side,
 )
 
@@ -39,7 +41,7 @@ def server(*, http_guard: bool = False, dispatch: str = "ttl") -> ServerSide:
     return ServerSide(WireLimits(), http_guard=http_guard, dispatch=dispatch)
 
 
-def watched() -> tuple[RecordedSide, Recorder]:
+def watched() -> tuple[RecordedSide, FrameRecorder]:
     peer = Peer(server())
     recorder = Inspector().watch(1, peer, 0.0)
     assert recorder is not None
@@ -51,7 +53,7 @@ def line_publish(content: bytes) -> bytes:
     return LINE % (4, len(content), content, 2)
 
 
-def meanings(frame: Frame) -> list[str]:
+def meanings(frame: DissectedFrame) -> list[str]:
     return [piece.meaning for piece in frame.pieces]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.server.memory import (
+from phpmq_lite.server.backpressure import (
     REASON,
     SHARE_OF_CGROUP,
     MemoryBrake,

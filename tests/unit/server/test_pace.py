@@ -2,11 +2,11 @@
 
 import pytest
 
-from phpmq_lite.server.pace import Pace
+from phpmq_lite.server.counters import SmoothedRate
 
 
 def test_pace_comes_to_the_rate_and_falls_to_nothing() -> None:
-    pace = Pace()
+    pace = SmoothedRate()
     for second in range(1, 61):
         pace.sample(second * 100, 1.0)
     assert pace.per_s == pytest.approx(100, rel=0.01)
@@ -16,6 +16,6 @@ def test_pace_comes_to_the_rate_and_falls_to_nothing() -> None:
 
 
 def test_pace_of_what_never_happened_is_nothing() -> None:
-    pace = Pace()
+    pace = SmoothedRate()
     pace.sample(0, 1.0)
     assert pace.per_s == 0.0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from phpmq_lite.server.pressure import FREE_BYTES, Pressure
+from phpmq_lite.server.backpressure import FREE_BYTES, ReadBackpressure
 
 LIMIT = 10 * FREE_BYTES
 
@@ -30,8 +30,8 @@ class Reader:
 
 
 @pytest.fixture
-def pressure() -> Pressure:
-    return Pressure(LIMIT)
+def pressure() -> ReadBackpressure:
+    return ReadBackpressure(LIMIT)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def who_is_read(readers: list[Reader]) -> str:
     return "".join(reader.name for reader in readers if reader.is_read)
 
 
-def test_all_are_read_up_to_the_limit(pressure: Pressure, readers: list[Reader]) -> None:
+def test_all_are_read_up_to_the_limit(pressure: ReadBackpressure, readers: list[Reader]) -> None:
     for reader in readers[:2]:
         pressure.report(reader, LIMIT // 2)
     assert pressure.total_bytes == LIMIT
@@ -51,7 +51,7 @@ def test_all_are_read_up_to_the_limit(pressure: Pressure, readers: list[Reader])
 
 
 def test_only_the_one_that_waits_longest_is_read_past_the_limit(
-    pressure: Pressure, readers: list[Reader]
+    pressure: ReadBackpressure, readers: list[Reader]
 ) -> None:
     for reader in readers:
         pressure.report(reader, LIMIT // 3)
@@ -61,7 +61,7 @@ def test_only_the_one_that_waits_longest_is_read_past_the_limit(
 
 
 def test_the_next_one_is_read_when_the_first_has_finished(
-    pressure: Pressure, readers: list[Reader]
+    pressure: ReadBackpressure, readers: list[Reader]
 ) -> None:
     for reader in readers:
         pressure.report(reader, LIMIT // 2)
@@ -72,7 +72,9 @@ def test_the_next_one_is_read_when_the_first_has_finished(
     assert who_is_read(readers) == "ab"  # a has nothing here any more
 
 
-def test_all_are_read_again_below_the_limit(pressure: Pressure, readers: list[Reader]) -> None:
+def test_all_are_read_again_below_the_limit(
+    pressure: ReadBackpressure, readers: list[Reader]
+) -> None:
     for reader in readers:
         pressure.report(reader, LIMIT // 3)
     pressure.report(readers[1], LIMIT // 3 + 1)
@@ -81,7 +83,9 @@ def test_all_are_read_again_below_the_limit(pressure: Pressure, readers: list[Re
     assert who_is_read(readers) == "abcd"
 
 
-def test_who_holds_little_is_read_past_the_limit(pressure: Pressure, readers: list[Reader]) -> None:
+def test_who_holds_little_is_read_past_the_limit(
+    pressure: ReadBackpressure, readers: list[Reader]
+) -> None:
     pressure.report(readers[0], LIMIT + 1)
     pressure.report(readers[1], FREE_BYTES - 1)
     pressure.report(readers[2], FREE_BYTES)
@@ -89,7 +93,7 @@ def test_who_holds_little_is_read_past_the_limit(pressure: Pressure, readers: li
 
 
 def test_who_holds_little_again_is_read_past_the_limit(
-    pressure: Pressure, readers: list[Reader]
+    pressure: ReadBackpressure, readers: list[Reader]
 ) -> None:
     """Its messages were stored; that others still fill the room is no reason to wait."""
     pressure.report(readers[0], LIMIT + 1)
@@ -100,7 +104,7 @@ def test_who_holds_little_again_is_read_past_the_limit(
 
 
 def test_who_is_parked_does_not_take_the_turn_of_others(
-    pressure: Pressure, readers: list[Reader]
+    pressure: ReadBackpressure, readers: list[Reader]
 ) -> None:
     parked, *others = readers
     parked.is_parked = True
@@ -112,7 +116,9 @@ def test_who_is_parked_does_not_take_the_turn_of_others(
     assert who_is_read(others) == "bc"
 
 
-def test_bytes_of_who_has_left_do_not_count(pressure: Pressure, readers: list[Reader]) -> None:
+def test_bytes_of_who_has_left_do_not_count(
+    pressure: ReadBackpressure, readers: list[Reader]
+) -> None:
     pressure.report(readers[0], LIMIT)
     pressure.report(readers[0], 0)
     assert pressure.total_bytes == 0

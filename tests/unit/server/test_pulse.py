@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.pulse import Pulse
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.server.watchdog import EngineWatchdog
+from phpmq_lite.storage.write.writer import Writer
 
 
 class Broker:
@@ -17,7 +17,7 @@ class Broker:
         self.trouble: str | None = None
         self.commands: list[Callable[[Any], None]] = []
         self.works: list[asyncio.Future[None]] = []
-        self.pulse = Pulse(cast("Engine", self), cast("Writer", self))
+        self.pulse = EngineWatchdog(cast("Engine", self), cast("Writer", self))
 
     def submit(self, command: Callable[[Any], None]) -> None:
         self.commands.append(command)

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from phpmq_lite.broker.histogram import BUCKETS, bucket, unpack
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.histogram import BUCKETS, bucket, unpack
 from phpmq_lite.model import QueueRow, QueueSettings
 from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
-from phpmq_lite.storage.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point, Write
+from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point, Write
 
 START_S = 1_700_000_100  # a full quarter of an hour
 

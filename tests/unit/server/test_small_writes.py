@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.server.small_writes import descriptor_of, write
+from phpmq_lite.server.session import descriptor_of, write_data
 
 
 class Transport(asyncio.Transport):
@@ -47,37 +47,37 @@ class Socket:
 
 def test_small_answer_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     socket, transport = Socket(monkeypatch), Transport()
-    write(transport, 7, b"x" * 4_096)
+    write_data(transport, 7, b"x" * 4_096)
     assert (socket.got, transport.given) == ([b"x" * 4_096], [])
 
 
 def test_large_one_is_left_to_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     socket, transport = Socket(monkeypatch), Transport()
-    write(transport, 7, b"x" * 4_097)
+    write_data(transport, 7, b"x" * 4_097)
     assert (socket.got, transport.given) == ([], [b"x" * 4_097])
 
 
 def test_nothing_overtakes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     socket, transport = Socket(monkeypatch), Transport(unsent=1)
-    write(transport, 7, b"abc")
+    write_data(transport, 7, b"abc")
     assert (socket.got, transport.given) == ([], [b"abc"])
 
 
 def test_what_the_socket_does_not_take_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     socket, transport = Socket(monkeypatch, room=2), Transport()
-    write(transport, 7, b"abc")
+    write_data(transport, 7, b"abc")
     assert (socket.got, transport.given) == ([b"ab"], [b"c"])
 
 
 def test_failure_is_left_to_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     socket, transport = Socket(monkeypatch, room=None), Transport()
-    write(transport, 7, b"abc")
+    write_data(transport, 7, b"abc")
     assert (socket.got, transport.given) == ([], [b"abc"])
 
 
 def test_without_a_socket_of_its_own_the_transport_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     socket, transport = Socket(monkeypatch), Transport()
-    write(transport, None, b"abc")
+    write_data(transport, None, b"abc")
     assert (socket.got, transport.given) == ([], [b"abc"])
 
 

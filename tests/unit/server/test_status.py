@@ -11,10 +11,10 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Stored
 from phpmq_lite.server import status as status_module
+from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.status import Front, Rates, Status
-from phpmq_lite.storage.writer import Writer
+from phpmq_lite.server.status import BrokerHandle, BrokerStatus, Rates
+from phpmq_lite.storage.write.writer import Writer
 
 NOW = Now(wall_ms=2_000_000, steady_ms=1_000_000)
 
@@ -40,8 +40,8 @@ def core() -> Broker:
 
 
 @pytest.fixture
-def front(core: Broker) -> Front:
-    front = Front(Figures())
+def front(core: Broker) -> BrokerHandle:
+    front = BrokerHandle(ConnectionCounters())
     front.engine = Engine(core, Writer(Path("never-opened")), Clock())
     return front
 
@@ -51,7 +51,7 @@ def connect(core: Broker) -> Connection:
 
 
 async def test_status_answers_before_there_is_an_engine() -> None:
-    front = Front(Figures())
+    front = BrokerHandle(ConnectionCounters())
     front.set(step="checking the write-ahead log")
     status = front.status()
     assert (status.step, status.is_ready, status.queues) == (
@@ -60,19 +60,19 @@ async def test_status_answers_before_there_is_an_engine() -> None:
 
 
 async def test_operator_is_refused_before_there_is_an_engine() -> None:
-    front = Front(Figures())
+    front = BrokerHandle(ConnectionCounters())
     with pytest.raises(RefusedError, match="the broker is not ready: starting"):
         await front.call(lambda core, answer: answer(None))
 
 
-async def test_operator_is_refused_when_the_broker_stops(front: Front) -> None:
+async def test_operator_is_refused_when_the_broker_stops(front: BrokerHandle) -> None:
     assert front.engine is not None
     front.engine.stop()
     with pytest.raises(RefusedError, match="not ready"):
         await front.call(lambda core, answer: answer(None))
 
 
-async def test_status_has_what_waits_and_what_is_held(front: Front, core: Broker) -> None:
+async def test_status_has_what_waits_and_what_is_held(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     client = connect(core)
     core.consume(client, "orders", 3)
@@ -94,7 +94,7 @@ async def test_status_has_what_waits_and_what_is_held(front: Front, core: Broker
     assert status.refused == {"queue full: messages": 1}
 
 
-async def test_status_of_a_quiet_queue_is_given_again(front: Front, core: Broker) -> None:
+async def test_status_of_a_quiet_queue_is_given_again(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     client = connect(core)
     core.publish(client, "quiet", b"", None, None)
@@ -111,7 +111,7 @@ async def test_status_of_a_quiet_queue_is_given_again(front: Front, core: Broker
 
 @pytest.mark.parametrize("change", ["configure", "place", "record", "consume", "remove"])
 async def test_status_of_a_queue_follows_what_no_counter_tells(
-    front: Front, core: Broker, change: str
+    front: BrokerHandle, core: Broker, change: str
 ) -> None:
     core.begin(NOW)
     client = connect(core)
@@ -136,7 +136,7 @@ async def test_status_of_a_queue_follows_what_no_counter_tells(
     assert names["orders"].settings is core.lives.queues["orders"].settings
 
 
-async def test_status_comes_in_slices(front: Front, core: Broker) -> None:
+async def test_status_comes_in_slices(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     for number in range(5):
         core.lives.queue(f"q{number}")
@@ -147,10 +147,10 @@ async def test_status_comes_in_slices(front: Front, core: Broker) -> None:
         wanted = front.status(lambda name: name in ("q1", "q3")).queues
     assert [queue.name for queue in wanted] == ["q1", "q3"]
     assert made.call_count <= 2  # those of others are not read
-    assert list(Front(Figures()).queue_slices()) == []
+    assert list(BrokerHandle(ConnectionCounters()).queue_slices()) == []
 
 
-async def test_status_has_histograms_and_causes_of_death(front: Front, core: Broker) -> None:
+async def test_status_has_histograms_and_causes_of_death(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     client = connect(core)
     core.consume(client, "orders", 1)
@@ -168,7 +168,7 @@ async def test_status_has_histograms_and_causes_of_death(front: Front, core: Bro
     assert (sum(queue.wait), sum(queue.hold), queue.deaths) == (1, 1, {"client": 1})
 
 
-async def test_status_has_the_clients(front: Front, core: Broker) -> None:
+async def test_status_has_the_clients(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     client = connect(core)
     core.publish(client, "orders", b"", None, None)
@@ -182,7 +182,7 @@ async def test_status_has_the_clients(front: Front, core: Broker) -> None:
 
 
 async def test_status_counts_records_under_the_queue_where_the_messages_died(
-    front: Front, core: Broker
+    front: BrokerHandle, core: Broker
 ) -> None:
     core.begin(NOW)
     client = connect(core)
@@ -195,7 +195,7 @@ async def test_status_counts_records_under_the_queue_where_the_messages_died(
 
 
 async def test_status_names_where_the_records_go_those_of_a_retry_queue_at_home(
-    front: Front, core: Broker
+    front: BrokerHandle, core: Broker
 ) -> None:
     client = connect(core)
     for name in ("orders", "orders.retry", "mails.retry", "orders.dlq"):
@@ -211,7 +211,7 @@ async def test_status_names_where_the_records_go_those_of_a_retry_queue_at_home(
     }
 
 
-async def test_status_does_not_change_afterwards(front: Front, core: Broker) -> None:
+async def test_status_does_not_change_afterwards(front: BrokerHandle, core: Broker) -> None:
     front.figures.closed["closed by the peer"] += 1
     before = front.status()
     front.figures.closed["closed by the peer"] += 1
@@ -220,7 +220,7 @@ async def test_status_does_not_change_afterwards(front: Front, core: Broker) -> 
 
 
 def test_status_is_a_value() -> None:
-    assert Status() == Status()
+    assert BrokerStatus() == BrokerStatus()
 
 
 def test_rates_are_those_of_the_last_ten_seconds(core: Broker) -> None:

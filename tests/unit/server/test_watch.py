@@ -5,12 +5,13 @@ from typing import cast
 
 import pytest
 
-from phpmq_lite.server.figures import Figures
-from phpmq_lite.server.status import Front
-from phpmq_lite.server.tcp import Session
-from phpmq_lite.server.watch import TimeLimits, Watch, excuse, overdue
+from phpmq_lite.server.backpressure import SlowPeerLimits, excuse, overdue
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.session import Session
+from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.server.watchdog import SessionMonitor
 
-LIMITS = TimeLimits(frame_s=60, frame_bytes_per_s=1_000, write_s=30, silent_s=10, places=10)
+LIMITS = SlowPeerLimits(frame_s=60, frame_bytes_per_s=1_000, write_s=30, silent_s=10, places=10)
 LATE = "a message took too long to arrive"
 
 
@@ -46,7 +47,7 @@ def verdict(peer: Peer, now_s: float) -> str | None:
 def look(now_s: float, *peers: Peer) -> list[str | None]:
     """Have the watch look once; give why each was ended."""
     sessions = [cast(Session, peer) for peer in peers]
-    Watch(sessions, Front(Figures()), LIMITS).look(now_s)
+    SessionMonitor(sessions, BrokerHandle(ConnectionCounters()), LIMITS).look(now_s)
     return [peer.ended for peer in peers]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.server.wide_binds import check_wide_binds
+from phpmq_lite.server.addresses import check_wide_binds
 from phpmq_lite.settings import Settings
 
 WIDE = ["0.0.0.0:9100", "[::]:9100", "192.168.1.5:0", "broker.example.com:9100"]

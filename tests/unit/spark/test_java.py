@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.build import install_command
+from phpmq_lite.installation import install_command
 from phpmq_lite.spark import java
 from phpmq_lite.spark.errors import JavaError
 

@@ -6,7 +6,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from phpmq_lite.spark import schema
 from phpmq_lite.spark.errors import OptionError
-from phpmq_lite.storage import ranges
+from phpmq_lite.storage import arrow
 
 ARROW = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binary",
          "timestamp": "timestamp"}  # fmt: skip
@@ -14,8 +14,8 @@ ARROW = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binar
 
 def test_history_and_queue_have_the_columns_that_the_broker_sends() -> None:
     for ours, theirs in (
-        (schema.history(body=True), (*ranges.COLUMNS, ranges.BODY)),
-        (schema.QUEUE, ranges.CLAIM_COLUMNS),
+        (schema.history(body=True), (*arrow.COLUMNS, arrow.BODY)),
+        (schema.QUEUE, arrow.CLAIM_COLUMNS),
     ):
         assert [(field.name, field.dataType.simpleString()) for field in ours] == [
             (column.name, ARROW[column.type]) for column in theirs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.storage.browse import is_message_id, wire_id
+from phpmq_lite.storage.read.messages import is_message_id, wire_id
 
 
 def test_id_is_sixteen_digits_each() -> None:

@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
-from phpmq_lite.storage import space as spaces
-from phpmq_lite.storage.space import (
+from phpmq_lite.storage import disk_space as spaces
+from phpmq_lite.storage.disk_space import (
     BALLAST,
     DATABASE_FULL,
     DISK_FULL,
     DISK_LOW,
     PATIENCE_S,
-    Space,
-    SpaceBounds,
+    DiskSpace,
+    DiskSpaceBounds,
     Watermark,
 )
 
 LEAST = 1_000
-BOUNDS = SpaceBounds(free_bytes=LEAST, max_bytes=16_000, ballast_bytes=400)
+BOUNDS = DiskSpaceBounds(free_bytes=LEAST, max_bytes=16_000, ballast_bytes=400)
 FULL = StorageFullError("the disk is full")
 LOCKED = NotWritableError("locked")
 
@@ -68,7 +68,7 @@ class Rig:
         self.now_s = 0.0
         self.waits_s: list[float] = []
         self.changes = 0
-        self.space = Space(folder, BOUNDS, timer=lambda: self.now_s, sleep=self._sleep)
+        self.space = DiskSpace(folder, BOUNDS, timer=lambda: self.now_s, sleep=self._sleep)
         self.space.on_change = self._note
 
     def _sleep(self, seconds: float) -> None:
@@ -123,12 +123,12 @@ def test_publishing_stops_where_the_database_has_more_than_its_bound(rig: Rig) -
 
 
 def test_bound_of_zero_is_none(rig: Rig) -> None:
-    rig.space.bounds = SpaceBounds()
+    rig.space.bounds = DiskSpaceBounds()
     assert rig.look(0, 1 << 60) is None
 
 
 def test_shortage_names_the_setting_and_its_value(rig: Rig) -> None:
-    rig.space.bounds = SpaceBounds(free_bytes=512 << 20, max_bytes=10 << 30)
+    rig.space.bounds = DiskSpaceBounds(free_bytes=512 << 20, max_bytes=10 << 30)
     rig.look(0)
     assert rig.detail == (
         "less than storage.free_bytes, 512 MiB, is free on the disk; "
@@ -140,7 +140,7 @@ def test_shortage_names_the_setting_and_its_value(rig: Rig) -> None:
 
 def test_changed_bounds_count_at_the_next_look(rig: Rig) -> None:
     assert rig.look(LEAST - 1) == DISK_LOW
-    rig.space.bounds = SpaceBounds(free_bytes=LEAST // 2)
+    rig.space.bounds = DiskSpaceBounds(free_bytes=LEAST // 2)
     assert rig.look(LEAST - 1) is None
 
 
@@ -177,7 +177,7 @@ def test_ballast_that_is_not_wanted_any_more_goes_with_the_next_start(
     rig: Rig, tmp_path: Path
 ) -> None:
     rig.look(2 * LEAST)
-    rig.space.bounds = SpaceBounds()
+    rig.space.bounds = DiskSpaceBounds()
     rig.space.begin()
     assert not (tmp_path / BALLAST).exists()
 
@@ -197,7 +197,7 @@ def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(ri
 
 def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(rig: Rig) -> None:
     """Else each look would begin it again, and the next batch would meet the same full disk."""
-    rig.space.bounds = SpaceBounds()
+    rig.space.bounds = DiskSpaceBounds()
     rig.space.wait_after(FULL)
     rig.space.note_stored()  # an acknowledgement
     assert rig.look(0) == rig.look((12 << 20) - 1) == DISK_FULL
@@ -208,14 +208,14 @@ def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(r
 @pytest.mark.parametrize(
     "bounds",
     [
-        SpaceBounds(free_bytes=0, ballast_bytes=400),
-        SpaceBounds(free_bytes=300, ballast_bytes=400),
-        SpaceBounds(free_bytes=LEAST, ballast_bytes=LEAST),
+        DiskSpaceBounds(free_bytes=0, ballast_bytes=400),
+        DiskSpaceBounds(free_bytes=300, ballast_bytes=400),
+        DiskSpaceBounds(free_bytes=LEAST, ballast_bytes=LEAST),
         BOUNDS,
     ],
 )
 def test_publishing_goes_on_with_a_reserve_and_more_room_never_stops_it(
-    bounds: SpaceBounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bounds: DiskSpaceBounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next full disk would find acknowledgements without one."""
     goes_on = []
@@ -309,7 +309,7 @@ def test_ballast_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def _made(folder: Path, size: int, change: Callable[[], None]) -> None:
     change()
     (folder / BALLAST).unlink(missing_ok=True)
-    Space(folder, SpaceBounds(ballast_bytes=size)).measure(0)
+    DiskSpace(folder, DiskSpaceBounds(ballast_bytes=size)).measure(0)
     found = (folder / BALLAST).stat()
     assert (found.st_size, found.st_blocks * 512 >= size) == (size, True)
     assert found.st_mode & 0o777 == 0o600

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.terms import end_of, escape_pattern, start_of
+from phpmq_lite.storage.read.search_plan import end_of, escape_pattern, start_of
 
 
 @pytest.mark.parametrize(

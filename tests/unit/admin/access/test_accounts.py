@@ -2,21 +2,14 @@
 
 import pytest
 
-from phpmq_lite.admin.access.accounts import (
-    IDLE_MS,
-    KEPT_MS,
-    LONGEST_MS,
-    digest,
-    is_over,
-    is_same,
-)
-from phpmq_lite.storage.accounts import Session
+from phpmq_lite.admin.access.accounts import IDLE_MS, KEPT_MS, LONGEST_MS, digest, is_over, is_same
+from phpmq_lite.storage.read.accounts import LoginSession
 
 HOUR_MS = 3_600_000
 
 
-def session(lasts_ms: int, seen_at: int = 0) -> Session:
-    return Session(1, digest("cookie"), 1, "csrf", 0, seen_at, lasts_ms, "127.0.0.1", "")
+def session(lasts_ms: int, seen_at: int = 0) -> LoginSession:
+    return LoginSession(1, digest("cookie"), 1, "csrf", 0, seen_at, lasts_ms, "127.0.0.1", "")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +23,7 @@ def session(lasts_ms: int, seen_at: int = 0) -> Session:
         (session(KEPT_MS, seen_at=KEPT_MS - 1), KEPT_MS, True),
     ],
 )
-def test_session_ends_idle_or_old(one: Session, now_ms: int, over: bool) -> None:
+def test_session_ends_idle_or_old(one: LoginSession, now_ms: int, over: bool) -> None:
     assert is_over(one, now_ms) is over
 
 

@@ -4,15 +4,15 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.actions import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.search import Frozen
+from phpmq_lite.storage.read.search import FrozenSelection
 
 
-def frozen(count: int = 3) -> Frozen:
+def frozen(count: int = 3) -> FrozenSelection:
     """Freeze that many messages of one queue."""
-    made = Frozen(array("Q", range(1, count + 1)))
+    made = FrozenSelection(array("Q", range(1, count + 1)))
     made.by_queue, made.by_state = {"orders": count}, {"ready": count}
     return made
 

@@ -20,7 +20,7 @@ from phpmq_lite.admin.acting.jobs import (
 )
 from phpmq_lite.admin.acting.undo import Undos
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.operations import Action, Options, Outcome
+from phpmq_lite.broker.actions import Action, Options, Outcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from tests.unit.admin.acting.made import Broker, entry

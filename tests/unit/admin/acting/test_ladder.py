@@ -5,11 +5,11 @@ import pytest
 from phpmq_lite.admin.acting.ladder import check_typed, to_type
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.settings import Settings
-from phpmq_lite.settings.sections import Ui
+from phpmq_lite.settings.model import UiSettings
 
 
 def settings(environment: str = "") -> Settings:
-    return Settings(ui=Ui(environment=environment, confirm_count=100))
+    return Settings(ui=UiSettings(environment=environment, confirm_count=100))
 
 
 def test_few_messages_need_no_typing() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.admin.acting.undo import LIFE_MS, Undo, Undos, undo_of, undo_of_publish
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.operations import Action, Outcome
+from phpmq_lite.broker.actions import Action, Outcome
 from tests.unit.admin.acting.made import new_id
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.admin.acting import words
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.operations import Action, Outcome
+from phpmq_lite.broker.actions import Action, Outcome
 
 
 def test_note_says_how_many_and_why_not_the_others() -> None:

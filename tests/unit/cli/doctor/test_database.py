@@ -9,7 +9,7 @@ from phpmq_lite.cli.doctor import database
 from phpmq_lite.cli.doctor.database import Left
 from phpmq_lite.cli.findings import BAD, OK, WARN
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.glance import Glance
+from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase
 
 STATS: dict[str, Any] = {
     "version": __version__,
@@ -44,24 +44,34 @@ def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: st
 @pytest.mark.parametrize(
     ("seen", "state", "words"),
     [
-        (Glance(is_new=True), OK, "none yet"),
-        (Glance(schema=4, used_bytes=1 << 20), OK, "schema 4, 1 MiB in use, closed cleanly"),
-        (Glance(schema=4, waiting=["0005_more"]), OK, "; 1 migration waits"),
-        (Glance(schema=4, was_clean=False), WARN, "did not stop cleanly"),
-        (Glance(was_clean=False, last_error="fsync failed"), WARN, "cleanly: fsync failed"),
-        (Glance(schema=4, used_bytes=1 << 30), BAD, "storage.max_bytes is 1 GiB"),
-        (Glance(problems=["phpmq.db is missing"]), BAD, "phpmq.db is missing"),
-        (Glance(refusal="the database has schema version 9"), BAD, "schema version 9"),
+        (StoppedDatabase(is_new=True), OK, "none yet"),
+        (
+            StoppedDatabase(schema=4, used_bytes=1 << 20),
+            OK,
+            "schema 4, 1 MiB in use, closed cleanly",
+        ),
+        (StoppedDatabase(schema=4, waiting=["0005_more"]), OK, "; 1 migration waits"),
+        (StoppedDatabase(schema=4, was_clean=False), WARN, "did not stop cleanly"),
+        (
+            StoppedDatabase(was_clean=False, last_error="fsync failed"),
+            WARN,
+            "cleanly: fsync failed",
+        ),
+        (StoppedDatabase(schema=4, used_bytes=1 << 30), BAD, "storage.max_bytes is 1 GiB"),
+        (StoppedDatabase(problems=["phpmq.db is missing"]), BAD, "phpmq.db is missing"),
+        (StoppedDatabase(refusal="the database has schema version 9"), BAD, "schema version 9"),
     ],
 )
-def test_files_of_a_stopped_broker_are_judged(seen: Glance, state: str, words: str) -> None:
+def test_files_of_a_stopped_broker_are_judged(
+    seen: StoppedDatabase, state: str, words: str
+) -> None:
     found = database.glance_finding(seen, 1 << 30)
     assert (found.state, words in found.found) == (state, True), found
     assert found.hint
 
 
 def test_database_without_a_limit_may_be_of_any_size() -> None:
-    assert database.glance_finding(Glance(used_bytes=1 << 50), 0).state == OK
+    assert database.glance_finding(StoppedDatabase(used_bytes=1 << 50), 0).state == OK
 
 
 def test_what_is_left_over_is_told_and_damage_is_to_be_looked_at() -> None:

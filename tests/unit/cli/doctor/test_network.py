@@ -10,12 +10,12 @@ from phpmq_lite.admin.processes import Process
 from phpmq_lite.cli.doctor import network
 from phpmq_lite.cli.doctor.network import Port
 from phpmq_lite.cli.findings import BAD, OK, WARN
-from phpmq_lite.server.endpoints import Endpoint
+from phpmq_lite.server.addresses import ListenAddress
 from phpmq_lite.settings import Settings
 
-HERE = Endpoint("tcp", "127.0.0.1", 9100)
-ANY = Endpoint("tcp", "127.0.0.1", 0)
-WIDE = Endpoint("tcp", "10.0.0.1", 9100)
+HERE = ListenAddress("tcp", "127.0.0.1", 9100)
+ANY = ListenAddress("tcp", "127.0.0.1", 0)
+WIDE = ListenAddress("tcp", "10.0.0.1", 9100)
 TAKEN = OSError(errno.EADDRINUSE, "Address already in use")
 DAY_MS = 86_400_000
 
@@ -69,7 +69,7 @@ def test_low_port_needs_a_right() -> None:
     ],
 )
 def test_access_is_judged(
-    sections: dict[str, Any], wanted: list[tuple[str, Endpoint]], state: str, words: str
+    sections: dict[str, Any], wanted: list[tuple[str, ListenAddress]], state: str, words: str
 ) -> None:
     found = network.access_finding(Settings(**sections), "", wanted)
     assert (found.state, words in found.found) == (state, True), found

@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.logger import PySparkLogger
 
-from phpmq_lite.build import install_command
 from phpmq_lite.cli import contexts, findings
 from phpmq_lite.cli.main import ERROR, REFUSED, CommandError, commands
 from phpmq_lite.cli.node import Node
 from phpmq_lite.cli.pipeline import doctor, jobs, packing, replay, running, sessions, status
 from phpmq_lite.cli.pipeline.stopping import Stopping
 from phpmq_lite.cli.pipeline.target import Target
+from phpmq_lite.installation import install_command
 from phpmq_lite.spark.jobs import options, places, plans
 from phpmq_lite.spark.jobs.files import LocalFiles
 from phpmq_lite.spark.jobs.gaps import Gap, note
@@ -232,7 +232,7 @@ def test_zip_has_the_source_and_nothing_of_the_admin(tmp_path: Path) -> None:
     assert packing.build(tmp_path / "b.zip").read_bytes() == first
     names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
     assert {"phpmq_lite/__init__.py", "phpmq_lite/spark/source.py"} <= set(names)
-    assert {"phpmq_lite/spark/jobs/archive.py", "phpmq_lite/storage/ranges.py"} <= set(names)
+    assert {"phpmq_lite/spark/jobs/archive.py", "phpmq_lite/storage/arrow.py"} <= set(names)
     assert not [name for name in names if "/admin/" in name or "__pycache__" in name]
 
 

@@ -1,0 +1,54 @@
+"""Where a broker is: ``HOST:PORT``, ``[::1]:PORT``, or ``unix:PATH``."""
+
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_PORT: Final = 9100
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerAddress:
+    """A TCP endpoint, or a Unix socket where ``path`` is given."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(
+    address: str, port: int | None = None, default: int = DEFAULT_PORT
+) -> BrokerAddress:
+    """Read an address; without a port in either place it is ``default``.
+
+    Raises:
+        ValueError: the address is none.
+    """
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        if not path or port is not None:
+            raise ValueError(f"{address!r} is no address: write unix:PATH, without a port")
+        return BrokerAddress(path=path)
+    host, given = _split(address)
+    if given and port is not None:
+        raise ValueError(f"{address!r} has a port, and {port} is another")
+    if not host or (given and not (given.isascii() and given.isdigit())):
+        raise ValueError(f"{address!r} is no address: write HOST:PORT or unix:PATH")
+    number = int(given) if given else port if port is not None else default
+    if not 0 < number < 65_536:
+        raise ValueError(f"{number} is no port")
+    return BrokerAddress(host, number)
+
+
+def _split(address: str) -> tuple[str, str]:
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        return host, rest.removeprefix(":")
+    if address.count(":") > 1:  # a bare IPv6 address
+        return address, ""
+    host, _, port = address.partition(":")
+    return host, port

@@ -1,0 +1,484 @@
+"""The asyncio client: a thin shell round ``session.py``."""
+
+import asyncio
+import ssl as tls
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Final, Self, cast
+
+from phpmq_lite.client.address import BrokerAddress, parse_address
+from phpmq_lite.client.session import (
+    Answer,
+    Backoff,
+    ClientSession,
+    ConsumedQueue,
+    Delivery,
+    PublishBatch,
+)
+from phpmq_lite.errors import ClientError, ConnectionLostError, os_reason
+
+_WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of the loop's turn
+_CLOSE_S: Final = 5.0  # the broker has this long to read the rest
+_STEADY_S: Final = 10.0  # a connection that lasted this long was of use
+
+
+def connect(
+    address: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    ssl: tls.SSLContext | None = None,
+    server_hostname: str | None = None,
+    max_content: int = 8 << 20,
+    reconnect: bool = True,
+    connect_timeout_s: float = 10.0,
+    backoff: Backoff | None = None,
+) -> "Client":
+    """Return a client for ``async with``: ``HOST``, ``HOST:PORT``, or ``unix:PATH``.
+
+    Args:
+        address: where the broker is; without a port it is 9100.
+        port: instead of one in ``address``.
+        ssl: for TLS.
+        server_hostname: the name in the broker's certificate, where it is not the host.  Needed
+            for TLS over a Unix socket.
+        max_content: longest body in bytes, either way.  Give the broker's ``limits.max_content``:
+            a longer message that comes ends the client and goes back, with a delivery more; a
+            longer one that is sent is refused here, above the broker's limit by the broker.
+        reconnect: come back when a connection is lost, 0.1 s to 10 s between tries.
+        connect_timeout_s: for each try.
+        backoff: other delays.
+    """
+    return Client(
+        parse_address(address, port),
+        ClientSession(max_content),
+        ssl,
+        server_hostname,
+        reconnect,
+        connect_timeout_s,
+        backoff or Backoff(),
+    )
+
+
+class Client:
+    """A connection to a broker that comes back by itself; made by :func:`connect`.
+
+    All tasks of one loop may use it at the same time: publishes are pipelined.  After a lost
+    connection the queues are consumed again and unanswered confirmed publishes repeated; what
+    was written of plain publishes may be lost.
+    """
+
+    def __init__(
+        self,
+        target: BrokerAddress,
+        session: ClientSession,
+        ssl: tls.SSLContext | None,
+        server_hostname: str | None,
+        reconnects: bool,
+        connect_timeout_s: float,
+        backoff: Backoff,
+    ) -> None:
+        self.target = target
+        self.session = session
+        self._ssl = ssl
+        self._server_hostname = server_hostname
+        self._reconnects = reconnects
+        self._connect_timeout_s = connect_timeout_s
+        self._backoff = backoff
+        self._link: _Link | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()  # connected, and the socket takes more; or ended
+        self._ended: str | None = None  # why nothing will ever be sent again
+        self.is_closing = False
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether there is a connection at this moment."""
+        return self.session.is_connected
+
+    # -- life
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            ConnectionLostError: nobody answers; only later losses are followed by new tries.
+        """
+        try:
+            link = await self._connect()
+        except OSError as error:
+            raise ConnectionLostError(
+                f"cannot connect to {self.target}: {os_reason(error)}"
+            ) from error
+        self._keeper = asyncio.create_task(self._stay_connected(link))
+
+    async def close(self) -> None:
+        """Send what is waiting, then close; publishes without an answer fail."""
+        self.is_closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        if self._link is not None:
+            await self._link.close()
+        self._end("the client is closed")
+
+    async def _connect(self) -> "_Link":
+        loop = asyncio.get_running_loop()
+        name = self._server_hostname
+        target = self.target
+        async with asyncio.timeout(self._connect_timeout_s):
+            if target.path:
+                _, link = await loop.create_unix_connection(
+                    lambda: _Link(self), target.path, ssl=self._ssl, server_hostname=name
+                )
+            else:
+                _, link = await loop.create_connection(
+                    lambda: _Link(self),
+                    target.host,
+                    target.port,
+                    ssl=self._ssl,
+                    server_hostname=name,
+                )
+        return link
+
+    async def _stay_connected(self, link: "_Link") -> None:
+        """Connect again after each loss; ends when the client does."""
+        loop = asyncio.get_running_loop()
+        while True:
+            opened_at = loop.time()
+            await link.lost.wait()
+            if not self._reconnects or self._ended is not None:
+                self._end(f"the connection to {self.target} is lost")
+                return
+            if self.session.heard or loop.time() - opened_at > _STEADY_S:
+                self._backoff.reset()
+            link = await self._come_back()
+
+    async def _come_back(self) -> "_Link":
+        while True:
+            await asyncio.sleep(self._backoff.next_s())
+            try:
+                return await self._connect()
+            except OSError:
+                continue  # the broker is not there yet
+
+    def _end(self, detail: str) -> None:
+        """Let everybody know that nothing more comes."""
+        if self._ended is None:
+            self._ended = detail
+        self.session.pending.fail(self._ended)
+        for window in self.session.windows.values():
+            window.wake()
+        self._ready.set()
+
+    def raise_if_ended(self) -> None:
+        """Raise ConnectionLostError once nothing will be sent or received any more."""
+        if self._ended is not None:
+            raise ConnectionLostError(self._ended)
+
+    # -- publishing
+
+    async def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
+        """Send a message without asking for a receipt; waits while the broker takes no more.
+
+        Returning means that it is on its way.  ``ttl_s`` is its time to live, 0 for ever.
+
+        Raises:
+            LocalProtocolError: the queue's name, the body or the ttl is not allowed.
+            ConnectionLostError: the client has ended.
+        """
+        frame = self.session.side.publish(queue, body, ttl_s)
+        await self._writable()
+        self.write(frame)
+
+    async def publish_confirmed(
+        self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
+    ) -> None:
+        """Return when the broker has stored the message.
+
+        Over lost connections it is repeated under its ``key`` until it is answered, and stored
+        once.  A key of yours (1 to 64 bytes) keeps that promise over a restart of this process.
+        When this call is cancelled the message may or may not be stored.
+
+        Raises:
+            PublishRefusedError: the broker did not take it; ``reason`` says why.
+            LocalProtocolError: as :meth:`publish`, or the same key waits already.
+            ConnectionLostError: the client ended, or gave up repeating.
+        """
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answer(error: ClientError | None) -> None:
+            if answered.done():
+                return
+            if error is None:
+                answered.set_result(None)
+            else:
+                answered.set_exception(error)
+
+        key = await self._send_confirmed(queue, body, ttl_s, key, answer)
+        try:
+            await answered
+        finally:
+            self.session.pending.drop(queue, key)
+
+    async def publish_many(
+        self,
+        queue: str,
+        bodies: Iterable[bytes] | AsyncIterable[bytes],
+        ttl_s: int = 0,
+        window: int = 1_000,
+    ) -> int:
+        """Publish all bodies, confirmed, at most ``window`` of them unanswered at a time.
+
+        Returns how many the broker stored: all of them.
+
+        Raises:
+            PublishRefusedError: the first refusal; no further body is taken, and those before
+                it in ``bodies`` are answered.
+            ConnectionLostError: as :meth:`publish_confirmed`.
+        """
+        progress = asyncio.Event()
+        batch = PublishBatch(progress.set)
+
+        async def wait_until_below(bound: int) -> None:
+            while batch.unanswered >= bound:
+                progress.clear()
+                await progress.wait()
+
+        async def send(body: bytes) -> bool:
+            if batch.unanswered >= window:
+                await wait_until_below(max(1, window // 2))
+            if batch.error is None:
+                await self._send_confirmed(queue, body, ttl_s, None, batch.answered)
+                batch.unanswered += 1
+            return batch.error is None
+
+        try:
+            if isinstance(bodies, AsyncIterable):
+                async for body in bodies:
+                    if not await send(body):
+                        break
+            else:
+                for body in bodies:
+                    if not await send(body):
+                        break
+            await wait_until_below(1)
+        finally:
+            if batch.unanswered:
+                self.session.pending.drop_all(batch.answered)
+        if batch.error is not None:
+            raise batch.error
+        return batch.stored
+
+    async def _send_confirmed(
+        self, queue: str, body: bytes, ttl_s: int, key: bytes | None, answer: Answer
+    ) -> bytes:
+        if self.session.is_connected:
+            await self._writable()
+        self.raise_if_ended()
+        key, frame = self.session.confirm(queue, body, ttl_s, key, answer)
+        self.write(frame)
+        return key
+
+    async def _writable(self) -> None:
+        while not self._ready.is_set():
+            await self._ready.wait()
+        self.raise_if_ended()
+
+    def write(self, frame: bytes) -> None:
+        """Send if connected; what must not get lost is remembered by the session."""
+        if self._link is not None:
+            self._link.write(frame)
+
+    # -- consuming
+
+    def consume(self, queue: str, credit: int = 100) -> "Consumer":
+        """Begin to consume: iterate over what is returned, at most ``credit`` messages not ended.
+
+        ::
+
+            async for delivery in client.consume("orders"):
+                handle(delivery.body)
+                delivery.ack()
+
+        Goes on over lost connections; ends when the client is closed.  Leaving the loop gives
+        back what was not ended; ``async with`` makes that happen at a sure moment.
+
+        Raises:
+            LocalProtocolError: this client consumes the queue already, or a bad name or credit.
+            ConnectionLostError: the client has ended.
+        """
+        self.raise_if_ended()
+        return Consumer(self, queue, credit)
+
+    async def consume_with(
+        self,
+        queue: str,
+        callback: Callable[[Delivery], Awaitable[None] | None],
+        credit: int = 100,
+    ) -> None:
+        """Call ``callback`` for each message, one after the other, until cancelled or closed.
+
+        The callback ends the delivery.  What it raises goes through, and gives back the rest.
+        """
+        async with self.consume(queue, credit) as deliveries:
+            async for delivery in deliveries:
+                done = callback(delivery)
+                if done is not None:
+                    await done
+
+    def settle(self, frame: bytes, generation: int) -> None:
+        """Send the end of a delivery; called by :class:`Delivery`."""
+        self.raise_if_ended()
+        self.write(self.session.end_of_delivery(frame, generation))
+
+    # -- called by the link
+
+    def link_made(self, link: "_Link") -> None:
+        """Begin to use a new connection."""
+        self._link = link
+        opening = self.session.connected()
+        if opening:
+            link.write(opening)
+        self._ready.set()
+
+    def link_received(self, data: bytes) -> None:
+        """Take what came; what is no PHPMQ, or too long for us, ends the client."""
+        self.session.receive(data)
+        trouble = self.session.trouble(self.target)
+        if trouble is not None:
+            self._end(trouble)
+
+    def link_paused(self, is_paused: bool) -> None:
+        """Let publishers wait, or go on."""
+        if is_paused:
+            self._ready.clear()
+        else:
+            self._ready.set()
+
+    def link_lost(self) -> None:
+        """Stop using the connection."""
+        self._link = None
+        self.session.lost()
+        if self._ended is None:
+            self._ready.clear()
+
+
+class Consumer:
+    """Iterates over the messages of one queue; made by :meth:`Client.consume`."""
+
+    def __init__(self, client: Client, queue: str, credit: int) -> None:
+        self._client = client
+        self._filled = asyncio.Event()
+        self._window: ConsumedQueue | None = client.session.open_window(
+            queue, credit, self._filled.set
+        )
+        client.write(client.session.side.consume(queue, credit))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        """Return the next message.
+
+        Raises:
+            ConnectionLostError: the client ended, and was not closed.
+        """
+        window = self._window
+        while window is not None:
+            if window.dispatches:
+                frame = window.dispatches.popleft()
+                return Delivery(self._client, frame, self._client.session.generation)
+            if self._client.is_closing:
+                break
+            self._client.raise_if_ended()
+            self._filled.clear()
+            await self._filled.wait()
+            window = self._window
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """End to consume; the broker has back what was not ended.  May be called twice."""
+        if self._window is not None:
+            window, self._window = self._window, None
+            self._client.write(self._client.session.close_window(window))
+            self._filled.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, RuntimeError):  # never opened; the loop has ended
+            self.close()
+
+
+class _Link(asyncio.Protocol):
+    """One connection: gathers what one turn of the loop writes, and writes it once."""
+
+    def __init__(self, client: Client) -> None:
+        self.lost = asyncio.Event()
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._size = 0  # of the parts
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._client.link_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._client.link_received(data)
+        if self._client.session.error is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._client.link_paused(True)
+
+    def resume_writing(self) -> None:
+        self._client.link_paused(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._parts.clear()
+        self._client.link_lost()
+        self.lost.set()
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= _WRITE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._parts:
+            parts, self._parts, self._size = self._parts, [], 0
+            self._transport.write(b"".join(parts))
+
+    async def close(self) -> None:
+        """Close so that the broker reads everything.
+
+        It is let close first: answers that we have not read would turn our end into a reset,
+        which may overtake the last acknowledgements.
+        """
+        self._flush()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                if self._transport.can_write_eof():
+                    with suppress(OSError):  # the broker has closed it, and the loop hears it next
+                        self._transport.write_eof()
+                else:
+                    self._transport.close()
+                await self.lost.wait()
+        except TimeoutError:
+            self._transport.abort()
+            await self.lost.wait()

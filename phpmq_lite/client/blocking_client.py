@@ -1,0 +1,538 @@
+"""The blocking client: a thin shell round ``session.py``, plain sockets, no thread of its own.
+
+Everything happens inside the calls: while one waits, it reads and writes whatever is due.
+"""
+
+import selectors
+import socket
+import ssl as tls
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Final, Self
+
+from phpmq_lite.client.address import BrokerAddress, parse_address
+from phpmq_lite.client.session import Backoff, ClientSession, ConsumedQueue, Delivery, PublishBatch
+from phpmq_lite.errors import ConnectionLostError, os_reason
+
+_READ_BYTES: Final = 65_536
+_WRITE_BYTES: Final = 262_144
+# A signal that comes just before the system call, or to another thread, wakes nobody: its
+# handler runs once the call is over.
+_SIGNAL_S: Final = 1.0
+_WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
+
+
+def open_stream(
+    target: BrokerAddress,
+    ssl: tls.SSLContext | None,
+    server_hostname: str | None,
+    timeout_s: float | None,
+) -> "BufferedSocket":
+    """Connect.
+
+    Raises:
+        OSError: nobody answers in time, or TLS fails.
+    """
+    if target.path:
+        plain = socket.socket(socket.AF_UNIX)
+        plain.settimeout(timeout_s)
+        try:
+            plain.connect(target.path)
+        except BaseException:
+            plain.close()
+            raise
+    else:
+        plain = socket.create_connection((target.host, target.port), timeout_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if ssl is None:
+        return BufferedSocket(plain)
+    try:
+        return BufferedSocket(
+            ssl.wrap_socket(plain, server_hostname=server_hostname or target.host)
+        )
+    except BaseException:
+        plain.close()
+        raise
+
+
+class BufferedSocket:
+    """Bytes waiting to be sent, and bytes that came.  Every method may raise OSError: it is lost.
+
+    ``unsent`` counts the bytes that the socket has not taken yet.
+    """
+
+    __slots__ = ("_parts", "_selector", "_sending", "_socket", "unsent")
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connected, selectors.EVENT_READ)
+        self._parts: list[bytes] = []
+        self._sending = memoryview(b"")
+        self.unsent = 0
+
+    def put(self, data: bytes) -> None:
+        """Have ``data`` sent by the next :meth:`send`."""
+        self._parts.append(data)
+        self.unsent += len(data)
+
+    def send(self) -> None:
+        """Send what the socket takes without waiting."""
+        while self.unsent:
+            if not self._sending:
+                self._sending = memoryview(b"".join(self._parts))
+                self._parts.clear()
+            try:
+                sent = self._socket.send(self._sending[:_WRITE_BYTES])
+            except _WOULD_BLOCK:
+                return
+            self._sending = self._sending[sent:]
+            self.unsent -= sent
+
+    def receive(self) -> Iterator[bytes]:
+        """Yield what is there without waiting.
+
+        Raises:
+            ConnectionError: the broker has closed.
+        """
+        while True:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except _WOULD_BLOCK:
+                return
+            if not data:
+                raise ConnectionError("the broker has closed the connection")
+            yield data
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when there is something to read or room to send what waits; after 1 s anyway."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
+        self._selector.modify(self._socket, events)
+        self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
+
+    def half_close(self) -> None:
+        """Say that nothing more will be sent; the broker then reads the rest and closes."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close at once.  May be called twice."""
+        self._selector.close()
+        self._socket.close()
+
+
+_CLOSE_S: Final = 5.0  # the broker has this long to read the rest
+_GATHER_S: Final = 0.005  # ends of deliveries wait this long for others
+_PUT_BYTES: Final = 65_536  # gathered for one write
+_STEADY_S: Final = 10.0  # a connection that lasted this long was of use
+
+
+def connect_blocking(
+    address: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    ssl: tls.SSLContext | None = None,
+    server_hostname: str | None = None,
+    max_content: int = 8 << 20,
+    reconnect: bool = True,
+    timeout_s: float | None = 30.0,
+    backoff: Backoff | None = None,
+) -> "BlockingClient":
+    """Return a client for ``with``: ``HOST``, ``HOST:PORT``, or ``unix:PATH``.
+
+    Args:
+        address: where the broker is; without a port it is 9100.
+        port: instead of one in ``address``.
+        ssl: for TLS.
+        server_hostname: the name in the broker's certificate, where it is not the host.  Needed
+            for TLS over a Unix socket.
+        max_content: longest body in bytes, either way.  Give the broker's ``limits.max_content``:
+            a longer message that comes ends the client and goes back, with a delivery more; a
+            longer one that is sent is refused here, above the broker's limit by the broker.
+        reconnect: come back when a connection is lost, 0.1 s to 10 s between tries.
+        timeout_s: for each call that waits for the broker and names no other; None: for ever.
+        backoff: other delays.
+    """
+    return BlockingClient(
+        parse_address(address, port),
+        ClientSession(max_content),
+        ssl,
+        server_hostname,
+        reconnect,
+        timeout_s,
+        backoff or Backoff(),
+    )
+
+
+class BlockingClient:
+    """A connection to a broker that comes back by itself; made by :func:`connect_blocking`.
+
+    For one thread at a time.  After a lost connection the queues are consumed again and
+    unanswered confirmed publishes repeated, by whichever call comes next.
+    """
+
+    def __init__(
+        self,
+        target: BrokerAddress,
+        session: ClientSession,
+        ssl: tls.SSLContext | None,
+        server_hostname: str | None,
+        reconnects: bool,
+        timeout_s: float | None,
+        backoff: Backoff,
+    ) -> None:
+        self.target = target
+        self.session = session
+        self._ssl = ssl
+        self._server_hostname = server_hostname
+        self._reconnects = reconnects
+        self.timeout_s = timeout_s  # of calls that name no other; may be changed
+        self._backoff = backoff
+        self._stream: BufferedSocket | None = None
+        self._opened_at = 0.0
+        self._sent_at = 0.0
+        self._ended: str | None = "the client is not open"
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether there is a connection, as far as the last call saw."""
+        return self._stream is not None
+
+    # -- life
+
+    def open(self) -> None:
+        """Connect.
+
+        Raises:
+            ConnectionLostError: nobody answers; only later losses are followed by new tries.
+        """
+        try:
+            self._connect(self.timeout_s)
+        except OSError as error:
+            raise ConnectionLostError(
+                f"cannot connect to {self.target}: {os_reason(error)}"
+            ) from error
+        self._ended = None
+
+    def close(self) -> None:
+        """Send what is waiting, then close; the broker has back what was not ended.
+
+        The broker is let close first: answers that were not read would turn our end into a
+        reset, which may overtake the last acknowledgements.
+        """
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            _finish(stream)
+        self.session.lost()
+        self._end("the client is closed")
+
+    def _connect(self, timeout_s: float | None) -> BufferedSocket:
+        stream = open_stream(self.target, self._ssl, self._server_hostname, timeout_s)
+        self._stream = stream
+        self._opened_at = time.monotonic()
+        stream.put(self.session.connected())
+        return stream
+
+    def _come_back(self, deadline: float | None) -> BufferedSocket:
+        """Connect again; gives up at ``deadline``, the next call may try on."""
+        while True:
+            left_s = _left_s(deadline)
+            if left_s == 0:
+                raise ConnectionLostError(f"{self.target} did not come back in time")
+            delay_s = self._backoff.next_s()
+            time.sleep(delay_s if left_s is None else min(delay_s, left_s))
+            try:
+                return self._connect(_left_s(deadline))
+            except OSError:
+                continue  # the broker is not there yet
+
+    def _lose(self, error: OSError) -> None:
+        """Stop using the connection; raises where there will be no other."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self.session.lost()
+        if self.session.heard or time.monotonic() - self._opened_at > _STEADY_S:
+            self._backoff.reset()
+        if not self._reconnects:
+            self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
+            self.raise_if_ended()
+
+    def _end(self, detail: str) -> None:
+        if self._ended is None:
+            self._ended = detail
+        self.session.pending.fail(self._ended)
+
+    def raise_if_ended(self) -> None:
+        """Raise ConnectionLostError once nothing will be sent or received any more."""
+        if self._ended is not None:
+            raise ConnectionLostError(self._ended)
+
+    # -- the pump
+
+    def pump(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Read and write until a condition holds; False where it does not in time.
+
+        Raises:
+            ConnectionLostError: the client ended, or the broker did not come back in time.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self.raise_if_ended()
+            stream = self._stream or self._come_back(deadline)
+            try:
+                stream.send()
+                for data in stream.receive():
+                    self._take(data)
+                if until():
+                    return True
+                left_s = _left_s(deadline)
+                if left_s == 0:
+                    return False
+                stream.wait(left_s)
+            except OSError as error:
+                self._lose(error)
+
+    def _take(self, data: bytes) -> None:
+        self.session.receive(data)
+        trouble = self.session.trouble(self.target)
+        if trouble is not None and self._stream is not None:
+            self._stream.close()
+            self._stream = None
+            self._end(trouble)
+            raise ConnectionLostError(self._ended) from self.session.error
+
+    def _put(self, frame: bytes) -> None:
+        if self._stream is not None:
+            self._stream.put(frame)
+
+    def _is_sent(self) -> bool:
+        return self._stream is not None and not self._stream.unsent
+
+    # -- publishing
+
+    def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
+        """Send a message without asking for a receipt.
+
+        Returning means that it is on its way.  ``ttl_s`` is its time to live, 0 for ever.
+
+        Raises:
+            LocalProtocolError: the queue's name, the body or the ttl is not allowed.
+            ConnectionLostError: the connection ended while it was sent; it may be stored.
+            TimeoutError: the broker takes no more; the message may still go out.
+        """
+        frame = self.session.side.publish(queue, body, ttl_s)
+        self.pump(lambda: True, self.timeout_s)  # notices that the connection was lost before
+        generation = self.session.generation
+        self._put(frame)
+        if not self.pump(self._is_sent, self.timeout_s):
+            raise TimeoutError(f"{self.target} takes no more")
+        if self.session.generation != generation:
+            raise ConnectionLostError("the connection ended while a message was sent")
+
+    def publish_confirmed(
+        self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
+    ) -> None:
+        """Return when the broker has stored the message.
+
+        Over lost connections it is repeated under its ``key`` until it is answered, and stored
+        once.  A key of yours (1 to 64 bytes) keeps that promise over a restart of this process.
+
+        Raises:
+            PublishRefusedError: the broker did not take it; ``reason`` says why.
+            LocalProtocolError: as :meth:`publish`.
+            ConnectionLostError: the client ended, or the broker did not come back in time.
+            TimeoutError: no answer; it may be stored.
+        """
+        self.raise_if_ended()
+        batch = PublishBatch()
+        key, frame = self.session.confirm(queue, body, ttl_s, key, batch.answered)
+        batch.unanswered = 1
+        self._put(frame)
+        try:
+            self._wait_below(batch, 1)
+        finally:
+            self.session.pending.drop(queue, key)
+
+    def publish_many(
+        self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
+    ) -> int:
+        """Publish all bodies, confirmed, at most ``window`` of them unanswered at a time.
+
+        Returns how many the broker stored: all of them.
+
+        Raises:
+            PublishRefusedError: the first refusal; no further body is taken.
+            ConnectionLostError: as :meth:`publish_confirmed`.
+            TimeoutError: no answer to a whole window.
+        """
+        self.raise_if_ended()
+        batch = PublishBatch()
+        try:
+            for body in bodies:
+                if batch.unanswered >= window or batch.error is not None:
+                    self._wait_below(batch, max(1, window // 2))
+                _, frame = self.session.confirm(queue, body, ttl_s, None, batch.answered)
+                batch.unanswered += 1
+                self._put(frame)
+                if self._stream is not None and self._stream.unsent > _PUT_BYTES:
+                    self.pump(lambda: True, self.timeout_s)
+            self._wait_below(batch, 1)
+        finally:
+            if batch.unanswered:
+                self.session.pending.drop_all(batch.answered)
+        return batch.stored
+
+    def _wait_below(self, batch: PublishBatch, bound: int) -> None:
+        """Wait for answers; raises the first refusal once all are there."""
+        if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
+            raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
+        if batch.error is not None:
+            self.pump(lambda: not batch.unanswered, self.timeout_s)
+            raise batch.error
+
+    # -- consuming
+
+    def consume(
+        self, queue: str, credit: int = 100, timeout_s: float | None = None
+    ) -> "BlockingConsumer":
+        """Begin to consume: iterate over what is returned, at most ``credit`` messages not ended.
+
+        ::
+
+            for delivery in client.consume("orders"):
+                handle(delivery.body)
+                delivery.ack()
+
+        Goes on over lost connections.  The loop ends when nothing came for ``timeout_s``
+        (None: never).  Leaving it gives back what was not ended; ``with`` makes that happen at
+        a sure moment.
+
+        Raises:
+            LocalProtocolError: this client consumes the queue already, or a bad name or credit.
+            ConnectionLostError: the client has ended.
+        """
+        self.raise_if_ended()
+        return BlockingConsumer(self, queue, credit, timeout_s)
+
+    def consume_with(
+        self,
+        queue: str,
+        callback: Callable[[Delivery], None],
+        credit: int = 100,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Call ``callback`` for each message until nothing came for ``timeout_s``.
+
+        The callback ends the delivery.  What it raises goes through, and gives back the rest.
+        """
+        with self.consume(queue, credit, timeout_s) as deliveries:
+            for delivery in deliveries:
+                callback(delivery)
+
+    def settle(self, frame: bytes, generation: int) -> None:
+        """Send the end of a delivery; called by :class:`Delivery`.
+
+        It leaves at once, or with the ones that follow within 5 ms while more messages are
+        here: a packet of its own for each would cost the broker a read each.
+        """
+        self.raise_if_ended()
+        self.send_now(
+            self.session.end_of_delivery(frame, generation),
+            may_wait=any(window.dispatches for window in self.session.windows.values()),
+        )
+
+    def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
+        """Send without waiting for the broker to take it; nothing happens if not connected."""
+        stream = self._stream
+        if stream is None or not frame:
+            return
+        stream.put(frame)
+        now_s = time.monotonic()
+        if may_wait and now_s - self._sent_at < _GATHER_S:
+            return
+        self._sent_at = now_s
+        try:
+            stream.send()
+        except OSError as error:
+            self._lose(error)
+
+
+class BlockingConsumer:
+    """Iterates over the messages of one queue; made by :meth:`BlockingClient.consume`."""
+
+    def __init__(
+        self, client: BlockingClient, queue: str, credit: int, timeout_s: float | None
+    ) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._window: ConsumedQueue | None = client.session.open_window(queue, credit, _ignore)
+        client.send_now(client.session.side.consume(queue, credit))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        """Return the next message.
+
+        Raises:
+            ConnectionLostError: the client has ended.
+        """
+        window = self._window
+        if window is None:
+            raise StopIteration
+        dispatches, client = window.dispatches, self._client
+        if not dispatches and not client.pump(lambda: bool(dispatches), self._timeout_s):
+            raise StopIteration
+        return Delivery(client, dispatches.popleft(), client.session.generation)
+
+    def close(self) -> None:
+        """End to consume; the broker has back what was not ended.  May be called twice."""
+        if self._window is not None:
+            window, self._window = self._window, None
+            self._client.send_now(self._client.session.close_window(window))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, ConnectionLostError):  # never opened; lost
+            self.close()
+
+
+def _ignore() -> None:
+    """Wake nobody: who waits is inside the pump."""
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _finish(stream: BufferedSocket) -> None:
+    """Send the rest, half close, and read on until the broker closes."""
+    deadline = time.monotonic() + _CLOSE_S
+    is_open = True
+    try:
+        while _left_s(deadline):
+            stream.send()
+            if is_open and not stream.unsent:
+                stream.half_close()
+                is_open = False
+            for _ in stream.receive():
+                pass  # nobody waits for it any more
+            stream.wait(_left_s(deadline))
+    except OSError:
+        pass  # the broker has closed, as it should
+    finally:
+        stream.close()

@@ -1,0 +1,93 @@
+"""How this installation was made: compiled or not, and the command that would make it again."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+NAME: Final = "phpmq-lite"
+_EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
+_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # an extra that contains others
+
+
+def kind() -> str:
+    """Return ``compiled`` or ``pure Python``; ``hatch_build.py`` makes the difference."""
+    spec = find_spec("phpmq_lite.model")  # among what is compiled; this does not import it
+    is_source = spec is None or (spec.origin or "").endswith(".py")
+    return "pure Python" if is_source else "compiled"
+
+
+def install_command(*extras: str, flags: str = "") -> str:
+    """Return a command that installs this package again, with ``extras``, into this Python.
+
+    It names the checkout or the wheel that the package came from.  If that is not there any more,
+    or not known, it names the packages of the extras: no index has ours.
+    """
+    try:
+        own = distribution(NAME)
+    except PackageNotFoundError:
+        own = None
+    source, options = _source(own)
+    pip = " ".join(filter(None, (shlex.quote(sys.executable), "-m pip install", flags, options)))
+    if source is not None:
+        listed = f"[{','.join(extras)}]" if extras else ""
+        return f"{pip} {shlex.quote(f'{source}{listed}')}"
+    needed = sorted({one for extra in extras for one in _requirements(own, extra)})
+    if needed:
+        return f"{pip} {' '.join(map(shlex.quote, needed))}"
+    return f"{pip} phpmq_lite-VERSION-py3-none-any.whl"
+
+
+def _source(own: Distribution | None) -> tuple[Path | None, str]:
+    """Return the checkout or wheel, None where it is gone, and what pip has to be told with it."""
+    if own is None:  # it runs in a checkout, without having been installed
+        checkout = Path(__file__).resolve().parent.parent
+        return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
+    try:
+        origin = json.loads(own.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return None, ""
+    url = urlsplit(origin.get("url", ""))
+    path = Path(url2pathname(url.path))
+    if url.scheme != "file" or not path.exists():
+        return None, ""
+    return path, "-e" if origin.get("dir_info", {}).get("editable") else ""
+
+
+def _requirements(own: Distribution | None, extra: str) -> Iterator[str]:
+    for text in (own.requires if own is not None else None) or ():
+        needed, _, marker = text.partition(";")
+        found = _EXTRA.search(marker)
+        if found is None or found[1] != extra:
+            continue
+        inner = _OWN.match(needed.strip())
+        if inner is None:
+            yield needed.strip()
+            continue
+        for one in inner[1].split(","):
+            yield from _requirements(own, one)
+
+
+_PACKAGE = Path(__file__).parent
+
+
+def _find(name: str) -> Path:
+    inside = _PACKAGE / "_data" / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def migrations_folder() -> Path:
+    """Return the folder of the numbered ``.sql`` files."""
+    return _find("migrations")
+
+
+def templates_folder() -> Path:
+    """Return the folder of the jinja2 pages; ``static/`` is in it."""
+    return _find("templates")

@@ -1,0 +1,255 @@
+"""Where to listen: the texts of the settings as addresses, and whether they reach beyond us."""
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings import Settings
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field has 108 with the final zero
+
+
+@dataclass(slots=True, frozen=True)
+class ListenAddress:
+    """One address to listen on; port 0 stands for any free one."""
+
+    kind: Literal["tcp", "unix"]
+    host: str = ""  # a name or an address, IPv6 without brackets
+    port: int = 0
+    path: Path = Path()  # of a Unix socket
+
+    def __str__(self) -> str:
+        if self.kind == "unix":
+            return f"unix:{self.path}"
+        return address_text(self.host, self.port)
+
+
+class PhpmqListener(NamedTuple):
+    """An open PHPMQ listener; ``address`` has the real port, and a socket's whole path."""
+
+    address: str
+    transport: Literal["tcp", "tls", "unix"]
+    has_ttl: bool  # False: for clients of the older revision
+
+
+def parse_endpoint(text: str) -> ListenAddress | None:
+    """Read ``HOST:PORT``, ``[IPv6]:PORT`` or ``unix:PATH``; None for ``none``, no listener.
+
+    Raises:
+        SettingsError: it is none of these; the caller adds the setting's name.
+    """
+    text = text.strip()
+    if text == "none":
+        return None
+    if text.startswith("unix:"):
+        return _unix_endpoint(text.removeprefix("unix:"))
+    host, colon, port = text.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not is_number or int(port) > 65_535:
+        raise SettingsError(f"{text!r} is not HOST:PORT with a port from 0 to 65535, nor unix:PATH")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if ":" not in host or parse_address(host) is None:
+            raise SettingsError(f"{text!r} has no IPv6 address in its brackets")
+    elif ":" in host:
+        raise SettingsError(f"{text!r}: an IPv6 address needs brackets, as in [::1]:{port}")
+    elif not host or any(char.isspace() for char in host):
+        raise SettingsError(f"{text!r} has no host; 0.0.0.0 and [::] are all addresses of this one")
+    return ListenAddress("tcp", host, int(port))
+
+
+def _unix_endpoint(path: str) -> ListenAddress:
+    if not path or "\0" in path:
+        raise SettingsError("unix: needs the path of a socket")
+    size = len(path.encode(errors="surrogateescape"))
+    if size > _LONGEST_UNIX_PATH:
+        raise SettingsError(
+            f"{path!r} has {size} bytes, the limit for the path of a socket is {_LONGEST_UNIX_PATH}"
+        )
+    return ListenAddress("unix", path=Path(path))
+
+
+def parse_address(text: str) -> IpAddress | None:
+    """Read an IP address without its zone; None for anything else.
+
+    An IPv4 address in IPv6 clothes (``::ffff:10.0.0.1``) comes back as IPv4.
+    """
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def address_text(host: str, port: int) -> str:
+    """Write an address as ``parse_endpoint`` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(endpoint: ListenAddress) -> bool:
+    """Tell whether only this machine can connect; of all names, ``localhost`` alone is trusted."""
+    if endpoint.kind == "unix" or endpoint.host.lower() == "localhost":
+        return True
+    address = parse_address(endpoint.host)
+    return address is not None and address.is_loopback
+
+
+CONTROL_SOCKET: Final = "control.sock"  # of the data folder: whoever connects owns the broker
+
+
+def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
+    """Read the addresses of the setting ``name``; ``none`` stands for no listener.
+
+    Raises:
+        SettingsError: one cannot be read; the message names the setting.
+    """
+    try:
+        return [endpoint for text in texts if (endpoint := parse_endpoint(text)) is not None]
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from None
+
+
+def check_wide_binds(
+    settings: Settings, has_admin_user: Callable[[], bool] = lambda: False
+) -> None:
+    """Refuse listeners that reach beyond loopback without a decision.
+
+    ``has_admin_user`` looks into the database; it is asked only where the answer counts.
+
+    Raises:
+        SettingsError: names the setting, the address, and what would decide it.
+    """
+    problems = [*_tcp_problems(settings), *_admin_problems(settings, has_admin_user)]
+    if problems:
+        raise SettingsError("; ".join(problems))
+
+
+def _tcp_problems(settings: Settings) -> Iterator[str]:
+    tcp = settings.tcp
+    is_decided = bool(tcp.allow or tcp.tls_cert or tcp.open)
+    for name, texts in (
+        ("tcp.listen", tcp.listen),
+        ("tcp.legacy_listen", tcp.legacy_listen),
+    ):
+        for endpoint in read_endpoints(name, texts):
+            if not (is_decided or is_loopback(endpoint)):
+                yield (
+                    f"{name} {endpoint} reaches beyond this machine, and whoever can connect can "
+                    "read and publish: name the networks in tcp.allow, or set tcp.tls_cert and "
+                    "tcp.tls_key, or tcp.open = true"
+                )
+
+
+def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> Iterator[str]:
+    admin = settings.admin
+    endpoints = read_endpoints("admin.listen", admin.listen)
+    for endpoint in endpoints:
+        if endpoint.kind == "unix" and endpoint.path.name == CONTROL_SOCKET:
+            yield f"admin.listen {endpoint}: the name {CONTROL_SOCKET} is taken, it needs no login"
+    wide = [endpoint for endpoint in endpoints if not is_loopback(endpoint)]
+    if not wide:
+        return
+    reaches = f"admin.listen {', '.join(map(str, wide))} reaches beyond this machine"
+    if not (admin.initial_password_file or has_admin_user()):
+        yield (
+            f"{reaches} and needs an admin user: name a file with the first password in "
+            "admin.initial_password_file, or start on loopback and make one with "
+            "`phpmq-lite user add NAME` or at /setup"
+        )
+    if not (admin.tls_cert or admin.trusted_proxies or admin.plaintext):
+        yield (
+            f"{reaches} unencrypted: set admin.tls_cert and admin.tls_key, or name the proxy in "
+            "admin.trusted_proxies, or set admin.plaintext = true"
+        )
+
+
+_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # IPv6 is off, though the name has it
+
+
+async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
+    """Bind every address that the host stands for, but those that this machine lacks.
+
+    Raises:
+        OSError: an address is taken or not ours, or there is none; nothing stays bound.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    missing: OSError | None = None
+    bound: list[socket.socket] = []
+    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+        try:
+            bound.append(_bind_address(family, address))
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                for one in bound:
+                    one.close()
+                raise
+            missing = error
+    if missing is not None and not bound:
+        raise missing
+    return bound
+
+
+def _bind_address(family: int, address: Any) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # [::] beside 0.0.0.0 on one port
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def bind_private(path: Path) -> socket.socket:
+    """Bind a socket that only this account can connect to; the caller listens, and unlinks.
+
+    Raises:
+        OSError: somebody answers there, or the path is something else.
+    """
+    remove_stale(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)
+        bound.bind(str(path))
+        path.chmod(0o600)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the socket that a killed broker left; what somebody answers on is in use."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, f"{path} is there and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pass  # its backlog is full, so somebody is there
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

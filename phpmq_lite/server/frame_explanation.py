@@ -1,0 +1,280 @@
+"""What bytes mean to this broker: their frames, framing and revision, and what it would do.
+
+Pure: the command ``frame explain`` and the pages call ``explain`` with what somebody pasted.
+"""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from phpmq_lite.errors import PhpmqError, RemoteProtocolError
+from phpmq_lite.protocol import frames
+from phpmq_lite.protocol.connection import ClientSide, ServerSide
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    Consume,
+    DeadLetter,
+    Dispatch,
+    Publish,
+    ReceiptFrame,
+    Requeue,
+    WireLimits,
+)
+from phpmq_lite.protocol.frames import Frame as Parsed
+from phpmq_lite.server.inspector import NEAR_BYTES, DissectedFrame, Dissector, expected_of
+
+Encoding = Literal["auto", "raw", "hex", "base64"]
+_HEX: Final = re.compile(rb"(?:(?:0[xX]|\\x)?[0-9a-fA-F]{2}[\s:,]*)+")
+_NO_HEX: Final = re.compile(rb"0[xX]|\\x|[\s:,]")
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/_-]{8,}={0,2}")
+_BROKER_TYPES: Final = (b"003", b"007")
+
+
+class UnreadableError(PhpmqError):
+    """The text is not in the encoding that was named; the message says what is wrong."""
+
+
+@dataclass(slots=True, frozen=True)
+class WrongByte:
+    """Where the grammar is broken; ``found`` begins with the wrong byte."""
+
+    code: str
+    detail: str
+    expected: str
+    offset: int
+    before: bytes  # up to ``NEAR_BYTES``
+    found: bytes  # up to ``NEAR_BYTES``
+
+
+@dataclass(slots=True, frozen=True)
+class Explanation:
+    """What a connection that begins with these bytes amounts to.
+
+    ``outcomes`` has one text for each of ``frames``: what the broker, or for frames of the broker
+    the client, does with it.  ``conclusion`` is about the bytes after the last whole frame.
+    """
+
+    sender: Literal["client", "broker"]
+    framing: str  # for people: "line framing, LF"
+    packet_header: int  # bytes: 32 or 36
+    revision: str  # for people
+    frames: tuple[DissectedFrame, ...]
+    outcomes: tuple[str, ...]
+    begun: DissectedFrame | None  # the pieces of a frame that is not whole, or has a wrong byte
+    wrong: WrongByte | None
+    conclusion: str
+
+
+def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
+    """Return the bytes that somebody pasted or wrote to a file.
+
+    ``auto``: what begins with ``H01`` is raw; else hex or base64 where it can be that; else raw.
+
+    Raises:
+        UnreadableError: it is not hex or not base64, although that was asked for.
+    """
+    bare = b"".join(text.split())
+    if encoding == "auto":
+        encoding = "raw"
+        if not text.lstrip().startswith(b"H01"):
+            if _HEX.fullmatch(text.strip()):
+                encoding = "hex"
+            elif _BASE64.fullmatch(bare) and len(bare) % 4 == 0:
+                encoding = "base64"
+    if encoding == "hex":
+        try:
+            return bytes.fromhex(_NO_HEX.sub(b"", text).decode("ascii"))
+        except ValueError:
+            raise UnreadableError("not hex: give pairs of the digits 0 to 9 and a to f") from None
+    if encoding == "base64":
+        try:
+            return base64.b64decode(bare.translate(bytes.maketrans(b"-_", b"+/")), validate=True)
+        except binascii.Error as error:
+            raise UnreadableError(f"not base64: {error}") from None
+    return text
+
+
+def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
+    """Explain the bytes of one direction of a connection, from its first byte on.
+
+    Frames of the broker (003, 007) are recognised by their first message header.
+    """
+    limits = limits or WireLimits()
+    is_from_broker = data.startswith(b"H01") and data[3:6] in _BROKER_TYPES
+    side = ClientSide(limits) if is_from_broker else ServerSide(limits)
+    parsed: list[Parsed] = list(side.receive(data))
+    if isinstance(side, ServerSide):
+        parsed += side.release()
+    error = side.error
+    dissector = Dissector()
+    dissector.is_line = side.framing == "line"
+    dissector.width = side.packet_header or 32
+    whole = data if error is None else data[: error.offset]
+    frames = tuple(dissector.feed(whole)[: len(parsed)])
+    return Explanation(
+        "broker" if is_from_broker else "client",
+        _framing(side.framing, data),
+        side.packet_header or 32,
+        _revision(parsed, side.revision),
+        frames,
+        tuple(_outcome(frame) for frame in parsed[: len(frames)]),
+        dissector.begun(),
+        None if error is None else _wrong(error, data),
+        _conclusion(error, side.partial_bytes, is_from_broker=is_from_broker, is_empty=not data),
+    )
+
+
+def _framing(framing: str | None, data: bytes) -> str:
+    if framing is None:
+        return "not shown yet: the byte after the first message header shows it"
+    if framing == "compact":
+        return "compact: no line breaks"
+    return "line framing, " + ("CR LF" if data[8:10] == b"\r\n" else "LF")
+
+
+def _revision(frames: list[Parsed], shown: str | None) -> str:
+    if shown is None and any(isinstance(frame, Dispatch) for frame in frames):
+        first = next(frame for frame in frames if isinstance(frame, Dispatch))
+        shown = "legacy" if first.ttl_s is None else "ttl"
+    if any(isinstance(frame, ReceiptFrame) for frame in frames):
+        return "newer, with confirmed publishing (007 is an extension of this broker)"
+    match shown:
+        case "ttl":
+            return "newer: with TTL; dispatches have 4 packets"
+        case "legacy":
+            return "older: without TTL; dispatches have 3 packets"
+    return (
+        "not shown: the listener decides, tcp.listen for newer, tcp.legacy_listen for older clients"
+    )
+
+
+def _outcome(frame: Parsed) -> str:
+    """Return what the broker does with a frame, as described in ``docs/protocol.md``."""
+    match frame:
+        case Publish(queue, content, ttl_s, key):
+            if ttl_s is None:
+                lives = "it lives for the queue's default_ttl_s, without one for ever"
+            else:
+                lives = f"it expires after {ttl_s:,} s" if ttl_s else "it never expires"
+            size = f"{len(content):,} byte{'' if len(content) == 1 else 's'}"
+            stored = f"Store a message of {size} at the end of {queue!r}; {lives}. "
+            if key is None:
+                return stored + "There is no answer."
+            return stored + (
+                f"Answer after the commit with a receipt (007) with the key {_text(key)};"
+                " the same key again is answered, but not stored twice."
+            )
+        case Consume(queue, 0):
+            return f"Stop dispatching {queue!r} to this connection; what it holds goes back."
+        case Consume(queue, count):
+            return (
+                f"Dispatch messages of {queue!r}, at most {count:,} unacknowledged at a time (and"
+                " at most limits.credit). It replaces the count before it; the queue is created if"
+                " there is none."
+            )
+        case Acknowledge(queue, message_id):
+            return f"Settle {_text(message_id)} of {queue!r} as acked. {_HELD}"
+        case Requeue(queue, message_id, ttl_s):
+            lives = f"expires after {ttl_s:,} s" if ttl_s else "never expires"
+            where = f"Move {_text(message_id)} to the end of {queue!r}"
+            return f"{where}, under the same id; it {lives} from now on. {_HELD}"
+        case DeadLetter(queue, message_id):
+            where = f"Take {_text(message_id)} out of {queue!r}, whatever its TTL"
+            return f"{where}, and put a record into its dead-letter queue. {_HELD}"
+        case Dispatch(queue, _, message_id, ttl_s):
+            left = "" if ttl_s is None else f"; {ttl_s:,} s left" if ttl_s else "; never expires"
+            return (
+                f"The client holds {_text(message_id)} of {queue!r}{left}, until it sends 004, 005"
+                " or 006 or the connection ends."
+            )
+        case ReceiptFrame(queue, key, None):
+            return f"The message published to {queue!r} with the key {_text(key)} is on disk."
+        case ReceiptFrame(queue, key, reason):
+            return f"Nothing was stored in {queue!r} for the key {_text(key)}: {reason}."
+
+
+_HELD: Final = (
+    "That holds if this connection holds the message, or nobody does; else it is ignored and"
+    " counted."
+)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+def _wrong(error: RemoteProtocolError, data: bytes) -> WrongByte:
+    at = error.offset
+    return WrongByte(
+        error.code,
+        error.detail,
+        expected_of(error.code),
+        at,
+        data[max(0, at - NEAR_BYTES) : at],
+        data[at : at + NEAR_BYTES],
+    )
+
+
+def _conclusion(
+    error: RemoteProtocolError | None, partial_bytes: int, *, is_from_broker: bool, is_empty: bool
+) -> str:
+    if error is not None and is_from_broker:
+        return "This broker does not write these bytes; its clients would close the connection."
+    if error is not None and error.code == frames.HTTP_REQUEST:
+        return "The broker does nothing of this and closes the connection: it is HTTP."
+    if error is not None:
+        return (
+            "The broker closes the connection without a reply. Whole frames before the wrong byte"
+            " stand, nothing after it is read, and what the connection held goes back."
+        )
+    if is_empty:
+        return "There are no bytes."
+    if partial_bytes:
+        return (
+            f"The last frame is not whole: {partial_bytes:,} bytes of it are here. The receiver"
+            " waits for the rest; the broker waits for limits.frame_timeout_s, then it closes"
+            " the connection."
+        )
+    return "Every frame is whole; the connection stays open."
+
+
+def as_data(found: Explanation) -> dict[str, Any]:
+    """Return an explanation as JSON has it; bytes as text, with escapes for what is not UTF-8."""
+    wrong = found.wrong
+    return {
+        "sender": found.sender,
+        "framing": found.framing,
+        "packet_header": found.packet_header,
+        "revision": found.revision,
+        "frames": [
+            _frame_data(frame) | {"outcome": outcome}
+            for frame, outcome in zip(found.frames, found.outcomes, strict=True)
+        ],
+        "begun": None if found.begun is None else _frame_data(found.begun),
+        "wrong": None
+        if wrong is None
+        else {
+            "code": wrong.code,
+            "detail": wrong.detail,
+            "expected": wrong.expected,
+            "offset": wrong.offset,
+            "before": _text(wrong.before),
+            "bad": _text(wrong.found[:1]),
+            "after": _text(wrong.found[1:]),
+        },
+        "conclusion": found.conclusion,
+    }
+
+
+def _frame_data(frame: DissectedFrame) -> dict[str, Any]:
+    return {
+        "kind": frame.kind,
+        "queue": frame.queue,
+        "size": frame.size,
+        "pieces": [
+            {"bytes": _text(piece.raw), "cut": piece.cut, "meaning": piece.meaning}
+            for piece in frame.pieces
+        ],
+    }

@@ -1,0 +1,65 @@
+"""What the settings say, as the core and the storage take it."""
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.disk_space import DiskSpaceBounds
+from phpmq_lite.storage.write.retention import RetentionBounds
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Give the limits of the core."""
+    limits, receipts = settings.limits, settings.receipts
+    return Limits(
+        queues=limits.max_queues,
+        window=limits.window,
+        bodies_bytes=limits.body_cache,
+        credit=limits.credit,
+        credit_bytes=limits.credit_bytes,
+        held=limits.held,
+        held_bytes=limits.held_bytes,
+        batch_commands=limits.batch_commands,
+        batch_bytes=limits.batch_bytes,
+        receipts=receipts.limit,
+        receipt_window_ms=receipts.window_s * 1_000,
+    )
+
+
+def set_limits(core: Broker, limits: Limits) -> None:
+    """Change the limits of a core at work; those of windows and receipts were taken at its start.
+
+    Where more is held than it may now be, nothing is dispatched until it has become less.
+    """
+    core.limits = core.lives.limits = limits
+
+
+def queue_defaults_of(settings: Settings) -> QueueSettings:
+    """Give what a queue has where it sets nothing itself."""
+    return QueueSettings(**settings.queues.model_dump())
+
+
+def retention_of(settings: Settings) -> RetentionBounds:
+    """Give how much of the history, the keys and the audit is kept."""
+    history, receipts = settings.history, settings.receipts
+    return RetentionBounds(
+        age_ms=int(history.days * 86_400_000),
+        rows=history.rows,
+        bytes=history.bytes,
+        deleted_share=history.deleted_share,
+        receipt_window_ms=receipts.window_s * 1_000,
+        receipts=receipts.limit,
+        audit_age_ms=int(settings.audit.days * 86_400_000),
+        audit_rows=settings.audit.rows,
+    )
+
+
+def space_of(settings: Settings) -> DiskSpaceBounds:
+    """Give how much room there must be, and how much is kept in reserve."""
+    limits, storage = settings.limits, settings.storage
+    # What one batch takes: its room in the write-ahead log, and once more in the database.
+    least = 2 * (limits.batch_bytes + limits.max_content)
+    return DiskSpaceBounds(
+        free_bytes=storage.free_bytes,
+        max_bytes=storage.max_bytes,
+        ballast_bytes=max(storage.ballast_bytes, least) if storage.ballast_bytes else 0,
+    )

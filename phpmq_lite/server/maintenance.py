@@ -1,0 +1,341 @@
+"""What looks after the database while it is served: backups and the scrub."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from phpmq_lite import logs
+from phpmq_lite.broker import damage
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.queues import Shut
+from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
+from phpmq_lite.logs import get_logger
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.backup.backups import AGAIN_S, Backup, BackupSchedule
+from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
+from phpmq_lite.storage.integrity.scrub import (
+    PARTS,
+    Scrub,
+    ScrubRound,
+    ScrubState,
+    note,
+    read_state,
+    write_state,
+)
+
+START_S: Final = 60.0  # a start has other things to do
+_TICK_S: Final = 0.2
+_KEPT_EACH_S: Final = 10.0  # how far it is
+_BUSY_BYTES: Final = 64 << 10  # read from clients within a tick
+_DAY_MS: Final = 86_400_000
+LOG_BYTES: Final = 1 << 30  # written while the structure is looked at: the log cannot be cut then
+_GLANCE_S: Final = 1.0  # from one look at that to the next
+T = TypeVar("T")
+_log = logs.get_logger(__name__)
+
+
+class ScrubRunner:
+    """Runs the scrub of one broker; ``run`` until it is cancelled."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        figures: ConnectionCounters,
+        database: Path,
+        settings: Callable[[], Settings],
+    ) -> None:
+        self.state = ScrubState()
+        self._is_working = False
+        self._engine = engine
+        self._figures = figures
+        self._folder = database.parent
+        self._database = database
+        self._scrub = Scrub(database)
+        self._settings = settings
+        self._asked = asyncio.Event()
+        self._is_cancelled = False
+        self._bytes_in = 0
+        self._thread: asyncio.Future[Any] | None = None  # the last work that a thread was given
+
+    @property
+    def is_working(self) -> bool:
+        """Tell whether it reads, or was asked to."""
+        return self._is_working or self._asked.is_set()
+
+    @property
+    def tick_bytes(self) -> int:
+        """How much is read in the next tick: a tenth where clients have sent much."""
+        seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
+        rate = self._settings().scrub.bytes_per_s * _TICK_S
+        return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
+
+    async def start(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Look at everything, structure included, once ``ahead`` was done, if that raises nothing.
+
+        Raises:
+            RefusedError: it does so already; ``ahead`` is not called.
+        """
+        self._check(is_working=False)
+        if ahead is not None:
+            await ahead()
+        self._asked.set()
+
+    async def stop(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Give up the round under way, once ``ahead`` was done, if that raises nothing.
+
+        Raises:
+            RefusedError: there is none; ``ahead`` is not called.
+        """
+        self._check(is_working=True)
+        if ahead is not None:
+            await ahead()
+        self._is_cancelled = True
+
+    def _check(self, *, is_working: bool) -> None:
+        if self.is_working and not is_working:
+            raise RefusedError("scrub_running", "the scrub is under way")
+        if is_working and not self.is_working:
+            raise RefusedError("scrub_idle", "no scrub is under way")
+
+    async def run(self, *, is_owed: bool = False) -> None:
+        """Work whenever it is due; ``is_owed``: the start left the structure to this."""
+        self._scrub = Scrub(self._database)
+        try:
+            self.state = await asyncio.to_thread(read_state, self._folder)
+            if is_owed:
+                await self._look(with_bodies=False, with_structure=True, is_asked=True)
+            while True:
+                is_asked = await self._until_due()
+                with_structure = is_asked or self._is_structure_due()
+                await self._look(with_bodies=True, with_structure=with_structure, is_asked=is_asked)
+        finally:
+            self._scrub.stop()
+            if self._thread is not None:  # its reader would keep the WAL
+                await asyncio.wait({self._thread})
+
+    async def _until_due(self) -> bool:
+        """Wait for the clock, or for somebody to ask; tell whether somebody did."""
+        every_s = self._settings().scrub.every_h * 3_600
+        due_s = (self.state.looked_at - self._now_ms()) / 1_000 + every_s
+        wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._asked.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _look(self, *, with_bodies: bool, with_structure: bool, is_asked: bool) -> None:
+        """Look once.  What the clock began and found no end waits for its next time, like others.
+
+        Else damage that cannot be read over would be looked for again and again.
+        """
+        self._is_working, self._is_cancelled = True, False
+        self._asked.clear()
+        try:
+            if with_structure:
+                await self._look_at_structure()
+            if with_bodies:
+                await self._look_at_bodies()
+        except DataDamagedError as error:
+            self.state.structure = [str(error)]
+            _log.error("scrub_failed", reason=str(error))
+            self._give_up(is_asked=is_asked)
+        except StorageError as error:  # such as no descriptors left: soon again
+            _log.error("scrub_failed", reason=str(error))
+            self.state.now = ScrubRound()
+        except Exception:
+            _log.exception("scrub_failed", reason="unexpected")
+            self._give_up(is_asked=is_asked)
+        else:
+            if with_bodies and self._is_cancelled:
+                self._give_up(is_asked=is_asked)
+        finally:
+            self._is_working = False
+            await self._keep()
+
+    def _give_up(self, *, is_asked: bool) -> None:
+        self.state.now = ScrubRound()
+        if not is_asked:
+            self.state.tried_at = self._now_ms()
+
+    async def _look_at_structure(self) -> None:
+        most = self._scrub.log_bytes + LOG_BYTES
+        thread = self._begin(self._scrub.structure)
+        while not (await asyncio.wait({thread}, timeout=_GLANCE_S))[0]:
+            if self._scrub.log_bytes > most:
+                self._scrub.interrupt()
+        try:
+            found = thread.result()
+        except StorageError as error:
+            if self._scrub.log_bytes <= most:
+                raise
+            _log.warning("structure_not_checked", reason=f"{LOG_BYTES >> 20:,} MiB were written "
+                         "meanwhile", detail=str(error))  # fmt: skip
+            return  # it is due still: the next round tries again
+        self.state.structure, self.state.structure_at = found, self._now_ms()
+        if found:
+            _log.error("structure_damaged", problems=found[:3])
+
+    async def _look_at_bodies(self) -> None:
+        """Go on with the round that a stop cut off, or begin one."""
+        state = self.state
+        if not state.is_under_way:
+            state.now = ScrubRound(began_at=self._now_ms())
+        kept_at = asyncio.get_running_loop().time()
+        while state.now.part < len(PARTS):
+            await asyncio.sleep(_TICK_S)
+            if self._is_cancelled:
+                return
+            await self._look_at_slice(PARTS[state.now.part])
+            if asyncio.get_running_loop().time() - kept_at > _KEPT_EACH_S:
+                kept_at = asyncio.get_running_loop().time()
+                await self._keep()
+        state.now.ended_at = self._now_ms()
+        state.last, state.now = state.now, ScrubRound()
+        _log.info("scrubbed", bodies=state.last.bodies, bytes=state.last.bytes, bad=state.last.bad)
+
+    async def _look_at_slice(self, part: str) -> None:
+        upto = self.state.now.upto
+        found = await self._in_thread(partial(self._scrub.look, part, upto, self.tick_bytes))
+        note(self.state, part, found)
+        if not found.bad:
+            return
+        dead = 0
+        if part == "alive":
+            dead = await self._engine.call(lambda core, ok: damage.bury(core, found.bad, ok))
+        _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
+                   settled_as_dead=dead)  # fmt: skip
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))
+        return thread
+
+    async def _keep(self) -> None:
+        try:
+            await asyncio.to_thread(partial(write_state, self._folder, self.state))
+        except OSError as error:
+            _log.warning("scrub_not_kept", reason=str(error))
+
+    def _is_structure_due(self) -> bool:
+        days = self._settings().scrub.structure_days
+        return bool(days) and self._now_ms() - self.state.structure_at >= days * _DAY_MS
+
+    def _now_ms(self) -> int:
+        return self._engine.clock.now().wall_ms
+
+
+class Maintenance:
+    """Both of one broker; ``run`` until it is cancelled.  ``settings`` gives those in force."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        figures: ConnectionCounters,
+        database: Path,
+        settings: Callable[[], Settings],
+        version: str,
+    ) -> None:
+        self.backups = BackupSchedule(
+            database,
+            settings().backups_folder,
+            keep=lambda: settings().backups.keep,
+            reserve=lambda: settings().storage.free_bytes,
+            every_h=settings().backups.every_h,
+            version=version,
+            tell=_tell,
+            check_files=engine.check_files,
+        )
+        self.scrub = ScrubRunner(engine, figures, database, settings)
+
+    async def run(self, *, is_owed: bool = False) -> None:
+        """Work by the clock and on demand; ``is_owed``: the start left the structure to this."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_kept_up("backups", self.backups.run))
+            tasks.create_task(_kept_up("scrub", partial(self.scrub.run, is_owed=is_owed)))
+
+
+async def _kept_up(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run it again after what nobody thought of: no reason to end a broker that serves."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            _log.exception("care_failed", work=name, again_s=AGAIN_S)
+        await asyncio.sleep(AGAIN_S)
+
+
+def _tell(result: Backup | StorageError) -> None:
+    if isinstance(result, Backup):
+        made = result.manifest
+        _log.info("backup_made", id=made.id, bytes=made.bytes, took_ms=made.took_ms)
+    else:
+        _log.error("backup_failed", reason=str(result), exc_info=_cause_of(result))
+
+
+def _cause_of(failure: StorageError) -> BaseException | None:
+    """Give what has a traceback worth reading: nothing that storage knows."""
+    cause = failure.__cause__
+    return None if isinstance(cause, OSError | sqlite3.Error) else cause
+
+
+_room_log = get_logger(__name__)
+
+
+class DiskSpaceMonitor:
+    """Follows what the writer's thread finds out about a ``Space``, on both edges.
+
+    Make it in the loop; once there is an engine, ``tell`` it.
+    """
+
+    def __init__(self, space: DiskSpace) -> None:
+        self.space = space
+        self._engine: Engine | None = None
+        self._shortage: Shortage | None = None  # as told last
+        self._trouble: str | None = None
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(self._look)
+
+        space.on_change = tell
+
+    def tell(self, engine: Engine) -> None:
+        """Tell this engine what was found before there was one, and from now on."""
+        self._engine = engine
+        self._shut(self._shortage)
+
+    def _look(self) -> None:
+        trouble, self._trouble = self._trouble, self.space.trouble
+        if self._trouble is not None and self._trouble != trouble:
+            _room_log.error("nothing_is_stored", reason=self._trouble)
+        elif self._trouble is None and trouble is not None:
+            _room_log.warning("stored_again", reason=trouble)
+        before, self._shortage = self._shortage, self.space.shortage
+        if before == self._shortage:
+            return
+        if self._shortage is not None:
+            _room_log.warning("publishing_stopped", reason=self._shortage.detail)
+        else:
+            _room_log.warning("publishing_goes_on", free_bytes=self.space.free_bytes)
+        self._shut(self._shortage)
+
+    def _shut(self, shortage: Shortage | None) -> None:
+        if self._engine is not None:
+            self._engine.submit(lambda core: _shut(core, shortage))
+
+
+def _shut(core: Broker, shortage: Shortage | None) -> None:
+    if shortage is None:
+        core.lives.shut_for(None)
+        return
+    is_bare = (shortage.code, shortage.reason) == DISK_FULL
+    core.lives.shut_for(Shut(shortage.code, shortage.reason, shortage.detail, is_bare))

@@ -1,0 +1,102 @@
+"""Once a second: ends sessions that are too slow, measures loop and memory, samples the rates."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from phpmq_lite.broker.core import Broker
+from phpmq_lite.clock import GAP_MS
+from phpmq_lite.server.backpressure import (
+    SILENT,
+    MemoryBrake,
+    SlowPeerLimits,
+    excuse,
+    longest_silent,
+    overdue,
+    resident_bytes,
+)
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.session import Session
+from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.storage.write.writer import Writer
+
+_EACH_S: Final = 1.0
+
+
+class SessionMonitor:
+    """Looks after all sessions.  ``run`` ends when it is cancelled."""
+
+    def __init__(
+        self,
+        sessions: Collection[Session],
+        front: BrokerHandle,
+        limits: SlowPeerLimits,
+        brake: MemoryBrake | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._front = front
+        self._limits = limits
+        self._brake = brake
+
+    async def run(self) -> None:
+        """Look once a second."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _EACH_S
+            await asyncio.sleep(_EACH_S)
+            late_s = max(0.0, loop.time() - due_s)
+            self._front.loop_lag_ms = late_s * 1_000
+            if late_s * 1_000 > GAP_MS:
+                for session in self._sessions:
+                    excuse(session, late_s)
+            self.look(loop.time())
+
+    def look(self, now_s: float) -> None:
+        """End what is overdue and take a sample."""
+        for session in list(self._sessions):
+            session.note_writing(now_s)
+            if session.connection is not None:
+                session.acks.sample(session.connection.acked, _EACH_S)
+            if session.paused and session.frame_began_at is not None:
+                session.frame_began_at += _EACH_S  # its time stands still while it is not read
+            reason = overdue(session, now_s, self._limits)
+            if reason is not None:
+                session.abort(reason)
+        if self._brake is not None:
+            self._brake.look(self._sessions, resident_bytes())
+        self._front.figures.inspector.end_idle(now_s)
+        crowd = len(self._sessions) - self._limits.places * 4 // 5
+        if crowd > 0:
+            for session in longest_silent(self._sessions, now_s, self._limits)[:crowd]:
+                session.end(SILENT)
+        if self._front.engine is not None:
+            self._front.rates.sample(self._front.engine.core.lives.by_id, now_s)
+
+
+class EngineWatchdog:
+    """Of one broker.  What hangs for good, such as a disk that never answers, is felt here.
+
+    Health asks nothing of the writer: it answers while a slow disk is waited for.
+    """
+
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._is_asked = False  # and has not answered yet
+
+    def beat(self) -> bool:
+        """Tell whether the last question was answered, and ask again if so; the first time True.
+
+        A writer that waits for room or for another program moves: no restart would help it.
+        """
+        if self._is_asked:
+            return self._writer.space.trouble is not None
+        self._is_asked = True
+        self._engine.submit(self._ask_writer)
+        return True
+
+    def _ask_writer(self, _core: Broker) -> None:
+        self._writer.start(lambda _store: None).add_done_callback(self._hear)
+
+    def _hear(self, done: asyncio.Future[None]) -> None:
+        self._is_asked = done.cancelled() or done.exception() is not None  # it has failed for good

@@ -1,0 +1,91 @@
+"""How a broker ends: what a stop leaves for the next start, and the end at once.
+
+Where the outcome of a commit is unknown, or the engine fails, the process ends here, with exit
+code 74, and nothing is closed.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import Final
+
+from phpmq_lite import logs
+from phpmq_lite.errors import DatabaseReplacedError, PhpmqError
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.opened_files import OpenedFiles
+from phpmq_lite.storage.write.writer import Writer
+
+EX_IOERR: Final = 74
+LAST_WORDS_S: Final = 0.5  # for the reason of a fail-stop to be written
+_LAST_WORDS: Final = b"stopped at once, there is no memory left for the reason\n"
+_log = logs.get_logger(__name__)
+
+
+async def run_engine(engine: Engine, folder: DataFolder) -> None:
+    """Run the engine; after a failure in the middle of its work its memory is worth nothing.
+
+    A defect, or no memory left: nothing of the open batch was told to anybody, and the next start
+    reads what is true.
+    """
+    try:
+        await engine.run()
+    except Exception as error:
+        fail_stop(folder, error)
+
+
+def record_stop(
+    folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
+) -> None:
+    """Say that no WAL will lie there any more; where that cannot be said, let it lie.
+
+    ``failure`` is what ended the broker, if it was not told to stop.  Where the database was
+    replaced, the process ends here: closing it would remove a log that belongs to another one.
+    """
+    writer.check_files()
+    writer.space.make_way()
+    try:
+        folder.record(is_running=False)
+    except OSError as error:
+        if failure is not None:
+            _log.error("stopped at once", reason=str(failure))
+        _log.warning("stopped as by a kill, the stop cannot be recorded", reason=str(error))
+        sys.stderr.flush()
+        # All is stored; closing the database would remove the WAL.
+        os._exit(0 if failure is None else EX_IOERR)
+
+
+def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
+    """Seal the closed database; without a seal the next start checks its structure."""
+    try:
+        seal(folder, files)
+    except DatabaseReplacedError as error:
+        fail_stop(folder, error)
+    except OSError as error:
+        _log.warning("not_sealed", reason=str(error))
+
+
+def fail_stop(folder: DataFolder, error: BaseException) -> None:
+    """End the process without another word to anybody: nothing may be written any more.
+
+    In whatever thread.  Closing the database would checkpoint; the next start reads the truth
+    instead.  Where the disk does not even take the reason, nobody waits for it.
+    """
+    try:
+        threading.Thread(target=_exit_late, daemon=True).start()
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: where
+        reason = str(error) or type(error).__name__
+        _log.error("stopped at once, nothing can be stored for sure", reason=reason, **trace)
+        folder.write_last_error(error, time.time_ns() // 1_000_000)
+        sys.stderr.flush()
+    except MemoryError:
+        os.write(sys.stderr.fileno(), _LAST_WORDS)
+    finally:
+        os._exit(EX_IOERR)
+
+
+def _exit_late() -> None:
+    time.sleep(LAST_WORDS_S)
+    os._exit(EX_IOERR)

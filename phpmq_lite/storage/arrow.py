@@ -1,0 +1,548 @@
+"""Statements whose rows come as ``pyarrow.Table``: SQLite through ADBC, or row by row.
+
+Importing this module needs the standard library only.
+
+ADBC brings an SQLite of its own, and two of them in one process undo each other's locks on a file
+(sqlite.org/howtocorrupt.html 2.2.1).  So nobody uses it in a process that has the same database
+open by ``sqlite3``, and all of a ``Database`` goes through one of the two.
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self
+
+from phpmq_lite.errors import RefusedError, StorageError
+from phpmq_lite.model import checksum
+from phpmq_lite.storage.statements import load, parts
+
+BUSY_MS: Final = 5_000  # waited for a lock; ADBC sets none by itself
+
+ArrowEngine = Literal["auto", "adbc", "python"]
+ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
+
+_PLACE: Final = re.compile(r":(\w+)")
+
+
+@dataclass(slots=True, frozen=True)
+class ArrowColumn:
+    """One column: ``timestamp`` is Arrow's of milliseconds in UTC."""
+
+    name: str
+    type: ColumnType
+    is_nullable: bool = False
+
+
+def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
+    """Give the ``pyarrow.Schema`` of columns."""
+    import pyarrow as pa
+
+    types = {
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "timestamp": pa.timestamp("ms", tz="UTC"),
+    }
+    return pa.schema([pa.field(c.name, types[c.type], c.is_nullable) for c in columns])
+
+
+class ArrowDatabase(Protocol):
+    """One open connection.  Methods raise StorageError where the database cannot be read."""
+
+    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+        """Run a statement to its end; parameters by their names."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+def open_database(uri: str, engine: ArrowEngine, rows: int) -> ArrowDatabase:
+    """Open a connection for statements that give at most so many rows; auto: ADBC if installed.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
+    return _Adbc(uri, rows) if is_adbc else _Python(uri)
+
+
+def has_adbc() -> bool:
+    """Tell whether ADBC is installed."""
+    try:
+        import adbc_driver_sqlite.dbapi  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class _Python:
+    """Python's own SQLite: each value becomes an object on its way."""
+
+    def __init__(self, uri: str) -> None:
+        try:
+            self._connection = sqlite3.connect(
+                uri, uri=True, isolation_level=None, timeout=BUSY_MS / 1_000
+            )
+            self._connection.execute("PRAGMA query_only = 1")
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot open the database: {error}") from error
+
+    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+        import pyarrow as pa
+
+        try:
+            cursor = self._connection.execute(text, given)
+            rows = cursor.fetchall()
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot read the history: {error}") from error
+        if not columns:
+            names = [column[0] for column in cursor.description]
+            return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
+        schema = arrow_schema(columns)
+        lists = zip(*rows, strict=True) if rows else [()] * len(columns)
+        arrays = [pa.array(values, field.type) for values, field in zip(lists, schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Adbc:
+    """SQLite to Arrow in C."""
+
+    def __init__(self, uri: str, rows: int) -> None:
+        import adbc_driver_sqlite
+        from adbc_driver_sqlite import dbapi
+
+        # A type is guessed from the first batch, so each statement has to fit into one.
+        self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(rows + 1)}
+        self._error = dbapi.Error
+        try:  # autocommit: else each read would be part of one long transaction
+            self._connection = dbapi.connect(uri, autocommit=True)
+            with closing(self._connection.cursor()) as cursor:
+                cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+                cursor.fetchall()
+        except dbapi.Error as error:
+            raise StorageError(f"cannot open the database: {error}") from error
+
+    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+        values = [given[name] for name in dict.fromkeys(_PLACE.findall(text))]  # by their order
+        try:
+            with closing(self._connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
+                cursor.execute(text, values or None)
+                table = cursor.fetch_arrow_table()
+        except self._error as error:
+            raise StorageError(f"cannot read the history: {error}") from error
+        return _cast(table, arrow_schema(columns)) if columns else table
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _cast(table: Any, schema: Any) -> Any:
+    """Give a table the types that it is to have; what is all null came as a number."""
+    import pyarrow as pa
+
+    if table.num_rows == 0:
+        return schema.empty_table()
+    arrays = [
+        pa.nulls(table.num_rows, field.type)
+        if column.null_count == table.num_rows
+        else column.cast(field.type)
+        for column, field in zip(table.columns, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+RANGE_SLICE: Final = 10_000  # numbers read by one statement
+PART_BYTES: Final = 16 << 20  # of bodies read by one statement, or one larger body
+
+
+COLUMNS: Final = (  # of the history, in this order; docs/pipeline.md says what each means
+    ArrowColumn("offset", "int64"),
+    ArrowColumn("seq", "int64"),
+    ArrowColumn("message_id", "string"),
+    ArrowColumn("queue", "string"),
+    ArrowColumn("position", "int64"),
+    ArrowColumn("outcome", "string"),  # acked, expired, dead or deleted
+    ArrowColumn("reason", "string", is_nullable=True),
+    ArrowColumn("published_at", "timestamp"),
+    ArrowColumn("first_dispatched_at", "timestamp", is_nullable=True),
+    ArrowColumn("last_dispatched_at", "timestamp", is_nullable=True),
+    ArrowColumn("settled_at", "timestamp"),
+    ArrowColumn("deadline", "timestamp", is_nullable=True),
+    ArrowColumn("ttl_s", "int64", is_nullable=True),
+    ArrowColumn("deliveries", "int32"),
+    ArrowColumn("size", "int64"),  # bytes of the body
+    ArrowColumn("publisher", "int64", is_nullable=True),  # client number
+    ArrowColumn("consumer", "int64", is_nullable=True),
+    ArrowColumn("urn", "string", is_nullable=True),
+    ArrowColumn("trace_id", "string", is_nullable=True),
+    ArrowColumn("meta_id", "string", is_nullable=True),
+    ArrowColumn("attempts", "int64", is_nullable=True),
+)
+OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # as the tables number them
+DELETED: Final = "deleted"
+BODY: Final = ArrowColumn(
+    "body", "binary", is_nullable=True
+)  # null once retention took it, or damaged
+_CHECKS: Final = (
+    ArrowColumn("_seq", "int64"),
+    ArrowColumn("_crc", "int64"),
+)  # read with bodies, not given
+CLAIM_COLUMNS: Final = (
+    ArrowColumn("claim", "int64"),
+    ArrowColumn("message_id", "string"),
+    ArrowColumn("queue", "string"),
+    BODY,
+    ArrowColumn("published_at", "timestamp"),
+    ArrowColumn("deliveries", "int32"),
+    ArrowColumn("urn", "string", is_nullable=True),
+    ArrowColumn("trace_id", "string", is_nullable=True),
+    ArrowColumn("meta_id", "string", is_nullable=True),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Bounds:
+    """Where the history stands."""
+
+    history_id: str  # another one: another history, whatever the offsets say
+    lo: int  # every row above it is there, but for deleted ones
+    hi: int  # the last offset given out
+    lo_deleted: int  # every row above it is there
+
+
+@dataclass(slots=True, frozen=True)
+class RowSelection:
+    """What of the history: offsets ``lo`` (exclusive) to ``hi`` (inclusive) and conditions.
+
+    All conditions hold at once.  ``pattern`` and ``allowed`` are globs in which case counts.
+    """
+
+    lo: int
+    hi: int
+    queues: Sequence[str] = ()  # names; empty: all
+    pattern: str | None = None  # that names fit
+    outcomes: Sequence[str] = ()  # of OUTCOMES; empty: all
+    columns: Sequence[str] = ()  # names; empty: all
+    body: bool = False
+    allowed: Sequence[str] = ()  # globs of whom asks; empty: all
+    history_id: str | None = None  # refuse any other
+
+    @property
+    def needs_deleted(self) -> bool:
+        """Return whether rows of deleted messages are wanted; they are purged separately."""
+        return not self.outcomes or DELETED in self.outcomes
+
+
+class RangeError(StorageError):
+    """Rows left while a range was read: what was given is not all of it; read it again."""
+
+
+def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
+    """Give columns of the history in their order, the body last.
+
+    Raises:
+        RefusedError: ``bad_value``: there is no column of that name.
+    """
+    known = {column.name for column in COLUMNS}
+    for name in names:
+        if name not in known:
+            hint = ": ask for bodies apart" if name == BODY.name else ""
+            raise RefusedError("bad_value", f"there is no column {name!r}{hint}")
+    chosen = tuple(column for column in COLUMNS if not names or column.name in names)
+    return (*chosen, BODY) if body else chosen
+
+
+class Rows:
+    """The rows of a range: how many there are, and then, once, their ``pyarrow.RecordBatch``.
+
+    Batches are in the order of the numbers, at most ``SLICE`` rows each, none of them empty.  The
+    iteration raises RangeError at its end where they do not add up to ``count``; until then nobody
+    may take them for all.
+    """
+
+    def __init__(
+        self, lo: int, hi: int, count: int, schema: Any, batches: Iterator[Any], queue: str = ""
+    ) -> None:
+        self.lo = lo  # as asked, or clipped
+        self.hi = hi
+        self.count = count
+        self.schema = schema
+        self.queue = queue  # of a subscription
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        given = 0
+        for batch in self._batches:
+            given += batch.num_rows
+            yield batch
+        if given != self.count:
+            raise RangeError(
+                f"({self.lo}, {self.hi}] had {self.count} rows, and {given} when they were read"
+            )
+
+
+class HistoryRanges:
+    """One connection to one database, for one thread.  ``close`` it, or use it in a ``with``.
+
+    All methods raise StorageError where the database cannot be read.  ``on_statement`` is called
+    ahead of each statement, which take some 0.1 s.
+    """
+
+    def __init__(self, path: Path | str, *, engine: ArrowEngine = "auto") -> None:
+        self.path = Path(path)
+        self.on_statement: Callable[[], None] = lambda: None
+        if not self.path.is_file():
+            raise StorageError(f"there is no database {self.path}")
+        uri = f"{self.path.resolve().as_uri()}?mode=ro"
+        self._database = open_database(uri, engine, RANGE_SLICE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+    # -- small reads
+
+    def bounds(self) -> Bounds:
+        """Say where the history stands."""
+        [row] = self._rows(load("ranges")["bounds"])
+        return Bounds(**row)
+
+    def offset_at(self, at_ms: int) -> int:
+        """Give the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
+        bounds = self.bounds()
+        given = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
+        return int(self._rows(load("ranges")["offset_at"], given)[0]["offset"])
+
+    def queues(self) -> list[str]:
+        """Give the names of all queues that rows may have, in order."""
+        return [row["name"] for row in self._rows(load("ranges")["queues"])]
+
+    # -- ranges
+
+    def history(self, asked: RowSelection, *, is_gap_ok: bool = False) -> Rows:
+        """Give settled messages; ``hi`` is clipped to the last offset.
+
+        Where ``is_gap_ok``, ``lo`` is clipped to what there is, and rows of deleted messages that
+        retention took are missing.
+
+        Raises:
+            RefusedError: ``gap``: there is less than asked for; ``other_history``; ``bad_value``;
+                ``unknown_queue``.
+        """
+        chosen = columns_of(asked.columns, body=asked.body)
+        bounds = self.bounds()
+        if asked.history_id not in (None, bounds.history_id):
+            detail = f"this is the history {bounds.history_id}, not {asked.history_id}"
+            raise RefusedError("other_history", detail)
+        text, given = self._conditions(asked)
+        while True:
+            lo, hi = _clipped(asked, bounds, is_gap_ok=is_gap_ok)
+            reading = _Reading(self, _HISTORY, text, given, chosen)
+            count = reading.count(lo, hi)
+            before, bounds = bounds, self.bounds()
+            has_lost_deleted = asked.needs_deleted and bounds.lo_deleted > max(
+                lo, before.lo_deleted
+            )
+            if bounds.lo <= lo and not has_lost_deleted:  # no row left while they were counted
+                return Rows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
+
+    def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> Rows:
+        """Give what a subscription holds, by the numbers of its claims, with bodies.
+
+        Raises:
+            RefusedError: ``gap``: claims above ``lo`` are acknowledged; ``bad_value``: ``hi`` is
+                not given out; ``unknown_subscription``; ``foreign_queue``: not of ``allowed``.
+        """
+        found = self._rows(load("ranges")["subscription"], {"name": subscription})
+        if not found:
+            raise RefusedError("unknown_subscription", f"there is no subscription {subscription!r}")
+        [held] = found
+        if not _is_match(held["queue"], allowed):
+            raise RefusedError("foreign_queue", f"{subscription!r} holds messages of another queue")
+        if lo < held["acked_upto"]:
+            detail = f"claims up to {held['acked_upto']} are acknowledged, asked is above {lo}"
+            raise RefusedError("gap", detail)
+        if not lo <= hi < held["next_claim"]:
+            detail = f"({lo}, {hi}] is not claimed, the last claim is {held['next_claim'] - 1}"
+            raise RefusedError("bad_value", detail)
+        given = {"subscription_id": held["subscription_id"]}
+        reading = _Reading(self, _CLAIMS, _CLAIMS.range, given, CLAIM_COLUMNS)
+        count = reading.count(lo, hi)
+        schema = arrow_schema(CLAIM_COLUMNS)
+        return Rows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
+
+    # -- inside
+
+    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn] = ()) -> Any:
+        """Run a statement and give its ``pyarrow.Table``; without ``columns``, as it comes."""
+        self.on_statement()
+        return self._database.table(text, given, columns)
+
+    def _rows(self, text: str, given: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.table(text, given or {}).to_pylist()
+        return rows
+
+    def _conditions(self, asked: RowSelection) -> tuple[str, dict[str, Any]]:
+        """Return the statement's FROM and WHERE for a selection, and their parameters."""
+        text, given = _HISTORY.range, {}
+        queue_ids = self._queue_ids(asked)
+        if queue_ids is not None:
+            text += f" {_part('only_queues')}"
+            given["queue_ids"] = json.dumps(queue_ids)
+        if asked.outcomes:
+            for name in asked.outcomes:
+                if name not in OUTCOMES:
+                    known = ", ".join(OUTCOMES)
+                    raise RefusedError("bad_value", f"there is no outcome {name!r}: {known}")
+            text += f" {_part('only_outcomes')}"
+            given["outcomes"] = json.dumps([OUTCOMES[name] for name in asked.outcomes])
+        return text, given
+
+    def _queue_ids(self, asked: RowSelection) -> list[int] | None:
+        """Give the numbers of the queues that are asked for and allowed; None: all."""
+        if not asked.queues and asked.pattern is None and not asked.allowed:
+            return None
+        known = {row["name"]: row["queue_id"] for row in self._rows(load("ranges")["queues"])}
+        for name in asked.queues:
+            if name not in known:
+                raise RefusedError("unknown_queue", f"there is no queue {name!r}")
+        return [
+            queue_id
+            for name, queue_id in known.items()
+            if (not asked.queues or name in asked.queues)
+            and (asked.pattern is None or fnmatchcase(name, asked.pattern))
+            and _is_match(name, asked.allowed)
+        ]
+
+
+def _is_match(name: str, globs: Sequence[str]) -> bool:
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _clipped(asked: RowSelection, bounds: Bounds, *, is_gap_ok: bool) -> tuple[int, int]:
+    if not 0 <= asked.lo <= asked.hi:
+        detail = f"({asked.lo}, {asked.hi}] is no range: lo <= hi, both from 0"
+        raise RefusedError("bad_value", detail)
+    if asked.lo < bounds.lo and not is_gap_ok:
+        detail = f"rows up to {bounds.lo} left the history, asked is above {asked.lo}"
+        raise RefusedError("gap", detail)
+    if asked.needs_deleted and asked.lo < bounds.lo_deleted and not is_gap_ok:
+        detail = (
+            f"rows of deleted messages up to {bounds.lo_deleted} left the history, asked is above"
+            f" {asked.lo}; ask for the other outcomes only, or accept the gap"
+        )
+        raise RefusedError("gap", detail)
+    if asked.lo > bounds.hi and not is_gap_ok:
+        raise RefusedError("gap", f"asked is above {asked.lo}, the last offset is {bounds.hi}")
+    lo = max(asked.lo, bounds.lo)
+    return lo, max(lo, min(asked.hi, bounds.hi))
+
+
+# -- a range, slice by slice
+
+
+@dataclass(slots=True, frozen=True)
+class _Kind:
+    """What rows are numbered by, and where they come from."""
+
+    number: str
+    range: str
+    needs_bodies: bool  # one that is damaged may not be passed over
+
+
+def _part(name: str) -> str:
+    return parts("ranges")[name]
+
+
+_HISTORY: Final = _Kind('m."offset"', _part("history_range"), needs_bodies=False)
+_CLAIMS: Final = _Kind("c.claim", _part("claim_range"), needs_bodies=True)
+
+
+@dataclass(slots=True, frozen=True)
+class _Reading:
+    """One range with its conditions."""
+
+    ranges: HistoryRanges
+    kind: _Kind
+    range: str
+    given: dict[str, Any]
+    columns: Sequence[ArrowColumn]
+
+    def count(self, lo: int, hi: int) -> int:
+        """Count the rows."""
+        text = f"SELECT count(*) AS count {self.range}"
+        return sum(
+            self.ranges.table(text, self.given | part).to_pylist()[0]["count"]
+            for part in _slices(lo, hi)
+        )
+
+    def batches(self, lo: int, hi: int) -> Iterator[Any]:
+        """Give the rows in order."""
+        known = parts("ranges")
+        has_bodies = BODY in self.columns
+        columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
+        selected = ", ".join(
+            f'{known.get(f"column_{name}", f"m.{name}")} AS "{column.name}"'
+            for column in columns
+            for name in (column.name.removeprefix("_"),)
+        )
+        text = f"SELECT {selected} {self.range} ORDER BY {self.kind.number}"
+        for part in _slices(lo, hi):
+            for piece in self._pieces(part):
+                table = self.ranges.table(text, self.given | piece, columns)
+                batches = table.combine_chunks().to_batches()
+                yield from map(self._checked, batches) if has_bodies else batches
+
+    def _checked(self, batch: Any) -> Any:
+        """Compare the bodies of a batch with their checksums; leave out what is damaged.
+
+        Raises:
+            StorageError: a claimed message is damaged; without its body it would be lost.
+        """
+        import pyarrow as pa
+
+        checks = (batch.column(name).to_pylist() for name in (BODY.name, "_seq", "_crc"))
+        bodies = [
+            body if body is not None and checksum(seq, body) == crc else None
+            for body, seq, crc in zip(*checks, strict=True)
+        ]
+        if self.kind.needs_bodies and None in bodies:
+            message_id = batch.column("message_id")[bodies.index(None)].as_py()
+            raise StorageError(f"the body of message {message_id} is damaged: delete the message")
+        kept = batch.select([column.name for column in self.columns])
+        if bodies.count(None) == batch.column(BODY.name).null_count:
+            return kept
+        at = kept.schema.get_field_index(BODY.name)
+        return kept.set_column(at, kept.schema.field(at), pa.array(bodies, pa.binary()))
+
+    def _pieces(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
+        """Cut a slice where its bodies would be too much at once."""
+        if BODY not in self.columns:
+            yield part
+            return
+        text = _part("cuts").replace("{number}", self.kind.number).replace("{range}", self.range)
+        given = self.given | part | {"part_bytes": PART_BYTES}
+        lo = part["lo"]
+        for row in self.ranges.table(text, given).to_pylist():
+            yield {"lo": lo, "hi": row["number"]}
+            lo = row["number"]
+
+
+def _slices(lo: int, hi: int) -> Iterator[dict[str, int]]:
+    for at in range(lo, hi, RANGE_SLICE):
+        yield {"lo": at, "hi": min(at + RANGE_SLICE, hi)}

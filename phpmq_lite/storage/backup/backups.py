@@ -1,0 +1,481 @@
+"""Backups: a whole copy of the database at one moment, checked before it gets its name.
+
+A folder of backups has one folder for each, called after its time: the database and what is known
+of it, ``manifest.json``.  The copy is made by ``VACUUM INTO`` on a reader of its own, so it has all
+that was committed before it began, and needs no WAL.  What is under way has a dot in front.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from secrets import token_hex
+from time import time_ns
+from typing import Final
+
+from phpmq_lite.errors import (
+    DataDamagedError,
+    RefusedError,
+    StorageError,
+    StorageFullError,
+    os_reason,
+)
+from phpmq_lite.storage.atomic_files import (
+    PRIVATE_FOLDER,
+    create_private,
+    sync_file,
+    sync_folder,
+    write_whole,
+)
+from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.integrity.verify import integrity_problems
+from phpmq_lite.storage.statements import load
+
+MANIFEST: Final = "manifest.json"
+BACKUP_LIMIT_S: Final = 600.0  # for the copy
+_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's machine, some milliseconds
+_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
+
+
+@dataclass(slots=True, frozen=True)
+class Manifest:
+    """What a backup holds; counts and numbers are those of its database."""
+
+    id: str
+    made_at: int  # Unix ms: when it began
+    took_ms: int
+    version: str  # of the program
+    schema: int
+    sha256: str
+    bytes: int
+    queues: int
+    messages: int  # alive
+    settled: int
+    bodies: int
+    last_seq: int
+    last_offset: int
+
+
+_KINDS: Final = {one.name: one.type for one in fields(Manifest)}
+
+
+@dataclass(slots=True, frozen=True)
+class Backup:
+    """One that is there."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def database(self) -> Path:
+        """The copy."""
+        return self.folder / DATABASE
+
+
+class BackupMaker:
+    """Makes one backup, in a thread of its own; ``stop`` may be called from any.
+
+    ``is_open``: a broker has the database open.  Else whoever calls this has locked its folder.
+    """
+
+    def __init__(
+        self,
+        database: Path,
+        folder: Path,
+        version: str,
+        *,
+        reserve: int = 0,
+        is_open: bool = True,
+        check_files: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._check_files = check_files  # raises StorageError: it is not the broker's database
+        self._reserve = reserve  # bytes that stay free on the disk of the database
+        self._is_open = is_open
+        self._database = database
+        self._folder = folder
+        self._version = version
+        self._connection: sqlite3.Connection | None = None
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Give up; ``run`` raises soon."""
+        self._is_stopped.set()
+        connection = self._connection
+        if connection is not None:
+            with suppress(sqlite3.ProgrammingError):  # it was closed just now
+                connection.interrupt()
+
+    def run(self, limit_s: float = BACKUP_LIMIT_S) -> Backup:
+        """Copy, check, name.  Blocks: about 4 s for each GiB.
+
+        Raises:
+            StorageFullError: there is less space than twice the database, or the reserve after it.
+            DataDamagedError: the database, or the copy of it, is not whole.
+            StorageError: it took longer than ``limit_s``, was stopped, or cannot be written.
+        """
+        began_at = time_ns() // 1_000_000
+        clock = threading.Timer(limit_s, self.stop)
+        clock.daemon = True
+        clock.start()
+        try:
+            self._prepare()
+            with self._unnamed() as place:
+                self._copy(place / DATABASE)
+                self._check_files()
+                return self._name(place, began_at)
+        except sqlite3.Error as error:
+            raise self._refusal(error, limit_s) from error
+        except OSError as error:
+            raise StorageError(
+                f"cannot make a backup in {self._folder}: {os_reason(error)}"
+            ) from error
+        finally:
+            clock.cancel()
+
+    def _prepare(self) -> None:
+        """Make the folder, and see that there is space."""
+        if not self._folder.exists():
+            self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
+            sync_folder(self._folder.parent)
+        for left in self._folder.glob(".*.new"):  # of one that was cut off
+            shutil.rmtree(left, ignore_errors=True)
+        size = _size(self._database)
+        is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
+        check_space(self._folder, max(2 * size, size + self._reserve * is_beside))
+
+    @contextmanager
+    def _unnamed(self) -> Iterator[Path]:
+        place = self._folder / f".{token_hex(8)}.new"
+        place.mkdir(mode=PRIVATE_FOLDER)
+        try:
+            yield place
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+    def _copy(self, copy: Path) -> None:
+        os.close(create_private(copy))  # SQLite takes an empty file, and keeps its mode
+        wal = self._database.with_name(f"{self._database.name}-wal")
+        # SQLite would make a WAL to read a database that was closed.
+        is_alone = not self._is_open and not (wal.exists() and _size(wal))
+        uri = f"{self._database.resolve().as_uri()}?mode=ro{'&immutable=1' * is_alone}"
+        with self._opened(uri) as connection:
+            connection.execute("VACUUM INTO ?", (str(copy),))
+        sync_file(copy)
+
+    @contextmanager
+    def _opened(self, uri: str) -> Iterator[sqlite3.Connection]:
+        with closing(
+            sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        ) as connection:
+            self._connection = connection
+            # ``interrupt`` ends what runs, and is lost on what is about to.
+            connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_LOOKS)
+            try:
+                if self._is_stopped.is_set():  # ahead of a statement ``stop`` could end
+                    raise StorageError("the backup was stopped before it was made")
+                yield connection
+            finally:
+                self._connection = None
+
+    def _name(self, place: Path, began_at: int) -> Backup:
+        """Check the copy, write what it holds, and give both their name."""
+        copy = place / DATABASE
+        with self._opened(f"{copy.resolve().as_uri()}?mode=ro&immutable=1") as connection:
+            problems = integrity_problems(connection, "quick_check")
+            if problems:
+                raise DataDamagedError(f"the copy is damaged: {'; '.join(problems[:3])}")
+            manifest = self._manifest(connection, copy, began_at)
+        write_whole(place / MANIFEST, json.dumps(asdict(manifest), indent=1).encode() + b"\n")
+        folder = self._folder / manifest.id
+        place.rename(folder)
+        sync_folder(self._folder)
+        return Backup(folder, manifest)
+
+    def _manifest(self, connection: sqlite3.Connection, copy: Path, began_at: int) -> Manifest:
+        sql = load("verify")
+        queues, messages, settled, bodies = connection.execute(sql["counts"]).fetchone()
+        last_seq, last_offset = connection.execute(sql["ends"]).fetchone()
+        return Manifest(
+            _free_id(self._folder, began_at),
+            began_at,
+            time_ns() // 1_000_000 - began_at,
+            self._version,
+            connection.execute("PRAGMA user_version").fetchone()[0],
+            sha256_of(copy),
+            _size(copy),
+            queues,
+            messages,
+            settled,
+            bodies,
+            last_seq,
+            last_offset,
+        )
+
+    def _refusal(self, error: sqlite3.Error, limit_s: float) -> StorageError:
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_INTERRUPT":
+            return StorageError(f"the backup was stopped; it may take {limit_s:g} s")
+        if name == "SQLITE_FULL":
+            return StorageFullError(f"no space for a backup in {self._folder}")
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return DataDamagedError(f"cannot copy {self._database}: {error}")
+        return StorageError(f"cannot copy {self._database}: {error}")
+
+
+def list_backups(folder: Path) -> list[Backup]:
+    """Give the backups in a folder, the newest first; what is not whole is no backup."""
+    if not folder.is_dir():
+        return []
+    names = sorted((path for path in folder.iterdir() if is_id(path.name)), reverse=True)
+    found = (read_backup(path) for path in names)
+    return sorted((one for one in found if one is not None), key=lambda b: -b.manifest.made_at)
+
+
+def is_id(text: str) -> bool:
+    """Tell whether a backup may be called so; nothing else becomes part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+def read_backup(folder: Path) -> Backup | None:
+    """Read the manifest of a backup; None where there is none, or no database beside it."""
+    try:
+        told = json.loads((folder / MANIFEST).read_bytes())
+        manifest = Manifest(**told)
+    except (OSError, ValueError, TypeError):
+        return None
+    if not all(type(value) is _KINDS[name] for name, value in asdict(manifest).items()):
+        return None
+    return Backup(folder, manifest) if (folder / DATABASE).is_file() else None
+
+
+def remove_old(folder: Path, keep: int, made: str) -> list[str]:
+    """Remove all but the newest ``keep`` backups; returns the ids of those that went.
+
+    ``made`` is the newest whatever its time says: others may be of a clock that was ahead.
+    """
+    gone = []
+    others = [backup for backup in list_backups(folder) if backup.manifest.id != made]
+    for backup in others[keep - 1 :]:
+        hidden = folder / f".{backup.manifest.id}.new"  # half of it is never taken for a backup
+        backup.folder.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+        gone.append(backup.manifest.id)
+    return gone
+
+
+def check_copy(backup: Backup, tell: Callable[[str], None] = lambda step: None) -> None:
+    """Compare a backup with its manifest.
+
+    Raises:
+        DataDamagedError: it is not the file that was made.
+    """
+    size = _size(backup.database)
+    if size != backup.manifest.bytes:
+        raise DataDamagedError(
+            f"{backup.database} has {size:,} bytes, its manifest says {backup.manifest.bytes:,}"
+        )
+    tell("comparing the backup with its manifest")
+    if sha256_of(backup.database) != backup.manifest.sha256:
+        raise DataDamagedError(f"{backup.database} is damaged: it has another SHA-256")
+
+
+def check_space(folder: Path, need: int) -> None:
+    """Refuse where there is too little space.
+
+    Raises:
+        StorageFullError: there is; it says how much is needed.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise StorageFullError(f"{folder} has {free:,} bytes free, this needs {need:,}")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _free_id(folder: Path, at_ms: int) -> str:
+    """Call it after its time; two of one second are told apart by a number."""
+    stamp = f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y%m%dT%H%M%SZ}"
+    names = (stamp if number == 1 else f"{stamp}-{number}" for number in count(1))
+    return next(name for name in names if not (folder / name).exists())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+AGAIN_S: Final = 600.0  # after one that failed
+
+
+class BackupSchedule:
+    """Makes backups and remembers how the last one went.
+
+    ``keep`` gives how many stay; the oldest above it go when a new one is there.  ``reserve`` gives
+    how many bytes each leaves free on the disk of the database, or publishing would stop.
+    """
+
+    def __init__(
+        self,
+        database: Path,
+        folder: Path,
+        *,
+        keep: Callable[[], int],
+        reserve: Callable[[], int] = lambda: 0,
+        every_h: float = 0,
+        version: str = "",
+        tell: Callable[[Backup | StorageError], None] = lambda result: None,
+        check_files: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._check_files = check_files
+        self.folder = folder
+        self.newest: Manifest | None = None
+        self.made: str | None = None  # id of the last one made since the start
+        self.error: str | None = None  # of the last one, where it failed
+        self._keep = keep
+        self._reserve = reserve
+        self._is_claimed = False  # by one whose audit row is being written
+        self._database = database
+        self._every_s = every_h * 3_600
+        self._version = version
+        self._tell = tell
+        self._making: BackupMaker | None = None
+        self._task: asyncio.Task[Backup] | None = None
+
+    @property
+    def every_s(self) -> float:
+        """Seconds from one to the next; 0: on demand only."""
+        return self._every_s
+
+    @property
+    def is_making(self) -> bool:
+        """Tell whether one is under way."""
+        return self._task is not None and not self._task.done()
+
+    async def all(self) -> list[Backup]:
+        """Give what is there, the newest first.
+
+        Raises:
+            StorageError: the folder cannot be read.
+        """
+        try:
+            return await asyncio.to_thread(list_backups, self.folder)
+        except OSError as error:
+            raise StorageError(f"cannot read {self.folder}: {error.strerror}") from error
+
+    def start(self) -> "asyncio.Task[Backup]":
+        """Begin one; the task gives it, or raises StorageError.
+
+        Raises:
+            RefusedError: one is under way.
+        """
+        self._check_idle()
+        self._task = asyncio.create_task(self._make())
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._task
+
+    async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
+        """Begin one once ``ahead`` was done; where that raises, none is begun.
+
+        Raises:
+            RefusedError: one is under way, or about to be; ``ahead`` is not called.
+        """
+        self._check_idle()
+        self._is_claimed = True
+        try:
+            await ahead()
+        finally:
+            self._is_claimed = False
+        self.start()
+
+    def _check_idle(self) -> None:
+        if self.is_making or self._is_claimed:
+            raise RefusedError("backup_running", "a backup is under way; there is one at a time")
+
+    async def _make(self) -> Backup:
+        self._making = making = BackupMaker(
+            self._database, self.folder, self._version, reserve=self._reserve(),
+            check_files=self._check_files,
+        )  # fmt: skip
+        try:
+            backup = await asyncio.to_thread(making.run)
+            self.newest = backup.manifest
+            self.made = backup.manifest.id
+            await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
+        except Exception as error:  # whatever it is: the broker goes on, and the next one may do
+            failure = error if isinstance(error, StorageError) else _unexpected(error)
+            self.error = str(failure)
+            self._tell(failure)
+            raise failure from failure.__cause__
+        self.error = None
+        self._tell(backup)
+        return backup
+
+    async def ended(self) -> None:
+        """Wait for the end of the one under way, if there is one.
+
+        Raises:
+            StorageError: it failed.
+        """
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def run(self) -> None:
+        """Make one whenever it is due; ends only when it is cancelled, and its thread with it."""
+        try:
+            with suppress(StorageError):  # the next one says so
+                self.newest = _newest(await self.all())
+            while self._every_s:
+                await asyncio.sleep(self._wait_s())
+                try:
+                    if not self.is_making:
+                        self.start()
+                    await self.ended()
+                except (StorageError, RefusedError):  # refused: somebody is about to make one
+                    await asyncio.sleep(min(AGAIN_S, self._every_s))
+            await asyncio.Event().wait()
+        finally:
+            await self._end()
+
+    def _wait_s(self) -> float:
+        made_s = self.newest.made_at / 1_000 if self.newest is not None else 0.0
+        return min(max(0.0, made_s + self._every_s - time.time()), self._every_s)
+
+    async def _end(self) -> None:
+        if self._making is not None and self._task is not None:
+            self._making.stop()
+            await asyncio.wait({self._task})
+
+
+def _newest(there: list[Backup]) -> Manifest | None:
+    """Give the newest whose time is over: that of others is of a clock that was ahead."""
+    now_ms = time.time_ns() // 1_000_000
+    return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)
+
+
+def _unexpected(error: Exception) -> StorageError:
+    failure = StorageError(f"the backup failed: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+def _remove_old(folder: Path, keep: int, made: str) -> None:
+    try:
+        remove_old(folder, keep, made)
+    except OSError as error:
+        raise StorageError(f"cannot remove old backups in {folder}: {error.strerror}") from error

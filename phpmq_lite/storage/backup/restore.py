@@ -1,0 +1,241 @@
+"""Puts a backup in the place of a database; what was there is moved aside, nothing is deleted.
+
+A power cut in the middle leaves a folder whose database is missing, and a start refuses that: do it
+once more.  Numbers go on 1,000,000 above those of the backup, so that a late acknowledgement of a
+message that the backup does not have matches nobody.  The history gets another identity, so that
+readers that are ahead of the backup notice it.  Sessions end and tokens are disabled
+unless the replaced database says that they are valid: nothing that was revoked comes back.
+"""
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time_ns
+from typing import Final
+
+from phpmq_lite.errors import DataDamagedError
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.model import Now
+from phpmq_lite.storage import migrate
+from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
+from phpmq_lite.storage.backup.backups import Backup, check_copy, check_space, read_backup
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.integrity import scrub
+from phpmq_lite.storage.integrity.seal import checksum_of, seal
+from phpmq_lite.storage.integrity.startup import check_files
+from phpmq_lite.storage.integrity.stopped_database import open_stopped
+from phpmq_lite.storage.integrity.verify import Check, check_all, check_log, verify
+from phpmq_lite.storage.read.accounts import StoredAccounts, Withdrawn, read_closed, withdraw
+from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.write.store import Store
+
+
+def renew_history_id(connection: sqlite3.Connection) -> None:
+    """Make another identity: for a database that was copied back, before its first start.
+
+    Offsets that readers remember are of another history then.
+    """
+    connection.execute(load("claims")["renew_history_id"])
+
+
+RAISED: Final = 1_000_000  # numbers that nothing in the backup has, and no message after it
+_STAGED: Final = ".restored.new"
+_CACHE_BYTES: Final = 8 << 20
+
+ReportStep = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class RestoreResult:
+    """What a restore, or a drill, came to."""
+
+    database: Path
+    aside: Path | None = None  # where the files that were there are
+    checks: list[Check] = field(default_factory=list)
+    migrated: list[str] = field(default_factory=list)  # of a drill: migrations that were applied
+    withdrawn: Withdrawn | None = None  # access that the backup has and the result has not
+
+    @property
+    def problems(self) -> list[str]:
+        """Say what is wrong with what was restored."""
+        return [problem for check in self.checks for problem in check.problems]
+
+
+def restore(
+    source: Path,
+    data: Path,
+    *,
+    allow_network_fs: bool = False,
+    accept_loss: bool = False,
+    keep_tokens: bool = False,
+    tell: ReportStep = lambda step: None,
+) -> RestoreResult:
+    """Put a backup, or a bare database file, into the data folder of a stopped broker.
+
+    ``keep_tokens`` leaves users, sessions and tokens as the backup has them.
+
+    Raises:
+        DataDamagedError: the backup is not what its manifest says, or is damaged.  With
+            ``accept_loss`` one that is damaged is taken all the same.
+        StartRefusedError: a broker runs there; or the backup is of a newer version.
+        StorageFullError: there is no space for it.
+    """
+    database = checked_source(source, tell)
+    folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
+    with closing(folder):
+        staged = folder.path / _STAGED
+        try:
+            _stage(database, staged)
+            tell("checking the database")
+            done = RestoreResult(folder.database, checks=_prepared(staged))
+            if done.problems and not accept_loss:
+                raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
+            if not keep_tokens:
+                tell("comparing users, sessions and tokens with those of the replaced database")
+                done.withdrawn = _withdraw(staged, _accounts_of(folder))
+            tell("putting it in place")
+            done.aside = _move_aside(folder)
+            # Where a power cut leaves it here, a start says that the database is missing.
+            folder.seal(checksum_of(staged))
+            folder.record(has_messages=True, is_running=False)
+            staged.replace(folder.database)
+            sync_folder(folder.path)
+        finally:
+            staged.unlink(missing_ok=True)
+    return done
+
+
+def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: None) -> RestoreResult:
+    """Restore into a folder of its own, start on it as a broker does, and look at everything.
+
+    Leaves nothing; TMPDIR says where the folder is.  ``migrations`` are those of the version that
+    would start.
+
+    Raises:
+        PhpmqError: as ``restore``, or as a start would.
+    """
+    with tempfile.TemporaryDirectory(prefix="phpmq-drill-") as place:
+        data = Path(place) / "data"
+        done = restore(source, data, allow_network_fs=True, tell=tell)
+        with closing(DataFolder.open(data, allow_network_fs=True)) as folder:
+            check_files(folder)
+            tell("migrating and recovering")
+            done.migrated = _start(folder.database, migrations)
+            seal(folder)
+        tell("checking what a start made of it")
+        done.checks = verify(data, migrations)
+    return done
+
+
+def checked_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
+    """Give the database of a backup that is what its manifest says; a bare file has none.
+
+    Raises:
+        DataDamagedError: it is not, or there is nothing.
+    """
+    if source.is_file():
+        wal = source.with_name(f"{source.name}-wal")
+        if wal.exists() and wal.stat().st_size:
+            raise DataDamagedError(f"{source} is no backup: {wal.name} beside it has more of it")
+        return source
+    backup: Backup | None = read_backup(source)
+    if backup is None:
+        raise DataDamagedError(
+            f"{source} is no backup: it has no {DATABASE} with a manifest.json that can be read"
+        )
+    check_copy(backup, tell)
+    return backup.database
+
+
+def _stage(database: Path, staged: Path) -> None:
+    check_space(staged.parent, database.stat().st_size)
+    staged.unlink(missing_ok=True)
+    os.close(create_private(staged))
+    shutil.copyfile(database, staged)
+
+
+def _prepared(staged: Path) -> list[Check]:
+    """Look at the copy, then give it its new numbers and identity."""
+    with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
+        migrate.pending(connection, migrations_folder())  # is it ours, and not a newer one?
+        checks = check_all(connection)
+        try:
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # it is one file from now
+            connection.execute("BEGIN IMMEDIATE")
+            last = connection.execute(load("restore")["last_number"]).fetchone()[0]
+            connection.execute(load("live")["set_counter"], ("next_number", last + 1 + RAISED))
+            if connection.execute(load("restore")["has_identity"]).fetchone()[0]:
+                renew_history_id(connection)
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise DataDamagedError(f"it cannot be restored: {error}") from error
+    sync_file(staged)
+    return checks
+
+
+def _accounts_of(folder: DataFolder) -> StoredAccounts | None:
+    """Return the accounts of the database that is about to be replaced.
+
+    None where there is none, or where commits may be missing from it: what was revoked last would
+    look valid.
+    """
+    try:
+        folder.check_database()
+        if check_log(folder.wal, is_running=folder.meta.is_running).problems or folder.has_journal:
+            return None
+        with open_stopped(folder.database) as connection:
+            return read_closed(connection)
+    except (sqlite3.Error, DataDamagedError, OSError):
+        return None
+
+
+def _withdraw(staged: Path, valid: StoredAccounts | None) -> Withdrawn:
+    with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            done = withdraw(connection, valid, time_ns() // 1_000_000)
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise DataDamagedError(f"it cannot be restored: {error}") from error
+    sync_file(staged)
+    return done
+
+
+def _move_aside(folder: DataFolder) -> Path | None:
+    """Move what was there, the database first: without it a start refuses whatever is left."""
+    files = (
+        folder.database,
+        folder.wal,
+        folder.shm,
+        folder.path / f"{DATABASE}-journal",
+        folder.last_error_file,
+        folder.path / scrub.FILE,
+    )
+    there = [file for file in files if file.exists()]
+    if not there:
+        return None
+    aside = new_folder(folder.path, "replaced-")
+    for file in there:
+        file.rename(aside / file.name)
+    sync_folder(aside)
+    sync_folder(folder.path)
+    return aside
+
+
+def _start(database: Path, migrations: Path) -> list[str]:
+    """Do what a start does between its checks and its listeners."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        store = Store(connection)
+        store.configure(_CACHE_BYTES)
+        applied = migrate.migrate(connection, migrations)
+        now_ms = time_ns() // 1_000_000
+        stored = store.recover(Now(now_ms, now_ms), 0, 0)
+        for _ in stored.receipts:
+            pass
+        store.checkpoint("TRUNCATE")
+    return applied

@@ -1,0 +1,1 @@
+"""Checks of the database files: seals, the write-ahead log, scrub."""

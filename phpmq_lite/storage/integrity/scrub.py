@@ -1,0 +1,248 @@
+"""Looks at every body on the disk, a slice at a time, and at the structure of the database.
+
+Synchronous, on a reader of its own; ``server/maintenance.py`` says when.  How far it is and what it
+found is kept in ``scrub.json`` in the data folder, so a restart goes on where it was.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Generator
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from phpmq_lite.errors import DataDamagedError, StorageError
+from phpmq_lite.model import checksum
+from phpmq_lite.storage.atomic_files import write_whole
+from phpmq_lite.storage.integrity.verify import integrity_problems
+from phpmq_lite.storage.sqlite_errors import is_damage
+from phpmq_lite.storage.statements import load
+
+FILE: Final = "scrub.json"
+PARTS: Final = ("alive", "settled")
+_ROW_BYTES: Final = 256  # what a row costs beside its body
+_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's machine, some milliseconds
+_NAMED: Final = 100  # numbers that are kept of what is damaged
+
+
+@dataclass(slots=True)
+class ScrubRound:
+    """One look at all bodies; times in Unix ms, 0 where there is none yet."""
+
+    began_at: int = 0
+    ended_at: int = 0
+    part: int = 0  # of PARTS, and how far in it
+    upto: int = 0
+    bodies: int = 0
+    bytes: int = 0
+    bad_alive: int = 0  # settled as dead since, unless somebody held them
+    bad_settled: int = 0
+    named: list[int] = field(default_factory=list)  # seqs of some of them
+
+    @property
+    def bad(self) -> int:
+        """Count all damaged bodies."""
+        return self.bad_alive + self.bad_settled
+
+
+@dataclass(slots=True)
+class ScrubState:
+    """What is kept."""
+
+    now: ScrubRound = field(
+        default_factory=ScrubRound
+    )  # under way, where it has begun and not ended
+    last: ScrubRound | None = None  # the last that ended
+    structure_at: int = 0  # Unix ms; 0: never looked at
+    structure: list[str] = field(default_factory=list)  # what is wrong with it
+    tried_at: int = 0  # Unix ms: a round that the clock had begun was given up
+
+    @property
+    def is_under_way(self) -> bool:
+        """Tell whether a round has begun."""
+        return self.now.began_at > 0
+
+    @property
+    def looked_at(self) -> int:
+        """Give when a round ended for which the next one waits; Unix ms, 0: never."""
+        return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
+
+    @property
+    def faults(self) -> int:
+        """Count what is known to be damaged."""
+        last = 0 if self.last is None else self.last.bad
+        return max(self.now.bad, last) + len(self.structure)
+
+    @property
+    def damage(self) -> list[str]:
+        """Say what is known to be damaged, newest first; empty: nothing."""
+        rounds = [one for one in (self.now, self.last) if one is not None and one.bad]
+        found = [
+            f"{one.bad:,} bodies do not have their checksum: seq "
+            + ", ".join(map(str, one.named[:5]))
+            for one in rounds[:1]
+        ]
+        return found + [f"structure: {text}" for text in self.structure[:3]]
+
+
+@dataclass(slots=True)
+class ScrubSlice:
+    """What one call has read."""
+
+    upto: int
+    bodies: int = 0
+    bytes: int = 0
+    bad: list[int] = field(default_factory=list)  # seqs
+    is_end: bool = True  # of the part
+
+
+def read_state(folder: Path) -> ScrubState:
+    """Read what was kept; a file that cannot be read counts for nothing."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        told = json.loads((folder / FILE).read_bytes())
+        last = told["last"]
+        return ScrubState(
+            _round(told["now"]), None if last is None else _round(last),
+            _number(told["structure_at"]), [str(text) for text in _items(told["structure"])],
+            _number(told.get("tried_at", 0)),
+        )  # fmt: skip
+    return ScrubState()
+
+
+def write_state(folder: Path, state: ScrubState) -> None:
+    """Keep how far it is; without waiting for the disk, for a slice more is read again."""
+    write_whole(folder / FILE, json.dumps(asdict(state)).encode() + b"\n", sync=False)
+
+
+def _round(told: dict[str, object]) -> ScrubRound:
+    known = {one.name for one in fields(ScrubRound)}
+    numbers = {
+        name: _number(value) for name, value in told.items() if name in known and name != "named"
+    }
+    return ScrubRound(**numbers, named=[_number(seq) for seq in _items(told.get("named", []))])
+
+
+def _number(told: object) -> int:
+    if type(told) is not int or not 0 <= told < 1 << 63:
+        raise ValueError(told)
+    return told
+
+
+def _items(told: object) -> list[object]:
+    if not isinstance(told, list):
+        raise TypeError(told)
+    return told
+
+
+class Scrub:
+    """Reads a database.  ``interrupt`` and ``stop`` may be called from any thread."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._log = database.with_name(f"{database.name}-wal")
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()  # of the connection being there
+        self._is_stopped = False
+
+    def look(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
+        """Check the bodies behind a place, about ``most_bytes`` of them.
+
+        Raises:
+            DataDamagedError: the database cannot be read here.
+            StorageError: it was stopped, or cannot be read now.
+        """
+        found = ScrubSlice(after)
+        with closing(self._rows(part, after)) as rows:
+            for number, seq, size, crc, content in rows:
+                if found.bytes >= most_bytes:
+                    found.is_end = False
+                    break
+                found.upto = number
+                found.bodies += 1
+                found.bytes += _ROW_BYTES + (len(content) if isinstance(content, bytes) else 0)
+                if not _is_whole(seq, size, crc, content):
+                    found.bad.append(seq)
+        return found
+
+    def structure(self) -> list[str]:
+        """Say what is wrong with pages and indexes; takes 2 s for each GiB, or longer.
+
+        Raises:
+            StorageError: it was ended, or the database cannot be read now.
+        """
+        try:
+            with closing(self._open()) as connection:
+                return integrity_problems(connection)
+        except sqlite3.Error as error:
+            raise StorageError(f"the structure was not checked: {error}") from error
+        finally:
+            self._connection = None
+
+    @property
+    def log_bytes(self) -> int:
+        """Give the size of the write-ahead log, which grows as long as something is read."""
+        with suppress(FileNotFoundError):
+            return self._log.stat().st_size
+        return 0
+
+    def interrupt(self) -> None:
+        """Have what is under way end at once; lost on what is about to begin."""
+        with self._lock:
+            if self._connection is not None:
+                with suppress(sqlite3.ProgrammingError):  # it was closed just now
+                    self._connection.interrupt()
+
+    def stop(self) -> None:
+        """Have what is under way end at once, and nothing begin any more."""
+        with self._lock:
+            self._is_stopped = True
+        self.interrupt()
+
+    def _rows(self, part: str, after: int) -> Generator[tuple[Any, ...], None, None]:
+        """Yield rows; the connection is closed with the reading, so no checkpoint waits for it."""
+        try:
+            with closing(self._open()) as connection:
+                yield from connection.execute(load("scrub")[part], (after,))
+        except sqlite3.Error as error:
+            kind = DataDamagedError if is_damage(error) else StorageError
+            raise kind(f"cannot read {part} messages behind {after}: {error}") from error
+        finally:
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        with self._lock:
+            if self._is_stopped:
+                raise StorageError("the scrub was stopped")
+            uri = f"{self._database.resolve().as_uri()}?mode=ro"
+            connection = sqlite3.connect(
+                uri, uri=True, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("PRAGMA query_only=1")
+            # ``interrupt`` ends what runs, and is lost on what is about to.
+            connection.set_progress_handler(lambda: self._is_stopped, _STEPS_BETWEEN_LOOKS)
+            self._connection = connection
+            return connection
+
+
+def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
+    """Add a slice to the round under way."""
+    now = state.now
+    now.upto = found.upto
+    now.bodies += found.bodies
+    now.bytes += found.bytes
+    if part == "alive":
+        now.bad_alive += len(found.bad)
+    else:
+        now.bad_settled += len(found.bad)
+    now.named = (now.named + found.bad)[:_NAMED]
+    if found.is_end:
+        now.part, now.upto = now.part + 1, 0
+
+
+def _is_whole(seq: int, size: object, crc: object, content: object) -> bool:
+    """Compare a body with its row; a damaged row may have anything in it."""
+    if seq < 0 or not isinstance(content, bytes):
+        return False
+    return len(content) == size and checksum(seq, content) == crc

@@ -1,0 +1,246 @@
+"""The checksum of the whole database, taken at a clean stop and compared at the next start.
+
+SQLite notices few flipped bits, and a CRC covers bodies only; while nobody writes to the file any
+bit of it can be watched.  zlib sums 1 to 6 GiB/s.  A file above ``SEALED_BYTES`` is not sealed.
+``resting.py`` seals a database that is open, for the start behind a crash.
+"""
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Final, Protocol
+from zlib import crc32
+
+from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError
+from phpmq_lite.storage.atomic_files import create_private
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.integrity.wal_check import keep_damaged
+from phpmq_lite.storage.opened_files import OpenedFiles
+
+_NAME: Final = "seal"
+_RECORD: Final = struct.Struct(">4sII")  # a word, the checksum of the database, and that of both
+_WORD: Final = b"seal"
+
+
+def open_seal(folder: Path) -> int:
+    """Return the file of a data folder, open for writing."""
+    file = folder / _NAME
+    return os.open(file, os.O_WRONLY) if file.exists() else create_private(file)
+
+
+def read_seal(folder: Path) -> int | None:
+    """Read the checksum that the database had; None where there is none that counts."""
+    with suppress(OSError, struct.error):
+        word, checksum, check = _RECORD.unpack((folder / _NAME).read_bytes())
+        if word == _WORD and check == _check(checksum):
+            return int(checksum)
+    return None
+
+
+def write_seal(file: int, checksum: int) -> None:
+    """Put the checksum of the database there."""
+    os.pwrite(file, _RECORD.pack(_WORD, checksum, _check(checksum)), 0)
+
+
+def strike_seal(file: int) -> None:
+    """Take it away; it is gone from the disk when this returns."""
+    os.pwrite(file, bytes(_RECORD.size), 0)
+    os.fsync(file)
+
+
+def strike_seal_left(folder: Path) -> None:
+    """Take away what a broker that has ended may have left."""
+    if (folder / _NAME).exists():
+        file = open_seal(folder)
+        try:
+            strike_seal(file)
+        finally:
+            os.close(file)
+
+
+def _check(checksum: int) -> int:
+    return crc32(struct.pack(">I", checksum), crc32(_WORD))
+
+
+SEALED_BYTES: Final = 1 << 30
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
+    """Seal a database that was closed; not where a WAL lies beside it, or it is too large.
+
+    Raises:
+        DatabaseReplacedError: it is not the one of ``files``; nothing was sealed.
+    """
+    if files is not None:
+        files.check_database()
+    if _has_wal(folder) or folder.database.stat().st_size > SEALED_BYTES:
+        return
+    checksum = checksum_of(folder.database)
+    if files is not None:
+        files.check_database()
+    folder.seal(checksum)
+
+
+def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
+    """Compare the database with its seal, and take that away: the file is about to be written.
+
+    To be called behind ``check_wal`` and before SQLite opens the file.  False: there was no seal,
+    or it is another file and that is accepted.
+
+    Raises:
+        DataDamagedError: it is not the file that the broker left; a copy of it is in
+            ``damaged-<time>/``.  With ``accept_loss`` it is copied, and taken as it is.
+            Or it cannot be read.
+    """
+    expected = folder.meta.seal
+    if expected is not None and _has_wal(folder):  # who left one has written since
+        expected = None
+    if folder.meta.is_running:
+        expected = read_seal(folder.path)
+    is_whole = False
+    if expected is not None:
+        found = _read(folder.database)
+        is_whole = found == expected
+        if not is_whole:
+            _refuse(folder, found, accept_loss=accept_loss)
+    folder.seal(None)
+    strike_seal_left(folder.path)
+    return is_whole
+
+
+def checksum_of(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    with path.open("rb") as file:
+        return checksum_of_file(file)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
+    """Return the CRC-32 of what is left to read; of less where it is to go on no longer."""
+    found = 0
+    while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
+        found = zlib.crc32(chunk, found)
+    return found
+
+
+def _read(database: Path) -> int:
+    try:
+        return checksum_of(database)
+    except OSError as error:
+        raise DataDamagedError(f"cannot read {database}: {error.strerror}") from error
+
+
+def _has_wal(folder: DataFolder) -> bool:
+    return folder.wal.exists() and folder.wal.stat().st_size > 0
+
+
+def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
+    loss = (
+        f"{folder.database} is not as the broker left it: it was damaged since, or another program "
+        "wrote to it"
+    )
+    copies = keep_damaged(folder, loss, f"crc32:{found:08x}")
+    if not accept_loss:
+        raise DataDamagedError(
+            f"{loss}; it was copied to {copies}; `phpmq-lite verify` says what is wrong with it, "
+            "`phpmq-lite restore` puts a backup in its place, and storage.accept_loss "
+            "(--accept-loss) starts with it as it is, once"
+        )
+
+
+_SHARE: Final = 100  # of the time at most one part in so many is spent on it,
+_LEAST_S: Final = 1.0  # and so much lies between two: to strike one costs an fsync
+
+
+class LiveSeal:
+    """``strike`` ahead of each checkpoint, ``take`` behind one; both in the writer's thread.
+
+    ``close`` it behind the last connection.  No seal lies there when it is made.
+    """
+
+    def __init__(self, database: Path, files: OpenedFiles | None = None) -> None:
+        self._files = files or OpenedFiles(database)
+        # Open until the end: to close the database any earlier would take SQLite's locks away.
+        self._database = database.open("rb", buffering=0)
+        self._file = _opened(database.parent)
+        self._lock = threading.Lock()  # of what is in the file
+        self._has_seal = False
+        self._checkpoints = 0
+        self._thread: threading.Thread | None = None
+        self._due_s = 0.0  # monotonic
+
+    def strike(self) -> None:
+        """Take the seal away, and have none made of what was read so far.
+
+        Raises:
+            OSError: it is there still, so nobody may write to the database.
+        """
+        with self._lock:
+            self._checkpoints += 1
+            if self._file is not None and self._has_seal:
+                strike_seal(self._file)
+                self._has_seal = False
+
+    def take(self) -> None:
+        """Have the file sealed as it is now, unless that was done just now or is under way."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if self._file is not None and not is_busy and monotonic() >= self._due_s:
+            thread = threading.Thread(
+                target=self._seal, args=(self._checkpoints,), name="seal", daemon=True
+            )
+            with suppress(RuntimeError):  # no thread to be had: behind this one no seal
+                thread.start()
+                self._thread = thread
+
+    def close(self) -> None:
+        """Seal no more, and close the files."""
+        with self._lock:
+            self._checkpoints += 1
+        self._due_s = float("inf")
+        if self._thread is not None:
+            self._thread.join()
+        self._database.close()
+        if self._file is not None:
+            os.close(self._file)
+
+    def _seal(self, checkpoints: int) -> None:
+        began_s = monotonic()
+        # After a crash the structure is checked instead.  A database that was replaced is not
+        # sealed; the writer finds it too, and stops.
+        with suppress(OSError, DatabaseReplacedError):
+            if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
+                self._database.seek(0)
+                found = checksum_of_file(self._database, lambda: checkpoints == self._checkpoints)
+                self._write(found, checkpoints)
+        took_s = monotonic() - began_s
+        self._due_s = max(self._due_s, began_s + max(_LEAST_S, _SHARE * took_s))
+
+    def _write(self, found: int, checkpoints: int) -> None:
+        with self._lock:
+            if self._file is not None and checkpoints == self._checkpoints:
+                self._files.check()
+                self._has_seal = True
+                write_seal(self._file, found)
+
+
+def _opened(folder: Path) -> int | None:
+    """Open the file of the seal, with its room on the disk; None: nothing can be sealed."""
+    try:
+        file = open_seal(folder)
+    except OSError:
+        return None
+    try:
+        strike_seal(file)
+    except OSError:
+        os.close(file)
+        return None
+    return file

@@ -1,0 +1,119 @@
+"""A short look at the files of a stopped broker, in which nothing changes.
+
+It tells what the next start will find, as far as that costs less than a second; ``verify.py`` looks
+at everything.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phpmq_lite.errors import DataDamagedError, StartRefusedError
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.data_folder import DataFolder, held_still
+from phpmq_lite.storage.integrity.seal import checksum_of
+from phpmq_lite.storage.integrity.startup import CHECKED_BYTES
+from phpmq_lite.storage.integrity.verify import check_log
+from phpmq_lite.storage.integrity.wal_check import has_commits
+from phpmq_lite.storage.migrate import pending
+
+
+@contextmanager
+def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database for a short read, while ``held_still`` keeps every broker away.
+
+    The index of the WAL stays as it is, for ``check_wal`` to ask: SQLite reads the WAL into memory
+    where it may not share it.  A WAL in which it finds no commit, be it damaged or of a broker that
+    has just begun it anew, SQLite removes as it closes; so such a one is not shown to it.
+    """
+    database = database.resolve()
+    how = "vfs=unix-none" if _has_log(database) else "immutable=1"
+    uri = f"{database.as_uri()}?mode=ro&{how}"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+        yield connection
+
+
+def _has_log(database: Path) -> bool:
+    try:
+        with database.with_name(f"{database.name}-wal").open("rb") as file:
+            return has_commits(file)
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(slots=True)
+class StoppedDatabase:
+    """What was seen; behind the first problem nothing more was looked at."""
+
+    is_new: bool = False  # no message was ever stored
+    was_clean: bool = True  # the last stop
+    log: str = ""  # what there is to read back
+    last_error: str = ""  # why the broker stopped at once, where it did
+    schema: int = 0
+    waiting: list[str] = field(default_factory=list)  # migrations that the start applies
+    used_bytes: int = 0
+    problems: list[str] = field(default_factory=list)  # damage: a start is refused
+    refusal: str = ""  # why it would be refused without damage
+
+
+def read_stopped(path: Path) -> StoppedDatabase:
+    """Look at a data folder that is there.
+
+    Raises:
+        StartRefusedError: a broker runs there.
+        OSError: a file cannot be read.
+    """
+    with held_still(path):
+        folder = DataFolder.seen(path)
+        seen = StoppedDatabase(was_clean=not folder.meta.is_running)
+        error = folder.read_last_error()
+        if error is not None and not seen.was_clean:
+            seen.last_error = str(error.get("message") or error.get("error") or "unknown")
+        try:
+            folder.check_database()
+        except DataDamagedError as damage:
+            seen.problems.append(str(damage))
+            return seen
+        is_empty = not folder.database.exists() or not folder.database.stat().st_size
+        if is_empty or folder.has_journal:
+            seen.is_new = True
+            return seen
+        _look_at_log(folder, seen)
+        if not seen.problems:
+            _look_at_database(folder, seen)
+        return seen
+
+
+def _look_at_log(folder: DataFolder, seen: StoppedDatabase) -> None:
+    check = check_log(folder.wal, is_running=not seen.was_clean)
+    seen.log = check.found
+    seen.problems += check.problems
+    expected = folder.meta.seal
+    has_log = folder.wal.exists() and folder.wal.stat().st_size > 0
+    if expected is None or has_log or folder.database.stat().st_size > CHECKED_BYTES:
+        return
+    if checksum_of(folder.database) != expected:
+        seen.problems.append(
+            f"{folder.database} is not as the last clean stop left it: it was damaged since, or "
+            "another program wrote to it"
+        )
+
+
+def _look_at_database(folder: DataFolder, seen: StoppedDatabase) -> None:
+    try:
+        with open_stopped(folder.database) as connection:
+            seen.waiting = [one.name for one in pending(connection, migrations_folder())]
+            seen.schema, pages, free, size = (
+                int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+                for name in ("user_version", "page_count", "freelist_count", "page_size")
+            )
+            seen.used_bytes = (pages - free) * size
+    except StartRefusedError as error:
+        seen.refusal = str(error)
+    except DataDamagedError as error:
+        seen.problems.append(str(error))
+    except sqlite3.Error as error:
+        seen.problems.append(f"cannot read {folder.database}: {error}")

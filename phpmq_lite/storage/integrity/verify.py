@@ -1,0 +1,240 @@
+"""Looks at all that a database has: structure, contents, and whether its tables agree.
+
+It changes nothing, not even what SQLite changes when it opens a file: a database without a WAL is
+read as it lies there, one with a WAL is copied aside together with it.
+"""
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.model import checksum
+from phpmq_lite.storage.data_folder import DATABASE, held_still, read_meta
+from phpmq_lite.storage.integrity.wal_check import describe, look_at_wal
+from phpmq_lite.storage.migrate import pending, schema_problems
+from phpmq_lite.storage.sqlite_errors import is_damage
+from phpmq_lite.storage.statements import load
+
+NAMED: Final = 10  # examples in a sentence
+_PROBLEMS_MAX: Final = 100  # that SQLite names
+# What has to agree: the statement, since which schema, and what is said of what does not.
+_AGREE: Final[tuple[tuple[str, int, str], ...]] = (
+    ("agree_queues", 1, "queues count other messages than they have"),
+    ("agree_owners", 1, "messages are of queues that are not there"),
+    ("agree_once", 1, "messages are there twice"),
+    ("agree_numbers", 2, "rows have a number that was not given out yet"),
+    ("agree_offsets", 2, "offsets of the history are missing"),
+    ("agree_places", 2, "settled messages and their places differ"),
+    ("agree_totals", 2, "totals of the history are not those of its rows"),
+    ("agree_claims", 4, "claims are of messages that nobody can hold"),
+)
+
+
+@dataclass(slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    found: str = ""  # in words
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(path: Path, migrations: Path | None = None) -> list[Check]:
+    """Check a data folder whose broker is stopped, a backup, or a database file.
+
+    ``migrations`` are those that made it, or may be pending; None: those of this version.
+
+    Raises:
+        StartRefusedError: a broker runs there.
+        DataDamagedError: there is no database where one should be.
+        StorageError: there is no space to copy database and WAL aside; TMPDIR names another place.
+    """
+    database = path / DATABASE if path.is_dir() else path
+    if database.name != DATABASE:
+        return _verify_files(database, migrations, is_running=False)
+    with held_still(database.parent):
+        is_running = read_meta(database.parent).is_running
+        return _verify_files(database, migrations, is_running=is_running)
+
+
+def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) -> list[Check]:
+    if not database.is_file():
+        raise DataDamagedError(f"there is no database {database}")
+    wal = database.with_name(f"{database.name}-wal")
+    checks = [check_log(wal, is_running=is_running)]
+    with _readable(database, wal) as connection:
+        checks += check_all(connection, migrations)
+    return checks
+
+
+def check_all(connection: sqlite3.Connection, migrations: Path | None = None) -> list[Check]:
+    """Check everything in a database that can be read through this connection."""
+    connection.create_function("checksum", 2, _checksum, deterministic=True)
+    checks = [
+        _guarded("structure and indexes", connection, _check_structure),
+        _guarded("schema", connection, partial(_check_schema, migrations or migrations_folder())),
+    ]
+    if checks[-1].problems:
+        return checks  # these are not tables of ours
+    return [
+        *checks,
+        _guarded("bodies", connection, _check_bodies),
+        _guarded("tables", connection, _check_tables),
+    ]
+
+
+# -- one check each
+
+
+def check_log(wal: Path, *, is_running: bool) -> Check:
+    """Check a write-ahead log; ``is_running``: ``meta.json`` says that there should be one."""
+    check = Check("write-ahead log", "none, the database was closed")
+    try:
+        found = look_at_wal(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
+    except FileNotFoundError:
+        if is_running:
+            check.found = "missing"
+            check.problems.append("it is missing, but the broker did not stop cleanly")
+        return check
+    check.found = f"{found.frames:,} frames, {found.commits:,} commits"
+    if found.is_damaged:
+        check.problems.append(describe(wal.name, found))
+    return check
+
+
+def _check_structure(connection: sqlite3.Connection, check: Check) -> None:
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    check.found = f"{pages:,} pages"
+    check.problems += integrity_problems(connection)
+
+
+def integrity_problems(
+    connection: sqlite3.Connection, pragma: str = "integrity_check"
+) -> list[str]:
+    """Say what SQLite finds wrong with structure and indexes; ``quick_check`` leaves these out.
+
+    Raises:
+        sqlite3.Error: it was interrupted, or the file cannot be read now; that is no damage.
+    """
+    try:
+        rows = connection.execute(f"PRAGMA {pragma}({_PROBLEMS_MAX})").fetchall()
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return [str(error)]
+    return [text for (text,) in rows if text != "ok"]
+
+
+def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Check) -> None:
+    check.found = f"version {_version(connection)}"
+    try:
+        waiting = pending(connection, migrations)
+    except (StartRefusedError, DataDamagedError) as error:
+        check.problems.append(str(error))
+        return
+    check.problems += schema_problems(connection, migrations)
+    if waiting:
+        check.found += f", a start brings it to {waiting[-1].number}"
+
+
+def _check_bodies(connection: sqlite3.Connection, check: Check) -> None:
+    sql = load("verify")
+    queues, alive, settled, bodies = connection.execute(sql["counts"]).fetchone()
+    check.found = (
+        f"{bodies:,} bodies of {alive:,} messages alive in {queues:,} queues and "
+        f"{settled:,} settled"
+    )
+    bad = [seq for (seq,) in connection.execute(sql["alive_bodies"])]
+    if bad:
+        check.problems.append(f"{len(bad):,} messages alive have a bad body: {_some(bad)}")
+    rows = connection.execute(sql["settled_bodies"]).fetchall()
+    old = [seq for seq, is_known in rows if not is_known]
+    if old:
+        check.problems.append(f"{len(old):,} settled messages have a bad body: {_some(old)}")
+    if len(rows) > len(old):
+        check.found += f"; {len(rows) - len(old):,} more died of a bad body, reason crc"
+
+
+def _check_tables(connection: sqlite3.Connection, check: Check) -> None:
+    version = _version(connection)
+    asked = [rule for rule in _AGREE if rule[1] <= version]
+    check.found = f"{len(asked)} rules"
+    for name, _, text in asked:
+        count = connection.execute(load("verify")[name]).fetchone()[0]
+        if count:
+            check.problems.append(f"{abs(count):,} {text}")
+
+
+def _guarded(
+    name: str, connection: sqlite3.Connection, look: Callable[[sqlite3.Connection, Check], None]
+) -> Check:
+    """Take what SQLite cannot read for a problem too."""
+    check = Check(name)
+    try:
+        look(connection, check)
+    except (sqlite3.Error, OverflowError, TypeError, ValueError) as error:
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+            raise
+        check.problems.append(f"cannot be read: {error}")
+    return check
+
+
+def _checksum(seq: int, content: object) -> int:
+    """Give -1, which no row has, for what cannot be a body."""
+    return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _some(seqs: list[int]) -> str:
+    more = ", …" if len(seqs) > NAMED else ""
+    return "seq " + ", ".join(map(str, seqs[:NAMED])) + more
+
+
+# -- opening without a trace
+
+
+@contextmanager
+def _readable(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database so that nothing around it changes."""
+    if not wal.exists() or not wal.stat().st_size:
+        with closing(_open(database, "immutable=1")) as connection:
+            yield connection
+        return
+    with tempfile.TemporaryDirectory(prefix="phpmq-verify-") as place:
+        copy = Path(place) / database.name
+        _copy((database, wal), copy.parent)
+        with closing(_open(copy, "mode=ro")) as connection:
+            yield connection
+
+
+def _copy(files: tuple[Path, ...], target: Path) -> None:
+    need = sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(target).free
+    if need > free:
+        raise StorageError(
+            f"{target} has {free:,} bytes free, the copy to check needs {need:,}; "
+            "TMPDIR names another place"
+        )
+    for file in files:
+        shutil.copyfile(file, target / file.name)
+
+
+def _open(database: Path, how: str) -> sqlite3.Connection:
+    uri = f"{database.resolve().as_uri()}?mode=ro&{how}"
+    try:
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        connection.execute("PRAGMA cell_size_check=1")
+    except sqlite3.Error as error:
+        raise DataDamagedError(f"cannot open {database}: {error}") from error
+    return connection

@@ -1,0 +1,314 @@
+"""Looks at the WAL ahead of SQLite: damage refuses the start, and a copy of everything is kept.
+
+``wal_frames.py`` reads the format, ``wal_scan.py`` judges, this acts.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from phpmq_lite.errors import DataDamagedError
+from phpmq_lite.storage.atomic_files import (
+    create_private,
+    new_folder,
+    sync_file,
+    sync_folder,
+    write_whole,
+)
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.integrity.wal_format import (
+    HEADER_BYTES,
+    Checksum,
+    Order,
+    WalFrame,
+    WalHeader,
+    committed_frames,
+    is_page_size,
+    read_frames,
+    read_header,
+)
+
+_PAGE_SIZES: Final = tuple(1 << power for power in (12, 13, 14, 15, 16, 11, 10, 9))
+_FRAMES_FOR_SALTS: Final = 16  # a lost sector may take the header and the first frames with it
+_ORDERS: Final[tuple[Order, ...]] = ("little", "big")
+
+
+@dataclass(slots=True, frozen=True)
+class WalScan:
+    """What a WAL holds.  Frames count from 1; 0 stands for the header of the file."""
+
+    commits: int = 0  # complete commits that SQLite will find
+    frames: int = 0  # whole frames in front of the first bad one
+    first_bad: int | None = None  # where SQLite stops; None: it reads all
+    commits_behind: int = 0  # complete commits behind the first bad frame: SQLite would drop them
+    last_behind: int = 0  # the frame that ends the last of them
+    salts: bytes = field(default=b"", compare=False)  # that its header names; empty: it is bad
+    known_frames: int = 0  # committed frames that the index of the WAL tells of; wal_index.py
+
+    @property
+    def is_damaged(self) -> bool:
+        """Tell whether stored commits would be lost; a torn last transaction is no damage."""
+        return self.commits_lost > 0
+
+    @property
+    def commits_lost(self) -> int:
+        """How many stored commits SQLite would drop, at least."""
+        return self.commits_behind or int(self.known_frames > self.frames)
+
+
+def scan_wal(file: BinaryIO) -> WalScan:
+    """Judge a WAL file, open for reading in binary mode.
+
+    Costs 13 µs for each frame of 4 KiB of the present generation and 1 µs for each older one.
+    """
+    file.seek(0)
+    raw = file.read(HEADER_BYTES)
+    if len(raw) < HEADER_BYTES:
+        return WalScan()
+    header = read_header(raw)
+    if header.is_valid:
+        judge = _Judge(header.salts, header.seeds)
+        return replace(judge.run(read_frames(file, header)), salts=header.salts)
+    return _scan_without_header(file, header)
+
+
+def has_commits(file: BinaryIO) -> bool:
+    """Tell whether SQLite finds a commit in a WAL file.
+
+    Costs a look at the first transaction.
+    """
+    file.seek(0)
+    raw = file.read(HEADER_BYTES)
+    if len(raw) < HEADER_BYTES or not (header := read_header(raw)).is_valid:
+        return False
+    (seed,) = header.seeds
+    for frame in read_frames(file, header):
+        if frame.salts != header.salts or frame.page == 0 or not frame.follows(seed):
+            return False
+        if frame.commit:
+            return True
+        seed = frame.stored
+    return False
+
+
+def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
+    """Look for commits in every shape that the file can have had.
+
+    The header reaches the disk before the first frame is written, so one commit shows damage.
+    None is found by chance: its checksum has 64 bits.
+    """
+    sizes = dict.fromkeys((header.page_size, *_PAGE_SIZES))
+    for page_size in filter(is_page_size, sizes):
+        for order in _ORDERS:
+            shape = header._replace(page_size=page_size, order=order)
+            for salts in _likely_salts(read_frames(file, shape)):
+                judge = _Judge(salts, header.seeds, first_bad=0)
+                found = judge.run(read_frames(file, shape))
+                if found.is_damaged:
+                    return found
+    return WalScan(first_bad=0)
+
+
+def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
+    """Return the salts of the first frame, and those of most frames around it."""
+    seen = [frame.salts for frame in islice(frames, _FRAMES_FOR_SALTS)]
+    return list(dict.fromkeys([*seen[:1], *(salts for salts, _ in Counter(seen).most_common(1))]))
+
+
+class _Judge:
+    """Walks the frames once.  A frame is *ours* if it is of the generation that the header names.
+
+    SQLite begins a WAL anew by writing over it from the front, with new salts in header and
+    frames, so old frames behind the last new one are normal.
+    """
+
+    def __init__(
+        self, salts: bytes, seeds: tuple[Checksum, ...], first_bad: int | None = None
+    ) -> None:
+        self.salts = salts
+        self.seeds = seeds  # what may stand in front of the next frame's checksum
+        self.is_ours = True  # the frame before is ours; so is the header
+        self.first_bad = first_bad
+        # Behind the first bad frame: no frame of this transaction is bad, so far.
+        self.is_complete = first_bad == 0
+        self.commits = self.frames = self.commits_behind = self.last_behind = 0
+
+    def run(self, frames: Iterable[WalFrame]) -> WalScan:
+        """Judge all frames."""
+        for number, frame in enumerate(frames, start=1):
+            self._look_at(number, frame)
+        return WalScan(
+            self.commits, self.frames, self.first_bad, self.commits_behind, self.last_behind
+        )
+
+    def _look_at(self, number: int, frame: WalFrame) -> None:
+        has_salts = frame.salts == self.salts
+        # Old frames follow each other too; only what can stand behind one of ours is summed.
+        fits = (has_salts or self.is_ours) and any(map(frame.follows, self.seeds))
+        is_good = has_salts and fits and frame.page > 0
+        if is_good and self.first_bad is None:
+            self.frames = number
+            self.commits += frame.commit > 0
+        else:
+            ends = self._ends(frame, fits=fits, has_salts=has_salts)
+            self._look_behind(number, is_good=is_good, ends=ends)
+        self.is_ours = has_salts or fits
+        self.seeds = self._seeds_behind(frame, is_good)
+
+    def _look_behind(self, number: int, *, is_good: bool, ends: bool) -> None:
+        """Count complete transactions behind the first bad frame, or at it."""
+        if self.first_bad is None:
+            self.first_bad = number
+        self.is_complete = self.is_complete and is_good
+        if ends:
+            if self.is_complete:
+                self.commits_behind += 1
+                self.last_behind = number
+            self.is_complete = True  # the next transaction begins
+
+    def _ends(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
+        """Tell whether a frame surely ends a transaction, good or bad as it is.
+
+        If not sure, a transaction is longer than it was, and a commit less is found: a power cut
+        must never be taken for damage.
+        """
+        if fits:
+            return frame.commit > 0
+        if not has_salts:
+            return False
+        before = frame.commit_before_damage(self.seeds[0])
+        if before is not None:
+            return before > 0
+        return frame.commit > 0 and not frame.is_split
+
+    def _seeds_behind(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
+        """Return the checksums that the next frame may have been chained to.
+
+        A flip in the content leaves the stored one right, a flip in the stored one the computed.
+        """
+        if is_good or not self.is_ours:
+            return (frame.stored,)
+        return (frame.stored, frame.checksum_after(self.seeds[0]))
+
+
+_PREFIX: Final = "damaged-"
+_REPORT: Final = "damage.json"  # written last: a copy without it is not whole
+
+
+def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
+    """Scan the WAL of a locked folder; to be called before SQLite opens the database.
+
+    Blocks: 0.2 s for a WAL of 64 MiB, longer where damaged files are copied.
+
+    Raises:
+        DataDamagedError: complete commits would be lost, or the WAL is gone.  Database, WAL and
+            shm were copied to ``damaged-<time>/``.  With ``accept_loss`` the files are copied,
+            nothing is raised, and SQLite drops those commits; a copy that failed is still raised.
+    """
+    try:
+        found = look_at_wal(folder.wal, folder.shm)
+    except FileNotFoundError:
+        _check_missing(folder, accept_loss=accept_loss)
+        return WalScan()
+    except OSError as error:
+        raise DataDamagedError(f"cannot read {folder.wal}: {error.strerror}") from error
+    if not found.is_damaged:
+        return found
+    loss = describe(folder.wal.name, found)
+    copies = keep_damaged(folder, loss, _digest(folder.wal))
+    if not accept_loss:
+        raise DataDamagedError(
+            f"{loss}; the files were copied to {copies}; to start without these commits, once, "
+            "use storage.accept_loss (--accept-loss)"
+        )
+    return found
+
+
+def look_at_wal(wal: Path, index: Path) -> WalScan:
+    """Scan a WAL and ask its index, the ``-shm`` file, how long it was; changes neither.
+
+    Raises:
+        OSError: it cannot be read, or is not there.
+    """
+    with wal.open("rb") as file:
+        found = scan_wal(file)
+    return replace(found, known_frames=committed_frames(index, found.salts))
+
+
+def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
+    if folder.meta.is_running and not accept_loss:
+        raise DataDamagedError(
+            f"{folder.wal} is missing, but the broker did not stop cleanly: commits that were in "
+            "it may be lost; put it back, or, if another program opened and closed the database "
+            "since, start once with storage.accept_loss (--accept-loss)"
+        )
+
+
+def describe(name: str, found: WalScan) -> str:
+    """Say which frames and commits of a damaged WAL would be lost."""
+    if not found.commits_behind:
+        return (
+            f"{name} is whole up to frame {found.frames} only, and was up to frame "
+            f"{found.known_frames}: the commits in between would be lost"
+        )
+    where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
+    return (
+        f"{name} is damaged at {where}, and {found.commits_behind} complete commits behind it, "
+        f"up to frame {found.last_behind}, would be lost"
+    )
+
+
+def keep_damaged(folder: DataFolder, loss: str, digest: str) -> Path:
+    """Copy database, WAL and shm to a new ``damaged-<time>/`` and return that folder.
+
+    A supervisor may start a refused broker again and again: what was copied already, known by the
+    checksum of the damaged file, is not copied again.
+
+    Raises:
+        DataDamagedError: the copy is not whole, mostly for want of space.
+    """
+    try:
+        return _copied(folder, digest) or _copy(folder, loss, digest)
+    except OSError as error:
+        raise DataDamagedError(f"{loss}; the files could not be copied: {error}") from error
+
+
+def _copied(folder: DataFolder, digest: str) -> Path | None:
+    for report in sorted(folder.path.glob(f"{_PREFIX}*/{_REPORT}")):
+        if _read_report(report).get("sha256") == digest:
+            return report.parent
+    return None
+
+
+def _copy(folder: DataFolder, loss: str, digest: str) -> Path:
+    target = new_folder(folder.path, _PREFIX)
+    for source in (folder.database, folder.wal, folder.shm):
+        if source.exists():
+            copy = target / source.name
+            os.close(create_private(copy))
+            shutil.copyfile(source, copy)
+            sync_file(copy)
+    told = {"sha256": digest, "loss": loss}
+    write_whole(target / _REPORT, json.dumps(told, indent=1).encode() + b"\n")
+    sync_folder(folder.path)
+    return target
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

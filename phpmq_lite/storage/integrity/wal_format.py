@@ -1,0 +1,221 @@
+"""A WAL file as bytes: its header, its frames, and the checksum that chains them.
+
+The format is SQLite's, https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum
+of 32-bit words weighted with Fibonacci numbers, so it is linear: what a frame adds does not depend
+on what came before, and ``follows`` puts the two together.  That lets many frames be summed side
+by side in the lanes of one large int: 13 µs a frame of 4 KiB, where a loop over its words takes 83.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Final, Literal, NamedTuple
+
+HEADER_BYTES: Final = 32
+FRAME_HEADER_BYTES: Final = 24
+SECTOR_BYTES: Final = 512  # the least that a disk writes whole
+
+Order = Literal["little", "big"]
+
+_MAGIC: Final[dict[int, Order]] = {0x377F0682: "little", 0x377F0683: "big"}
+_VERSION: Final = 3_007_000
+_CHUNK_BYTES: Final = 1 << 20
+_WORD: Final = 0xFFFFFFFF
+_STEPS_PER_MASK: Final = 16  # lanes of 64 bits hold 32-bit sums that grow 2.6 times a step
+
+Checksum = tuple[int, int]
+
+
+class WalHeader(NamedTuple):
+    """The first 32 bytes; ``is_valid`` is SQLite's judgement, without it SQLite reads no frame."""
+
+    page_size: int
+    order: Order  # how the checksum reads words
+    salts: bytes
+    seeds: tuple[Checksum, ...]  # what may stand in front of the first frame's checksum
+    is_valid: bool
+
+
+def read_header(raw: bytes) -> WalHeader:
+    """Read the header; ``raw`` has at least 32 bytes."""
+    magic, version, page_size = struct.unpack_from(">III", raw)
+    stored = struct.unpack_from(">II", raw, 24)
+    order = _MAGIC.get(magic, "little")
+    computed = header_checksum(raw, order)
+    is_valid = (
+        magic in _MAGIC and version == _VERSION and is_page_size(page_size) and stored == computed
+    )
+    seeds = (stored,) if is_valid else (stored, computed)
+    return WalHeader(page_size, order, raw[16:24], seeds, is_valid)
+
+
+def is_page_size(number: int) -> bool:
+    """Tell whether SQLite takes this as the size of a page."""
+    return 512 <= number <= 65_536 and number & (number - 1) == 0
+
+
+def header_checksum(raw: bytes, order: Order) -> Checksum:
+    """Return the checksum of the header's first 24 bytes."""
+    first = second = 0
+    for x, y in struct.iter_unpack("<II" if order == "little" else ">II", raw[:24]):
+        first = (first + x + second) & _WORD
+        second = (second + y + first) & _WORD
+    return first, second
+
+
+class WalFrame:
+    """One frame: a page as one transaction left it."""
+
+    __slots__ = ("_chunk", "_index", "commit", "offset", "page", "salts", "stored")
+
+    def __init__(self, chunk: "_Chunk", index: int, offset: int) -> None:
+        self._chunk = chunk
+        self._index = index
+        self.offset = offset  # in the file
+        at = index * chunk.frame_bytes
+        page, commit = struct.unpack_from(">II", chunk.raw, at)
+        self.page: int = page
+        self.commit: int = commit  # pages of the database then; 0: the transaction goes on
+        self.salts = chunk.raw[at + 8 : at + 16]
+        self.stored: Checksum = struct.unpack_from(">II", chunk.raw, at + 16)
+
+    def checksum_after(self, seed: Checksum) -> Checksum:
+        """Return what ``stored`` should be behind ``seed``, the checksum of the frame before."""
+        low, mid, high = _fibonacci(self._chunk.pairs)
+        first, second = self._chunk.sums[self._index]
+        return (
+            (low * seed[0] + mid * seed[1] + first) & _WORD,
+            (mid * seed[0] + high * seed[1] + second) & _WORD,
+        )
+
+    def follows(self, seed: Checksum) -> bool:
+        """Tell whether page, commit and content are those that the checksum was made of."""
+        return self.checksum_after(seed) == self.stored
+
+    def commit_before_damage(self, seed: Checksum) -> int | None:
+        """Return the word ``commit`` as it was, if a change of it alone broke the checksum.
+
+        It is a word of the checksum, of either byte order: only 0 and other than 0 have a meaning.
+        """
+        chunk = self._chunk
+        expected = self.checksum_after(seed)
+        gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
+        # The word ends the first pair, so the pairs behind it multiplied its change.
+        weights = _fibonacci(chunk.pairs - 1)[1:]
+        odd = 0 if weights[0] & 1 else 1  # neighbours in Fibonacci's row are never both even
+        change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
+        if [(weight * change) & _WORD for weight in weights] != gap:
+            return None
+        at = self._index * chunk.frame_bytes
+        return (int.from_bytes(chunk.raw[at + 4 : at + 8], chunk.order) + change) & _WORD
+
+    @property
+    def is_split(self) -> bool:
+        """Tell whether a sector ends between ``commit`` and ``salts``.
+
+        Then a cut may leave a new salt beside an old ``commit``.
+        """
+        return (self.offset + 8) % SECTOR_BYTES == 0
+
+
+def read_frames(file: BinaryIO, header: WalHeader) -> Iterator[WalFrame]:
+    """Yield the whole frames of the file in order; ``file`` is at any place."""
+    frame_bytes = FRAME_HEADER_BYTES + header.page_size
+    at_once = max(1, _CHUNK_BYTES // frame_bytes)
+    offset = HEADER_BYTES
+    file.seek(offset)
+    while raw := file.read(at_once * frame_bytes):
+        chunk = _Chunk(raw, frame_bytes, header.order)
+        for index in range(len(raw) // frame_bytes):
+            yield WalFrame(chunk, index, offset + index * frame_bytes)
+        offset += len(raw)
+
+
+class _Chunk:
+    """Some frames read at once; the sums are made when first asked for."""
+
+    __slots__ = ("_sums", "frame_bytes", "order", "pairs", "raw")
+
+    def __init__(self, raw: bytes, frame_bytes: int, order: Order) -> None:
+        self.raw = raw
+        self.frame_bytes = frame_bytes
+        self.order = order
+        self.pairs = 1 + (frame_bytes - FRAME_HEADER_BYTES) // 8  # page and commit, the content
+        self._sums: list[Checksum] = []
+
+    @property
+    def sums(self) -> list[Checksum]:
+        """What each frame adds to the checksum."""
+        if not self._sums:
+            self._sums = frame_sums(self.raw, self.frame_bytes, self.order)
+        return self._sums
+
+
+def frame_sums(raw: bytes, frame_bytes: int, order: Order) -> list[Checksum]:
+    """Return the checksum of each whole frame as if it stood behind the checksum (0, 0)."""
+    count = len(raw) // frame_bytes
+    pairs = array("Q", raw[: count * frame_bytes])
+    if order == "big":
+        pairs.byteswap()
+    stride = frame_bytes // 8
+    mask = int.from_bytes(b"\xff\xff\xff\xff\0\0\0\0" * count, "little")  # low half of each lane
+    first = second = 0
+    for step, at in enumerate((0, *range(FRAME_HEADER_BYTES // 8, stride)), start=1):
+        lanes = int.from_bytes(pairs[at::stride].tobytes(), "little")  # one lane per frame
+        low = lanes & mask
+        high = (lanes ^ low) >> 32
+        x, y = (low, high) if order == "little" else (high, low)
+        first += x + second
+        second += y + first
+        if step % _STEPS_PER_MASK == 0:
+            first &= mask
+            second &= mask
+    return list(zip(_lanes(first & mask, count), _lanes(second & mask, count), strict=True))
+
+
+def _lanes(lanes: int, count: int) -> Iterator[int]:
+    return (lane for lane, _ in struct.iter_unpack("<II", lanes.to_bytes(8 * count, "little")))
+
+
+@cache
+def _fibonacci(pairs: int) -> tuple[int, int, int]:
+    """Return F(2n-1), F(2n), F(2n+1) modulo 2**32: the weights of a checksum ``n`` pairs ago."""
+    low, mid = 1, 0  # F(-1), F(0)
+    for _ in range(2 * pairs):
+        low, mid = mid, (low + mid) & _WORD
+    return low, mid, (low + mid) & _WORD
+
+
+_HEAD_BYTES: Final = 48  # there are two copies of it; SQLite writes one, then the other
+_IS_SET_AT: Final = 12
+_FRAMES_AT: Final = 16
+_SALTS: Final = slice(32, 40)
+_SUMMED: Final = struct.Struct("=10I")  # in the order of this machine, as all of it
+_SUM: Final = struct.Struct("=2I")
+_WAL_INDEX_WORD: Final = 0xFFFF_FFFF
+
+
+def committed_frames(index: Path, salts: bytes) -> int:
+    """Return the last frame that was committed to the WAL with these salts; 0 where unknown."""
+    try:
+        with index.open("rb") as file:
+            head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)
+    except OSError:
+        return 0
+    if len(copy) < _HEAD_BYTES or head != copy or not _is_whole(head):
+        return 0
+    if not head[_IS_SET_AT] or head[_SALTS] != salts:
+        return 0
+    frames: int = struct.unpack_from("=I", head, _FRAMES_AT)[0]
+    return frames
+
+
+def _is_whole(head: bytes) -> bool:
+    first = second = 0
+    words = _SUMMED.unpack_from(head)
+    for low, high in zip(words[::2], words[1::2], strict=True):
+        first = (first + low + second) & _WAL_INDEX_WORD
+        second = (second + high + first) & _WAL_INDEX_WORD
+    return _SUM.unpack_from(head, _SUMMED.size) == (first, second)

@@ -1,0 +1,234 @@
+"""Dead letters by cause: the newest records of all dead-letter queues, in groups.
+
+Queues of millions of records are looked at from the newest on, for a bounded time.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final, NamedTuple
+
+from phpmq_lite.storage.read.messages import wire_id
+from phpmq_lite.storage.read.readers import Readers
+
+LOOKED: Final = 50_000  # records of all queues together
+LIMIT_S: Final = 0.04
+DEEP_LIMIT_S: Final = 1.5  # where somebody asks for more
+SPANS: Final = 28  # bars of arrivals
+SPAN_MS: Final = 6 * 3_600_000  # of one bar: seven days in all
+CAUSE_CHARACTERS: Final = 200
+CAUSE_STARS: Final = 7  # and one for the end: as many as a pattern of a search may have
+_SLICE: Final = 100  # records of one queue in one read
+_SHORTEST: Final = 20
+_PATIENCE: Final = 1.5  # times the limit, until each queue was looked at once
+_CAUSES: Final = 2_000  # groups kept; more are not told apart
+
+# What differs between two failures of one cause: words with a digit, and what joins them.
+_VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
+
+
+_ERROR: Final = re.compile(rb'"error" ?: ?"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*)("?)')
+_HALF: Final = re.compile(  # of a character, where the block ends in it
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
+)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_SAID: Final = {  # member of a block -> its text, where that is plain and whole
+    name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
+    for name in ("reason", "detail", "original_queue")
+}
+
+
+class DeadLetterCause(NamedTuple):
+    """What a worker wrote, with ``*`` where failures differ; ``is_whole``: nothing follows."""
+
+    text: str
+    is_whole: bool
+
+
+@dataclass(slots=True)
+class DeadLetterGroup:
+    """Records that share queue, origin, URN, reason and cause; None where they have none.
+
+    ``said`` has the members of the block that origin and reason were taken from, where the
+    broker did not tie the record to a message itself: a program published it.
+    """
+
+    queue_id: int
+    queue: str
+    origin_id: int | None
+    urn: str | None
+    reason: str | None
+    cause: str | None  # what a worker wrote, numbers and ids as *
+    origin: str | None = None
+    said: tuple[tuple[str, str], ...] = ()
+    is_whole: bool = True  # the cause; False: it goes on in any way
+    records: int = 0
+    size: int = 0  # bytes of their bodies
+    first_at: int = 0
+    last_at: int = 0
+    last_seq: int = 0
+    sample_id: str = ""  # of the newest record
+    again: int = 0  # died again after a redrive
+    arrivals: Counter[int] = field(default_factory=Counter)  # by span, 0 the oldest
+
+    @property
+    def bars(self) -> list[int]:
+        """Give the arrivals of each span, oldest first."""
+        return [self.arrivals[span] for span in range(SPANS)]
+
+
+@dataclass(slots=True, frozen=True)
+class DeadLetterPage:
+    """Groups, newest first; ``looked`` of ``total`` records were looked at."""
+
+    groups: list[DeadLetterGroup]
+    looked: int
+    total: int
+
+
+def strip_numbers(text: str) -> str:
+    """Put ``*`` where two failures of one cause differ: ids, addresses, numbers."""
+    return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
+
+
+def cause_of(block: bytes | None) -> DeadLetterCause | None:
+    """Find what a worker wrote about its failure; None: nothing.
+
+    It is found by its bytes: reading JSON took five times as long, and bodies may be malformed.
+    """
+    found = _ERROR.search(block) if block else None
+    if found is None:
+        return None
+    raw, is_whole = found[1], bool(found[2])
+    try:
+        if not is_whole:
+            raw = _HALF.sub(b"", raw).decode(errors="ignore").encode()
+        text = str(json.loads(f'"{raw.decode()}"')) if b"\\" in raw else raw.decode()
+        text.encode()
+    except ValueError:  # no UTF-8, no JSON, or half a character, which cannot be shown
+        text, is_whole = raw.partition(b"\\")[0].decode(errors="replace"), False
+    is_whole = is_whole and len(text) <= CAUSE_CHARACTERS
+    text = text[:CAUSE_CHARACTERS] if is_whole else text[:CAUSE_CHARACTERS].rstrip("\ufffd")
+    bare = strip_numbers(_CONTROL.sub("*", text))
+    if not any(map(str.isalpha, bare)) and not _CONTROL.search(text):
+        bare = text  # a number alone: where it is *, that is any text
+    pieces = bare.split("*")
+    if len(pieces) > CAUSE_STARS + 1:
+        return DeadLetterCause("*".join(pieces[: CAUSE_STARS + 1]), False)
+    return DeadLetterCause(bare, is_whole)
+
+
+def error_text_in(block: bytes | None) -> tuple[tuple[str, str], ...]:
+    """Read why and where from a block, by its bytes: the detail, else the reason; the queue."""
+    found: dict[str, str] = {}
+    for name, pattern in _SAID.items():
+        value = pattern.search(block) if block else None
+        if value is not None:
+            found[name] = value[1].decode(errors="replace")
+    if "detail" in found:
+        found.pop("reason", None)
+    return tuple(sorted(found.items()))
+
+
+class DeadLetterGroups:
+    """Reads dead-letter records in groups."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def groups(
+        self,
+        now_ms: int,
+        *,
+        queues: frozenset[int] | None = None,
+        names: Iterable[str] = (),
+        looked: int = LOOKED,
+        limit_s: float = LIMIT_S,
+    ) -> DeadLetterPage:
+        """Group the newest records; ``queues`` are those that may be seen, None: all.
+
+        ``names`` are queues of records that are not called ``….dlq``.
+        """
+        rows = await self._readers.read("browse", "shelves", names=json.dumps(sorted(names)))
+        shelves = [row for row in rows if queues is None or row[0] in queues]
+        total = sum(count for _, _, count in shelves)
+        found: dict[tuple[object, ...], DeadLetterGroup] = {}
+        walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in shelves}
+        slice_ = _SHORTEST  # at first a few of each, then more
+        began_s = monotonic()
+        ends_s, seen = began_s + limit_s * _PATIENCE, 0
+        while walks and seen < looked:  # each queue in turn, so that none is left out
+            for queue_id, (name, before) in list(walks.items()):
+                slice_began_s = monotonic()
+                count, place = await self._slice(found, queue_id, name, before, now_ms, slice_)
+                seen += count
+                if count < slice_:
+                    del walks[queue_id]
+                else:
+                    walks[queue_id] = name, place
+                now_s = monotonic()
+                if now_s + (now_s - slice_began_s) > ends_s:  # the next one would end too late
+                    walks.clear()
+                    break
+            ends_s, slice_ = began_s + limit_s, _SLICE
+            if monotonic() > ends_s:
+                break
+        groups = sorted(found.values(), key=lambda group: -group.last_seq)
+        await self._name(groups)
+        return DeadLetterPage(groups, seen, max(total, seen))
+
+    async def _slice(
+        self,
+        found: dict[tuple[object, ...], DeadLetterGroup],
+        queue_id: int,
+        name: str,
+        before: int,
+        now_ms: int,
+        limit: int,
+    ) -> tuple[int, int]:
+        """Add the records of one slice; gives how many they were, and the lowest place."""
+        rows = await self._readers.read(
+            "browse", "dead_slice", queue_id=queue_id, before=before, limit=limit
+        )
+        since_ms = now_ms - SPANS * SPAN_MS
+        for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
+            cause = cause_of(block)
+            said = error_text_in(block) if origin is None and reason is None else ()
+            key = (queue_id, origin, urn, reason, cause, said)
+            group = found.get(key)
+            if group is None:
+                if len(found) >= _CAUSES:
+                    urn = cause = None
+                    said = ()
+                key = (queue_id, origin, urn, reason, cause, said)
+                made = DeadLetterGroup(queue_id, name, origin, urn, reason, None, first_at=at_ms)
+                if cause is not None:
+                    made.cause, made.is_whole = cause
+                made.said = said
+                group = found.setdefault(key, made)
+            group.records += 1
+            group.size += size
+            group.again += is_again
+            group.first_at = min(group.first_at, at_ms)
+            group.last_at = max(group.last_at, at_ms)
+            group.last_seq = max(group.last_seq, seq)
+            if at_ms >= since_ms:
+                group.arrivals[min((at_ms - since_ms) // SPAN_MS, SPANS - 1)] += 1
+        return len(rows), rows[-1][0] if rows else before
+
+    async def _name(self, groups: Sequence[DeadLetterGroup]) -> None:
+        """Fill in names of origins and ids of samples."""
+        origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
+        seqs = json.dumps([group.last_seq for group in groups])
+        names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))
+        tokens: dict[int, int] = dict(await self._readers.read("browse", "tokens", seqs=seqs))
+        for group in groups:
+            group.origin = names.get(group.origin_id or 0)
+            if group.said:
+                said = dict(group.said)
+                group.origin = said.get("original_queue")
+                group.reason = said.get("detail") or said.get("reason")
+            group.sample_id = wire_id(group.last_seq, tokens.get(group.last_seq, 0))

@@ -1,0 +1,93 @@
+"""How large the files, the history and the audit are, and how much room the disk has."""
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from phpmq_lite.storage.read.readers import Readers
+
+FILES = {"database": "", "wal": "-wal", "shm": "-shm"}
+
+
+@dataclass(slots=True, frozen=True)
+class DiskUsage:
+    """Bytes on the disk that has the data folder."""
+
+    files: dict[str, int]  # database, wal, shm; 0 where a file is not there
+    total: int
+    free: int  # for the account that the broker runs under
+
+
+@dataclass(slots=True, frozen=True)
+class DatabaseSize:
+    """What is stored; times are Unix ms, None where there is nothing."""
+
+    pages: int
+    pages_free: int
+    page_bytes: int
+    schema: int  # number of the newest migration applied
+    history_rows: int  # settled messages, deleted ones included
+    history_bytes: int
+    deleted_rows: int
+    deleted_bytes: int
+    history_oldest_at: int | None
+    history_offset: int  # of the newest row that ever was
+    removed: int  # rows that retention took, since the database was made
+    audit_rows: int
+    audit_oldest_at: int | None
+    last_seen_ms: int | None  # steady
+
+    @property
+    def deleted_share(self) -> float:
+        """The part of the history's rows that deleted messages take."""
+        return self.deleted_rows / self.history_rows if self.history_rows else 0.0
+
+
+async def measure_database(readers: Readers) -> DatabaseSize:
+    """Read the figures: counters, ends of tables and what is not counted yet, a short tail.
+
+    Raises:
+        StorageError: the database cannot be read.
+    """
+    counters: dict[str, int] = dict(await readers.read("measures", "counters"))
+    pages = (await readers.read("measures", "pages"))[0]
+    oldest_at, offset = (await readers.read("measures", "history"))[0]
+    audit_at, first, last = (await readers.read("measures", "audit"))[0]
+    (schema,) = (await readers.read("measures", "schema"))[0]
+    rows, size, deleted_rows, deleted_bytes = (await readers.read("measures", "totals"))[0]
+    return DatabaseSize(
+        pages=pages[0],
+        pages_free=pages[1],
+        page_bytes=pages[2],
+        schema=schema,
+        history_rows=rows + deleted_rows,
+        history_bytes=size + deleted_bytes,
+        deleted_rows=deleted_rows,
+        deleted_bytes=deleted_bytes,
+        history_oldest_at=oldest_at,
+        history_offset=offset or 0,
+        removed=counters.get("retention_removed", 0),
+        audit_rows=0 if first is None else last - first + 1,
+        audit_oldest_at=audit_at,
+        last_seen_ms=counters.get("last_seen_ms"),
+    )
+
+
+async def measure_disk(database: Path) -> DiskUsage:
+    """Look at the files, in a thread.
+
+    Raises:
+        OSError: the data folder is not there any more.
+    """
+    return await asyncio.to_thread(_look, database)
+
+
+def _look(database: Path) -> DiskUsage:
+    usage = shutil.disk_usage(database.parent)
+    sizes = {
+        kind: path.stat().st_size if path.exists() else 0
+        for kind, suffix in FILES.items()
+        for path in [database.with_name(database.name + suffix)]
+    }
+    return DiskUsage(sizes, usage.total, usage.free)

@@ -1,0 +1,398 @@
+"""Pages for the admin: what is in the queues and the history, read without touching it.
+
+Each page has a limit on its rows; ``readers.py`` has the limit on its time.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hmac import compare_digest
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.model import State, checksum
+from phpmq_lite.storage.read.readers import Readers, Row
+
+PAGE_ROWS: Final = 200  # at most
+BODY_WHOLE_BYTES: Final = 256 * 1024  # shown whole up to here
+BODY_HEAD_BYTES: Final = 64 * 1024  # of a larger one
+BODY_PART_BYTES: Final = 1 << 20  # read at once
+SHA256_BYTES: Final = 8 << 20  # of larger bodies the download says it
+EVENT_ROWS: Final = 500
+LINK_ROWS: Final = 100
+TRASH_LOOKED: Final = 1_000  # deleted messages, for one page
+EXPIRING_ROWS: Final = 10_000
+_HISTORY_SLICE: Final = 20_000  # offsets looked at in one read when a filter has no index
+_HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
+_ID_DIGITS: Final = frozenset("0123456789abcdef")
+
+
+@dataclass(slots=True, frozen=True)
+class MessageRow:
+    """A message as stored, alive or settled; the order is that of the columns in browse.sql.
+
+    Times ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at``
+    are None while it is alive; names and addresses are None where their row is gone.
+    """
+
+    offset: int | None
+    seq: int
+    token: int
+    queue_id: int
+    queue: str | None
+    position: int
+    state: int
+    reason: str | None
+    settled_at: int | None
+    ttl_s: int | None
+    deadline_at: int | None
+    published_at: int
+    first_dispatched_at: int | None
+    last_dispatched_at: int | None
+    deliveries: int
+    charged: int
+    size: int
+    crc: int
+    publisher: int | None
+    publisher_kind: str | None
+    publisher_address: str | None
+    consumer: int | None
+    consumer_kind: str | None
+    consumer_address: str | None
+    urn: str | None
+    trace_id: str | None
+    meta_id: str | None
+    attempts: int | None  # as the envelope has it
+    source_seq: int | None
+    source_token: int | None
+    source_queue: str | None
+    source_reason: str | None
+    preview: bytes | None  # at most 480 bytes; None: there is no body, or it is empty
+
+    @property
+    def message_id(self) -> str:
+        """The id on the wire, 32 hex digits."""
+        return wire_id(self.seq, self.token)
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it is ready or dispatched."""
+        return self.state in (State.READY, State.DISPATCHED)
+
+    @property
+    def source_id(self) -> str | None:
+        """The id of the message that this dead-letter record is about, while history has it."""
+        if self.source_seq is None or self.source_token is None:
+            return None
+        return wire_id(self.source_seq, self.source_token)
+
+
+@dataclass(slots=True, frozen=True)
+class Body:
+    """The content of a message, or the beginning of a large one."""
+
+    size: int
+    content: bytes
+    is_damaged: bool | None  # the stored CRC differs; None: not all of it was read
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether ``content`` is all of it."""
+        return len(self.content) == self.size
+
+
+@dataclass(slots=True, frozen=True)
+class EventRow:
+    """One unusual turn of a life."""
+
+    at_ms: int
+    kind: str
+    detail: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class LinkRow:
+    """An event that names another message."""
+
+    seq: int
+    at_ms: int
+    kind: str
+    other: str  # its id
+
+    @property
+    def other_seq(self) -> int:
+        """The number in that id."""
+        return int(self.other[:16], 16) if is_message_id(self.other) else 0
+
+
+@dataclass(slots=True, frozen=True)
+class TrashPage:
+    """Deleted messages that can be restored, and the offset to go on from (exclusive).
+
+    ``is_cut`` says that the page is short because enough was looked at.
+    """
+
+    rows: list[MessageRow]
+    next: int | None
+    is_cut: bool
+
+
+@dataclass(slots=True, frozen=True)
+class HistoryPage:
+    """Settled messages, newest first, and how far was looked.
+
+    ``searched_to`` is the last offset looked at where the time ran out first, else None.
+    """
+
+    rows: list[MessageRow]
+    has_more: bool
+    searched_to: int | None
+    lowest: int | None
+    highest: int | None
+
+
+def wire_id(seq: int, token: int) -> str:
+    """Give the message id as it stands on the wire: 16 hex digits each."""
+    return f"{seq:016x}{token:016x}"
+
+
+def is_message_id(text: str) -> bool:
+    """Tell whether ``text`` can be a message id: 32 lower-case hex digits."""
+    return len(text) == 32 and _ID_DIGITS.issuperset(text)
+
+
+class MessageReader:
+    """What the pages ask for.
+
+    All methods may raise ReadTooLongError, and StorageError where the database cannot be read.
+    Pages are in the order they are shown; ``limit`` above ``PAGE_ROWS`` is cut to it.
+    """
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def _read(self, name: str, **parameters: Any) -> list[Row]:
+        return await self._readers.read("browse", name, **parameters)
+
+    # -- queues
+
+    async def oldest_ready(self, queue_ids: Iterable[int]) -> dict[int, int]:
+        """Say when the first ready message of each queue was published; empty ones are left out."""
+        asked = json.dumps(list(queue_ids))
+        rows = await self._read("oldest_ready", queue_ids=asked)
+        return {queue_id: published_at for queue_id, published_at in rows if published_at}
+
+    async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
+        """Count ready messages whose deadline is before that time: queue_id -> (count, soonest).
+
+        The soonest ``EXPIRING_ROWS`` are counted, so counts that add up to it are lower bounds.
+        """
+        rows = await self._read("expiring", before_ms=before_ms, limit=EXPIRING_ROWS)
+        return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
+
+    async def messages(
+        self,
+        queue_id: int,
+        *,
+        after: int | None = None,
+        before: int | None = None,
+        state: State | None = None,
+        limit: int = 50,
+    ) -> list[MessageRow]:
+        """Give a page of a queue in order, behind or ahead of a position (exclusive)."""
+        is_backwards = before is not None
+        position = before if before is not None else after if after is not None else -1
+        rows = await self._read(
+            "messages_before" if is_backwards else "messages_after",
+            queue_id=queue_id, position=position, state=state, limit=_page(limit),
+        )  # fmt: skip
+        return [MessageRow(*row) for row in (reversed(rows) if is_backwards else rows)]
+
+    # -- one message
+
+    async def message(self, message_id: str) -> MessageRow | None:
+        """Find a message, alive or settled; None where the id is unknown or its row is gone."""
+        if not is_message_id(message_id):
+            return None
+        seq = int(message_id[:16], 16)
+        rows = await self._read("by_seq", seq=seq) if seq < 1 << 63 else []
+        if not rows:
+            return None
+        found = MessageRow(*rows[0])
+        return found if compare_digest(found.message_id, message_id) else None
+
+    async def was_given(self, message_id: str) -> bool:
+        """Tell whether this broker has given out the number in this id: then its row is gone."""
+        rows = await self._read("next_number")
+        return 0 < int(message_id[:16], 16) < int(rows[0][0])
+
+    async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
+        """Give messages by their numbers, alive or settled, in that order; at most a page."""
+        rows = await self._read("by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
+        found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
+        return [found[seq] for seq in seqs if seq in found]
+
+    async def body(self, message: MessageRow) -> Body | None:
+        """Give the body, of one above 256 KiB the first 64 KiB; None where there is none."""
+        size = message.size if message.size <= BODY_WHOLE_BYTES else BODY_HEAD_BYTES
+        part = await self.body_part(message, 0, size)
+        if part is None:
+            return None
+        is_whole = len(part.content) == part.size
+        return Body(
+            part.size, part.content, _is_damaged(message, part.content) if is_whole else None
+        )
+
+    async def body_part(self, message: MessageRow, start: int, size: int) -> Body | None:
+        """Give part of a body without reading the rest; None where there is none."""
+        rows = await self._read("body_part", seq=message.seq, start=start, size=size)
+        return Body(rows[0][0], rows[0][1] or b"", None) if rows else None
+
+    async def bodies(self, seqs: Sequence[int]) -> dict[int, bytes]:
+        """Give whole bodies by their numbers; the caller bounds what they add up to."""
+        rows = await self._read("bodies", seqs=json.dumps(list(seqs)))
+        return {seq: content or b"" for seq, content in rows}
+
+    async def sha256(self, message: MessageRow) -> str | None:
+        """Give the SHA-256 of a body, read part by part; None where it is above 8 MiB or gone."""
+        if message.size > SHA256_BYTES:
+            return None
+        made = hashlib.sha256()
+        for start in range(0, message.size, BODY_PART_BYTES):
+            part = await self.body_part(message, start, BODY_PART_BYTES)
+            if part is None or not part.content:
+                return None
+            await asyncio.to_thread(made.update, part.content)
+        return made.hexdigest()
+
+    async def whole_body(self, message: MessageRow) -> Body | None:
+        """Give the body, however large."""
+        rows = await self._read("body", seq=message.seq)
+        if not rows:
+            return None
+        content = rows[0][0]
+        is_damaged = await asyncio.to_thread(_is_damaged, message, content)
+        return Body(len(content), content, is_damaged)
+
+    async def events(self, seq: int) -> list[EventRow]:
+        """Give the unusual turns of one life, oldest first."""
+        return [EventRow(*row) for row in await self._read("events", seq=seq, limit=EVENT_ROWS)]
+
+    async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
+        """Give what ties these messages to others: redrive, restore, edit, dead letter."""
+        asked = json.dumps(list(seqs))
+        return [LinkRow(*row) for row in await self._read("links", seqs=asked, limit=LINK_ROWS)]
+
+    # -- history
+
+    async def history(
+        self,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        queue_id: int | None = None,
+        outcome: State | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        limit: int = 50,
+    ) -> HistoryPage:
+        """Give settled messages older than ``before``, newer than ``after``, or the newest.
+
+        ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.  What has no
+        index, acked of all queues, is looked at in slices of offsets until the page is full, the
+        end is reached or a second is over; then ``searched_to`` says where to continue.
+        """
+        lowest, highest = (await self._read("history_ends"))[0]
+        if lowest is None or highest is None:
+            return HistoryPage([], False, None, None, None)
+        ends = _Ends(lowest, highest)
+        bottom = lowest if since is None else await self._offset_at(since, ends)
+        top = highest if until is None else await self._offset_at(until, ends) - 1
+        name, parameters = _history_statement(queue_id, outcome)
+        limit = _page(limit)
+        is_newer = after is not None
+        step = _HISTORY_SLICE if name == "acked" else 1 << 62
+        start = max(after, bottom - 1) if after is not None else min(before or top + 1, top + 1)
+        rows: list[Row] = []
+        ends_s = monotonic() + _HISTORY_LIMIT_S
+        while start < top if is_newer else start > bottom:
+            stop = min(start + step, top) if is_newer else max(start - step, bottom)
+            rows += await self._read(
+                f"{name}_{'newer' if is_newer else 'older'}",
+                start=start, stop=stop, limit=limit + 1 - len(rows), **parameters,
+            )  # fmt: skip
+            start = stop
+            if len(rows) > limit or monotonic() > ends_s:
+                break
+        is_done = len(rows) > limit or (start >= top if is_newer else start <= bottom)
+        page = [MessageRow(*row) for row in rows[:limit]]
+        return HistoryPage(
+            page[::-1] if is_newer else page,
+            len(rows) > limit,
+            None if is_done else start,
+            lowest,
+            highest,
+        )
+
+    async def _offset_at(self, at_ms: int, ends: "_Ends") -> int:
+        """Find the first offset settled at that time or later, by halving: times only grow."""
+        low, high = ends.lowest, ends.highest + 1
+        while low < high:
+            middle = (low + high) // 2
+            rows = await self._read("settled_at", at=middle)
+            if rows and rows[0][1] < at_ms:
+                low = int(rows[0][0]) + 1
+            else:
+                high = middle
+        return low
+
+    async def trash(
+        self,
+        *,
+        before: int | None = None,
+        queues: frozenset[int] | None = None,
+        limit: int = 50,
+    ) -> TrashPage:
+        """Give deleted messages that can be restored, newest first; a bounded number is looked at.
+
+        ``queues`` are those that may be seen; None: all.
+        """
+        start = 1 << 62 if before is None else before
+        looked = await self._read(
+            "deleted_older", start=start, looked=TRASH_LOOKED,
+            queues=None if queues is None else json.dumps(sorted(queues)),
+        )  # fmt: skip
+        there = [(offset, seq) for offset, seq, is_there in looked if is_there]
+        page = there[: _page(limit)]
+        rows = await self.rows([seq for _, seq in page])
+        if len(there) > len(page):
+            return TrashPage(rows, page[-1][0], False)
+        if len(looked) == TRASH_LOOKED:
+            return TrashPage(rows, int(looked[-1][0]), True)
+        return TrashPage(rows, None, False)
+
+
+class _Ends(NamedTuple):
+    lowest: int
+    highest: int
+
+
+def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:
+    """Choose the statement whose index has what is asked for."""
+    if queue_id is not None and outcome is not None:
+        return "queue_outcome", {"queue_id": queue_id, "outcome": outcome}
+    if queue_id is not None:
+        return "queue", {"queue_id": queue_id}
+    if outcome is None:
+        return "history", {}
+    return ("acked" if outcome is State.ACKED else "outcome"), {"outcome": outcome}
+
+
+def _page(limit: int) -> int:
+    return max(1, min(limit, PAGE_ROWS))
+
+
+def _is_damaged(message: MessageRow, content: bytes) -> bool:
+    return checksum(message.seq, content) != message.crc

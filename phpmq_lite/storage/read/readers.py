@@ -1,0 +1,266 @@
+"""Read-only connections: each read is one call to a thread, whole, with a limit on its time.
+
+So no transaction stays open over an ``await`` and no checkpoint waits for a reader.
+"""
+
+import asyncio
+import sqlite3
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Final, cast
+
+import aiosqlite
+
+from phpmq_lite.errors import ReadTooLongError, StorageError
+from phpmq_lite.storage.read.pattern_matching import has_text, matches_glob
+from phpmq_lite.storage.statements import load
+
+asker: Final[ContextVar[str]] = ContextVar("asker", default="")  # on whose behalf a task works
+
+
+class FairSlots:
+    """``count`` slots.  A free one goes to the owner that holds fewest, then by turns.
+
+    Alone, an owner may hold all of them.  Within one owner the order is that of arrival.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.free = count
+        self.held: Counter[str] = Counter()  # by owner
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the one served last at the end
+
+    @property
+    def waiting(self) -> Counter[str]:
+        """How many wait, by owner."""
+        return Counter({owner: len(line) for owner, line in self._waiting.items()})
+
+    async def acquire(self, owner: str) -> None:
+        """Acquire a slot; wait for one if none is free."""
+        if self.free:
+            self.free -= 1
+            self.held[owner] += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # the slot was handed over meanwhile
+                self.release(owner)
+            elif place in (line := self._waiting.get(owner, deque())):
+                line.remove(place)
+                if not line:
+                    del self._waiting[owner]
+            raise
+
+    def release(self, owner: str) -> None:
+        """Release a slot to the next waiter."""
+        self.held[owner] -= 1
+        if not self.held[owner]:
+            del self.held[owner]
+        self.free += 1
+        while self.free and self._waiting:
+            self._hand_over(min(self._waiting, key=lambda waiting: self.held[waiting]))
+
+    def _hand_over(self, owner: str) -> None:
+        line = self._waiting.pop(owner)
+        place = line.popleft()
+        if line:
+            self._waiting[owner] = line  # behind all others
+        if not place.done():  # else it was cancelled
+            self.free -= 1
+            self.held[owner] += 1
+            place.set_result(None)
+
+
+READ_LIMIT_S: Final = 2.0  # one read
+_STEPS_BETWEEN_LOOKS: Final = 10_000  # of SQLite's machine, below a millisecond
+_CLOSING: Final = "close"  # its name where others wait for a connection
+
+Row = tuple[Any, ...]
+
+
+class _Reader(sqlite3.Connection):
+    """A connection that cannot write and stops each statement after a time.
+
+    SQLite looks at the clock between two rows, not within a function.  So what reads large bodies
+    are functions of ours: each is linear in its input and stops at the limit, too.
+
+    - ``body_part(seq, start, size)``: part of a body.
+    - ``in_time()``: 1; it fails after the limit.  Called before what SQLite does with a large body.
+    - ``has_text(content, text)``: as ``instr(content, text) > 0``, of BLOBs.
+    - ``matches_glob(content, glob)``: as ``CAST(content AS TEXT) GLOB glob``, without ranges.
+    """
+
+    def __init__(self, *args: Any, limit_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limit_s = limit_s
+        self._ends_s = monotonic() + limit_s
+        super().execute("PRAGMA query_only = 1")
+        self.create_function("body_part", 3, self.body_part)
+        self.create_function("in_time", 0, self._check_time)
+        self.create_function("has_text", 2, self._has_text)
+        self.create_function("matches_glob", 2, self._matches_glob)
+        self.set_progress_handler(self.is_over, _STEPS_BETWEEN_LOOKS)
+
+    def body_part(self, seq: int, start: int, size: int) -> bytes:
+        """Read part of a body; ``substr`` would read all of it first."""
+        with self.blobopen("body", "content", seq, readonly=True) as blob:
+            blob.seek(min(start, len(blob)))
+            return blob.read(size)
+
+    def _has_text(self, content: bytes | None, text: bytes) -> bool | None:
+        return None if content is None else has_text(content, text, self._check_time)
+
+    def _matches_glob(self, content: bytes | None, glob: str) -> bool | None:
+        return None if content is None else matches_glob(content, glob, self._check_time)
+
+    def _check_time(self) -> int:
+        sleep(0)  # without the interpreter's lock: the broker need not wait 5 ms for it
+        if self.is_over():
+            raise ReadTooLongError
+        return 1
+
+    def is_over(self) -> bool:
+        """Return whether the time of the statement is over, or it was interrupted."""
+        return monotonic() > self._ends_s
+
+    def interrupt(self) -> None:
+        """Stop the statement that runs, also within a function of ours; from any thread."""
+        self._ends_s = 0.0
+        super().interrupt()
+
+    def begin(self) -> None:
+        """Start the time of the next statement, which may be interrupted from here on."""
+        self._ends_s = monotonic() + self._limit_s
+
+
+class Readers:
+    """A few read-only connections to one database, opened on first use.
+
+    Who asks (``asker``) gets them by turns: many reads of one do not hold up those of another.
+
+    All methods may raise ReadTooLongError, and StorageError where the database cannot be read.
+    """
+
+    def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
+        self._path = path
+        self._limit_s = limit_s
+        self._slots = FairSlots(count)
+        self._free: list[aiosqlite.Connection | None] = [None] * count  # None: not opened yet
+        self._count = count
+        self._busy: set[_Reader] = set()
+        self._closes = 0  # calls of ``close``: a read that began ahead of the last one fails
+        self._closing = asyncio.Lock()  # two that close at once would wait for each other
+        self._others: list[Readers] = []
+
+    def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
+        """Give further connections to the same database, for what may take long.
+
+        They are closed with these.
+        """
+        made = Readers(self._path, count=count, limit_s=limit_s)
+        self._others.append(made)
+        return made
+
+    @property
+    def path(self) -> Path:
+        """The database file."""
+        return self._path
+
+    async def close(self) -> None:
+        """Close the connections; a later read opens them again.
+
+        Reads that run or wait fail with StorageError: they must not delay a stop.  Each connection
+        is waited for: one that is left open answers a loop which may be closed by then.
+        """
+        for other in self._others:
+            await other.close()
+        async with self._closing:
+            taken: list[aiosqlite.Connection | None] = []
+            try:
+                self._closes += 1
+                for reader in self._busy:
+                    reader.interrupt()
+                while len(taken) < self._count:
+                    await self._slots.acquire(_CLOSING)
+                    taken.append(self._free.pop())
+                for at, connection in enumerate(taken):
+                    if connection is not None:
+                        await connection.close()
+                        taken[at] = None
+            finally:
+                for connection in taken:
+                    self._free.append(connection)
+                    self._slots.release(_CLOSING)
+
+    async def read(self, file: str, name: str, /, **parameters: Any) -> list[Row]:
+        """Run the statement ``name`` of ``sql/<file>.sql`` and return all its rows."""
+        return await self.run(name, load(file)[name], parameters)
+
+    async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
+        """Run a statement put together from the parts of a file; ``name`` is for errors."""
+        async with self._connection() as connection:
+            reader = cast(_Reader, connection._conn)
+            # An interrupt is seen at the next row, the progress handler after many of them.
+            timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
+            closes = self._closes
+            reader.begin()
+            self._busy.add(reader)
+            try:
+                rows = await connection.execute_fetchall(text, parameters)
+            except sqlite3.Error as error:
+                if closes != self._closes:
+                    raise StorageError(f"cannot read {name}: the broker stops reading") from error
+                if error.sqlite_errorname == "SQLITE_INTERRUPT" or reader.is_over():
+                    raise ReadTooLongError(
+                        f"reading {name} took longer than {self._limit_s:g} s"
+                    ) from error
+                raise StorageError(f"cannot read {name}: {error}") from error
+            finally:
+                timer.cancel()
+                self._busy.discard(reader)
+        return [tuple(row) for row in rows]
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[aiosqlite.Connection]:
+        owner, closes = asker.get(), self._closes
+        await self._slots.acquire(owner)
+        connection = self._free.pop()
+        try:
+            if closes != self._closes:
+                raise StorageError("the broker stops reading")
+            if connection is None:
+                opening = asyncio.create_task(self._connect())
+                try:
+                    connection = await asyncio.shield(opening)
+                except asyncio.CancelledError:  # by then it is open, and would be lost
+                    connection = await opening
+                    raise
+            yield connection
+        finally:
+            self._free.append(connection)
+            self._slots.release(owner)
+
+    async def _connect(self) -> aiosqlite.Connection:
+        try:
+            return await aiosqlite.connect(
+                self._uri(),
+                uri=True,
+                isolation_level=None,
+                factory=self._reader,
+            )
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
+
+    def _uri(self) -> str:
+        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
+            raise StorageError(f"there is no database {self._path.name}")
+        return f"{self._path.resolve().as_uri()}?mode=ro"
+
+    def _reader(self, *args: Any, **kwargs: Any) -> _Reader:
+        return _Reader(*args, limit_s=self._limit_s, **kwargs)

@@ -1,0 +1,454 @@
+"""Finds messages, alive and settled, newest first, in slices that each end in time.
+
+It has a connection of its own, so a search never keeps a page waiting.  Nothing stays open
+between two slices: the broker's checkpoints and other searches go on.
+"""
+
+import json
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from phpmq_lite.errors import ReadTooLongError
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.readers import Readers, Row
+from phpmq_lite.storage.read.search_plan import (
+    SearchPlan,
+    SearchQuery,
+    as_glob,
+    make_plan,
+    trace_ranges,
+)
+
+SEARCH_LIMIT_S: Final = 1.6  # of all slices; the last one may add its own limit
+SLICE_LIMIT_S: Final = 0.4  # of one
+PAGE_ROWS: Final = 200
+FROZEN_IDS: Final = 1_000_000
+FROZEN_LIMIT_S: Final = 20.0
+_FIRST_WIDTH: Final = 2_000  # numbers that the first slice looks at; it grows while that is fast
+_LAST_WIDTH: Final = 1 << 40
+_FAST_S: Final = 0.025
+_SLOW_S: Final = 0.1
+_SLICE_ROWS: Final = 1_000  # the loop counts those of a selection at once, in 2 ms
+_LONG_TAIL: Final = 50_000  # messages without a place, as after an upgrade
+_FEW: Final = 2_000  # messages of a trace, looked up one by one
+_ASKED: Final = 500  # numbers in one question
+_URNS: Final = 20  # told apart in a summary
+_URNS_COUNTED: Final = 10_000
+
+MessagePreview = tuple[int, int]  # the highest place looked at when it began, and where to go on
+
+
+@dataclass(slots=True, frozen=True)
+class SearchHits:
+    """A page of a search.
+
+    ``searched`` of about ``total`` messages were looked at since it began; where ``is_done`` all.
+    ``next`` says where it goes on, None at the end.
+    """
+
+    rows: list[MessageRow]
+    next: MessagePreview | None
+    searched: int
+    total: int
+    is_done: bool
+
+
+@dataclass(slots=True)
+class FrozenSelection:
+    """All that match at one moment: their numbers and what they are.
+
+    ``seqs`` of named queues are in the order of their positions, settled ones in that of their
+    offsets, both together and those of a trace in that of their numbers.
+    """
+
+    seqs: "array[int]" = field(default_factory=lambda: array("Q"))
+    is_complete: bool = True  # False: more match than were taken, or the time was over
+    upto: int = 0  # the highest number there was; later messages are not included
+    oldest_at: int | None = None  # published, Unix ms
+    newest_at: int | None = None
+    size: int = 0  # bytes of their bodies
+    held: int = 0  # dispatched now
+    expired: int = 0  # settled ones whose deadline has passed
+    by_queue: dict[str, int] = field(default_factory=dict)
+    by_state: dict[str, int] = field(default_factory=dict)
+    by_urn: dict[str, int] = field(default_factory=dict)  # "" for none, "~other" for the rest
+    samples: list[MessageRow] = field(default_factory=list)  # the first, one between, the last
+
+
+@dataclass(slots=True)
+class _Run:
+    """A plan and how far its line goes: ``low`` and ``high`` are exclusive."""
+
+    plan: SearchPlan
+    low: int
+    high: int
+    total: int
+    upto: int
+    leap: str = ""  # as in the plan; "": the slices go on without
+    place: int = 0  # how far was looked
+    is_done: bool = False
+
+    def searched(self) -> int:
+        """Estimate how many messages were looked at, newest first."""
+        if self.is_done or self.high - self.low < 2:
+            return self.total
+        return round(self.total * (self.high - self.place) / (self.high - 1 - self.low))
+
+
+class Search:
+    """Answers queries; at most one slice runs at a time.
+
+    All methods may raise StorageError where the database cannot be read.  ``queues`` are those
+    that the asking person may see, by queue_id; None: all.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._readers = readers
+        self._now_ms = now_ms
+
+    async def page(
+        self,
+        query: SearchQuery,
+        *,
+        queues: frozenset[int] | None = None,
+        place: MessagePreview | None = None,
+        limit: int = 50,
+        limit_s: float = SEARCH_LIMIT_S,
+    ) -> SearchHits:
+        """Give the newest matches from ``place`` on: what was found when the time was over."""
+        limit = max(1, min(limit, PAGE_ROWS))
+        run = await self._begin(query, queues, place[0] if place else None)
+        if run is None:
+            return SearchHits([], None, 0, 0, True)
+        run.place = min(place[1], run.high) if place else run.high
+        rows: list[Row] = []
+        async for part in self._walk(run, limit_s, wanted=limit + 1):
+            rows += part
+            if len(rows) > limit:
+                run.place, run.is_done = int(rows[limit - 1][0]), False
+                break
+        found = await self.rows([row[1] for row in rows[:limit]])
+        goes_on = None if run.is_done else (run.high - 1, run.place)
+        return SearchHits(found, goes_on, run.searched(), run.total, run.is_done)
+
+    async def newer(
+        self,
+        query: SearchQuery,
+        row: MessageRow,
+        *,
+        queues: frozenset[int] | None = None,
+        limit_s: float = SLICE_LIMIT_S,
+    ) -> MessageRow | None:
+        """Give the match just before this one in the list; None: none was found in time."""
+        return await self._beside(query, row, queues, limit_s, is_newest_first=False)
+
+    async def older(
+        self,
+        query: SearchQuery,
+        row: MessageRow,
+        *,
+        queues: frozenset[int] | None = None,
+        limit_s: float = SLICE_LIMIT_S,
+    ) -> MessageRow | None:
+        """Give the match just behind this one in the list; None: none was found in time."""
+        return await self._beside(query, row, queues, limit_s, is_newest_first=True)
+
+    async def _beside(
+        self,
+        query: SearchQuery,
+        row: MessageRow,
+        queues: frozenset[int] | None,
+        limit_s: float,
+        *,
+        is_newest_first: bool,
+    ) -> MessageRow | None:
+        run = await self._begin(query, queues, None)
+        if run is None:
+            return None
+        places = {"seq": row.seq, "position": row.position, "offset": row.offset}
+        place = places[run.plan.line]
+        if place is None:
+            return None
+        run.place = place
+        async for part in self._walk(run, limit_s, wanted=1, is_newest_first=is_newest_first):
+            if part:
+                return next(iter(await self.rows([part[0][1]])), None)
+        return None
+
+    async def matches(
+        self, query: SearchQuery, seqs: Sequence[int], queues: frozenset[int] | None
+    ) -> list[MessageRow]:
+        """Give those of at most 500 messages that match, in ascending order of their numbers."""
+        if not seqs:
+            return []
+        only, others = await self._queues(query, queues)
+        plan = make_plan(query, only, others, self._now_ms(), seqs=seqs[:_ASKED])
+        if plan is None:
+            return []
+        rows = await self._readers.run(
+            "search",
+            plan.text(is_newest_first=False),
+            plan.parameters | {"low": plan.low, "high": plan.high, "limit": _ASKED},
+        )
+        numbers = [row[1] for row in rows]
+        return [
+            row
+            for at in range(0, len(numbers), PAGE_ROWS)
+            for row in await self.rows(numbers[at : at + PAGE_ROWS])
+        ]
+
+    async def freeze(
+        self,
+        query: SearchQuery,
+        *,
+        queues: frozenset[int] | None = None,
+        limit: int = FROZEN_IDS,
+        time_s: float = FROZEN_LIMIT_S,
+    ) -> FrozenSelection:
+        """Take all that match now, at most ``limit``, with a summary of them."""
+        frozen = FrozenSelection()
+        run = await self._begin(query, queues, None)
+        if run is None:
+            return frozen
+        frozen.upto, run.place = run.upto, run.low
+        count = _Count(self._now_ms())
+        async for part in self._walk(run, time_s, wanted=_SLICE_ROWS, is_newest_first=False):
+            room = limit - len(frozen.seqs)
+            if len(part) > room:
+                run.is_done = False
+                part = part[:room]
+            frozen.seqs.extend(count.add(part))
+            if len(part) == room and not run.is_done:
+                break
+        frozen.is_complete = run.is_done
+        await self._finish(frozen, count)
+        return frozen
+
+    async def _finish(self, frozen: FrozenSelection, count: "_Count") -> None:
+        names = await self._readers.read("search", "names", queues=json.dumps(list(count.queues)))
+        by_id: dict[int, str] = dict((int(key), str(name)) for key, name in names)
+        frozen.by_queue = {
+            by_id.get(queue_id, f"~{queue_id}"): n for queue_id, n in count.queues.most_common()
+        }
+        frozen.by_state = {State(state).name.lower(): n for state, n in count.states.most_common()}
+        frozen.by_urn = count.by_urn()
+        frozen.oldest_at, frozen.newest_at = count.oldest_at, count.newest_at
+        frozen.size, frozen.held, frozen.expired = count.size, count.held, count.expired
+        seqs = frozen.seqs
+        if seqs:
+            asked = dict.fromkeys((seqs[0], seqs[len(seqs) // 2], seqs[-1]))
+            frozen.samples = await self.rows(list(asked))
+
+    async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
+        """Give messages, alive or settled, in the order of these numbers; at most 200."""
+        if not seqs:
+            return []
+        asked = json.dumps(list(seqs[:PAGE_ROWS]))
+        rows = await self._readers.read("browse", "by_seqs", seqs=asked)
+        found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
+        return [found[seq] for seq in seqs if seq in found]
+
+    async def lately(self, limit: int = 200) -> list[tuple[str | None, bytes | None]]:
+        """Give URN and body (None above 4 KiB) of the newest messages, alive and settled."""
+        rows = await self._readers.read("search", "lately", limit=limit)
+        return [(urn, content) for urn, content in rows]
+
+    # -- slices
+
+    async def _begin(
+        self, query: SearchQuery, allowed: frozenset[int] | None, upto: int | None
+    ) -> _Run | None:
+        queues, others = await self._queues(query, allowed)
+        asked = json.dumps(list(queues or ()))
+        line = (await self._readers.read("search", "line", queues=asked))[0]
+        has_numbers = (line[4] or 0) - line[8] <= _LONG_TAIL
+        has_traces = has_numbers and (line[9] or 0) <= _LONG_TAIL
+        plan = make_plan(query, queues, others, self._now_ms(), has_traces=has_traces)
+        if plan is not None and plan.line == "seq" and has_traces:
+            seqs = await self._traced(query, plan)
+            if seqs is not None:
+                plan = make_plan(query, queues, others, self._now_ms(), seqs=seqs) if seqs else None
+        if plan is None:
+            return None
+        if plan.leap == "next_seq" and not has_numbers:
+            plan = make_plan(query, queues, others, self._now_ms(), has_numbers=False) or plan
+        return _bounds(plan, line, upto, has_queues=queues is not None)
+
+    async def _traced(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
+        """Give all messages whose traces begin as asked for, if they are few."""
+        found: set[int] = set()
+        ranges = trace_ranges(query)
+        given = {"low": plan.low, "high": plan.high, "limit": _FEW + 1}
+        for start, end in ranges:
+            rows = await self._readers.read("search", "few_traced", start=start, end=end, **given)
+            found.update(seq for (seq,) in rows)
+            if len(found) > _FEW:
+                return None
+        return sorted(found) if ranges else None
+
+    async def _queues(
+        self, query: SearchQuery, allowed: frozenset[int] | None
+    ) -> tuple[list[int] | None, list[int]]:
+        """Give the only queues to look in (None: all), and those to leave out."""
+        terms = query.of("queue")
+        wanted = await self._matching(term.value for term in terms if not term.is_negated)
+        others = await self._matching(term.value for term in terms if term.is_negated) or set()
+        if wanted is None and allowed is None:
+            return None, sorted(others)
+        only = set(allowed or ()) if wanted is None else wanted
+        if allowed is not None:
+            only &= allowed
+        return sorted(only - others), []
+
+    async def _matching(self, patterns: Iterable[str]) -> set[int] | None:
+        globs = [as_glob(pattern) for pattern in patterns]
+        if not globs:
+            return None
+        rows = await self._readers.read("search", "queues", globs=json.dumps(globs))
+        return {queue_id for (queue_id,) in rows}
+
+    async def _walk(
+        self, run: _Run, limit_s: float, *, wanted: int, is_newest_first: bool = True
+    ) -> AsyncIterator[list[Row]]:
+        """Yield the matches slice by slice, each at most ``wanted``; ``run`` says how far it got.
+
+        The width of a slice follows the time that the last one took.
+        """
+        text = run.plan.text(is_newest_first=is_newest_first)
+        width = _FIRST_WIDTH
+        ends_s = time.monotonic() + limit_s
+        while not run.is_done:
+            low, high = _window(run, width, is_newest_first=is_newest_first)
+            began_s = time.monotonic()
+            rows = await self._slice(run.plan, text, low, high, wanted)
+            took_s = time.monotonic() - began_s
+            if rows is None and width > 1:
+                width = max(1, width // 16)
+            else:
+                rows = rows or []  # where one body alone is too large, it is passed over
+                full = len(rows) >= wanted
+                ahead = low + 1 if is_newest_first else high - 1
+                run.place = int(rows[-1][0]) if full else ahead
+                run.is_done = (
+                    run.place <= run.low + 1 if is_newest_first else run.place >= run.high - 1
+                )
+                yield rows
+                if run.leap and is_newest_first and not rows and not run.is_done:
+                    await self._leap(run)
+                if full:  # rows behind the last one were sorted in vain
+                    width = min(
+                        width, 2 * (high - run.place if is_newest_first else run.place - low)
+                    )
+                elif took_s < _FAST_S:
+                    width = min(width * 4, _LAST_WIDTH)
+                elif took_s > _SLOW_S:
+                    width = max(1, width // 2)
+            if time.monotonic() > ends_s:
+                return
+
+    async def _leap(self, run: _Run) -> None:
+        """Pass over what is of other queues only, however much it is; newest first.
+
+        Where the time does not suffice for that the slices go on as they were.
+        """
+        asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
+        asked |= {"low": run.low, "high": run.place}
+        try:
+            [(place,)] = await self._readers.read("search", run.leap, **asked)
+            run.place = (run.low if place is None else int(place)) + 1
+        except ReadTooLongError:
+            run.leap = ""
+
+    async def _slice(
+        self, plan: SearchPlan, text: str, low: int, high: int, limit: int
+    ) -> list[Row] | None:
+        given: dict[str, Any] = {"low": low, "high": high, "limit": limit}
+        try:
+            return await self._readers.run("search", text, plan.parameters | given)
+        except ReadTooLongError:
+            return None
+
+
+def _window(run: _Run, width: int, *, is_newest_first: bool) -> tuple[int, int]:
+    """Give the bounds (exclusive) of the next slice."""
+    if is_newest_first:
+        return max(run.place - width - 1, run.low), run.place
+    return run.place, min(run.place + width + 1, run.high)
+
+
+def _bounds(plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool) -> _Run | None:
+    """Find the ends of the line that a plan walks along; None: there is nothing on it."""
+    next_number, alive, settled, first, last, position, live, live_there, *_ = line
+    top = next_number - 1
+    if plan.line == "offset":
+        ends = (first, last)
+    elif plan.line == "position":
+        ends = (position, top)
+    else:
+        starts = ((alive, plan.has_alive), (settled, plan.has_settled))
+        numbers = [start for start, is_wanted in starts if is_wanted and start is not None]
+        ends = (min(numbers, default=None), top)
+    if ends[0] is None or ends[1] is None:
+        return None
+    total = ((live_there if has_queues else live) or 0) if plan.has_alive else 0
+    if plan.has_settled and first is not None and last is not None:
+        total += last - first + 1
+    low, high = ends[0] - 1, ends[1] + 1
+    if plan.line == "seq":
+        low, high = max(low, plan.low), min(high, plan.high)
+    if upto is not None:
+        high = min(high, upto + 1)
+    return None if high - low < 2 else _Run(plan, low, high, total, top, plan.leap)
+
+
+class _Count:
+    """Sums up rows of the sources as they come."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self.queues: Counter[int] = Counter()
+        self.states: Counter[int] = Counter()
+        self.urns: Counter[str] = Counter()
+        self.oldest_at: int | None = None
+        self.newest_at: int | None = None
+        self.size = 0
+        self.held = 0
+        self.expired = 0
+
+    def add(self, rows: Sequence[Row]) -> Sequence[int]:
+        """Count rows; gives their numbers."""
+        if not rows:
+            return ()
+        _, seqs, queues, states, urns, published, sizes, deadlines = zip(*rows, strict=True)
+        self.queues.update(queues)
+        self.states.update(states)
+        self.urns.update(urn or "" for urn in urns)
+        if len(self.urns) > _URNS_COUNTED:
+            self.urns = Counter(self.by_urn())
+        times = [at for at in (self.oldest_at, min(published)) if at is not None]
+        self.oldest_at = min(times)
+        self.newest_at = max(self.newest_at or 0, max(published))
+        self.size += sum(sizes)
+        self.held += states.count(State.DISPATCHED)
+        self.expired += sum(
+            state > State.DISPATCHED and at is not None and at <= self._now_ms
+            for state, at in zip(states, deadlines, strict=True)
+        )
+        return seqs
+
+    def by_urn(self) -> dict[str, int]:
+        """Give the most frequent URNs, and the rest as one."""
+        most = {urn: n for urn, n in self.urns.most_common(_URNS + 1) if urn != "~other"}
+        kept = dict(list(most.items())[:_URNS])
+        rest = self.urns.total() - sum(kept.values())
+        return kept | ({"~other": rest} if rest else {})

@@ -1,0 +1,105 @@
+"""What an error of SQLite says about what is on disk: the only place that looks at its codes.
+
+SQLite undoes a transaction itself where there is no room for it, in a statement or at COMMIT, and
+nothing of it comes back after a crash: the frame that ends it was not written.  After a failed
+fsync nothing is known: the transaction is gone here, and may be there after the next start.
+"""
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError, StorageFullError
+
+# What says something about the disk and not about the statement, but for damage.
+OF_DISK: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
+)
+_OF_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR})
+# A file system that was made read-only under us answers EROFS, of which SQLite tells no more.
+_MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
+
+
+@contextmanager
+def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
+    """Raise what a failure of a whole transaction means; where it is known, nothing is left of it.
+
+    Raises:
+        StorageFullError: nothing is stored: there is no room.
+        NotWritableError: nothing is stored: another program has the lock, or all is read-only.
+        OutcomeUnknownError: anything else.
+    """
+    try:
+        yield
+    except (sqlite3.Error, MemoryError, OverflowError, UnicodeError) as error:  # two: not bindable
+        raise meaning(connection, error) from error
+
+
+@contextmanager
+def translate_as_unknown() -> Iterator[None]:
+    """Raise OutcomeUnknownError for any failure: what was to be stored is stored already."""
+    try:
+        yield
+    except (sqlite3.Error, MemoryError) as error:
+        raise OutcomeUnknownError(_text(error)) from error
+
+
+@contextmanager
+def translate_file_errors() -> Iterator[None]:
+    """Raise what a failure to write a small file beside the database means, as ``told`` does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError("the disk is full") from error
+        if error.errno == errno.EROFS:
+            raise NotWritableError("the file system is read-only") from error
+        raise OutcomeUnknownError(str(error)) from error
+
+
+def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
+    """Give what ``told`` raises, and undo what is left of the transaction where that is known."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    found: StorageError
+    if code & 0xFF == sqlite3.SQLITE_FULL:
+        found = StorageFullError("the disk is full")
+    elif code & 0xFF == sqlite3.SQLITE_BUSY:
+        found = NotWritableError("another program keeps the database locked")
+    elif code & 0xFF == sqlite3.SQLITE_READONLY or (
+        code in _MAY_BE_READ_ONLY and _is_read_only(connection)
+    ):
+        found = NotWritableError("the file system is read-only")
+    else:
+        return OutcomeUnknownError(_text(error))
+    if connection.in_transaction:
+        try:
+            connection.execute("ROLLBACK")
+        except sqlite3.Error as second:
+            return OutcomeUnknownError(f"{_text(error)}, and then {_text(second)}")
+    return found
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Tell whether something is wrong with the file itself, and not only now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DAMAGE
+
+
+def _text(error: Exception) -> str:
+    return f"{getattr(error, 'sqlite_errorname', '') or type(error).__name__}: {error}"
+
+
+def _is_read_only(connection: sqlite3.Connection) -> bool:
+    """Try to make a file beside the database."""
+    name = connection.execute("PRAGMA database_list").fetchone()[2]
+    probe = Path(name).with_name(".probe")
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    with suppress(OSError):
+        probe.unlink()
+    return False

@@ -1,0 +1,1 @@
+"""The one connection that writes, and what it does between batches."""

@@ -1,0 +1,102 @@
+"""What the writer does between batches: checkpoints, places, retention, in short slices."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import NotWritableError, StorageFullError
+from phpmq_lite.model import Now
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.integrity.seal import LiveSeal
+from phpmq_lite.storage.sqlite_errors import translate_errors, translate_file_errors
+from phpmq_lite.storage.write import history_index, retention
+from phpmq_lite.storage.write.retention import RetentionBounds
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
+
+_RETENTION_EACH_MS: Final = 1_000
+_SEEN_EACH_MS: Final = 60_000  # a write of its own where nothing else is written
+
+
+class WriterMaintenance:
+    """Called by the engine in the writer's thread; each call takes some 20 ms at most.
+
+    ``wal_limit_bytes`` is what the file may keep: it is begun again long before, but for readers,
+    and cutting off what they made it grow takes the longer the more it is.
+    It looks at ``space`` first: each second, and each time the WAL is long.  Where there is no
+    room, or nobody can write, the rest is left to the next call: nobody waits for it.
+
+    ``resting`` watches the database between two checkpoints.
+
+    ``bounds`` may be replaced while it works.  What ``counters`` gives of a reading of the clocks
+    is stored with each checkpoint and once a minute, so that the next start can tell for how long
+    the broker was away.
+    """
+
+    def __init__(
+        self,
+        database: Path,
+        bounds: RetentionBounds,
+        wal_limit_bytes: int,
+        counters: Callable[[Now], Mapping[str, int]],
+        space: DiskSpace | None = None,
+        resting: LiveSeal | None = None,
+    ) -> None:
+        self._wal = database.with_name(database.name + "-wal")
+        self.bounds = bounds
+        self._wal_limit_bytes = wal_limit_bytes
+        self._counters = counters
+        self._space = space or DiskSpace(database.parent)
+        self._resting = resting
+        self._places = history_index.HistoryIndexer()
+        self._retention_due_ms = 0  # steady
+        self._seen_due_ms = 0  # steady
+
+    def __call__(self, store: Store, now: Now, is_idle: bool) -> bool:
+        """Do what is due; True where more is to be done soon.
+
+        Raises:
+            NotWritableError: nobody could write for too long.
+            OutcomeUnknownError: SQLite failed; stop, as for a failed commit.
+        """
+        try:
+            with translate_errors(store.connection):
+                self._space.measure(store.used_bytes())
+                has_more = self._step(store, now, is_idle)
+        except StorageFullError:
+            self._space.note_full()
+        except NotWritableError as error:
+            self._space.note_held_up(error)
+        else:
+            self._space.note_stored()
+            return has_more
+        return False
+
+    def _step(self, store: Store, now: Now, is_idle: bool) -> bool:
+        if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
+            self._checkpoint(store, is_idle)
+            self._seen_due_ms = 0
+        if now.steady_ms >= self._seen_due_ms:
+            note_clock(store.connection, self._counters(now))
+            self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
+        self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
+        store.wal_bytes += self._places.wal_bytes
+        if self._places.has_more:
+            return True
+        if now.steady_ms < self._retention_due_ms:
+            return False
+        if retention.sweep_staged(store.connection):
+            return True
+        if retention.remove_expired(store.connection, self.bounds, now.steady_ms).has_more:
+            return True
+        self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
+        return False
+
+    def _checkpoint(self, store: Store, is_idle: bool) -> None:
+        size = self._wal.stat().st_size if self._wal.exists() else 0
+        is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
+        if self._resting is not None:
+            with translate_file_errors():
+                self._resting.strike()
+        store.checkpoint_at_once("TRUNCATE" if is_large else "RESTART")
+        if self._resting is not None:
+            self._resting.take()

@@ -1,0 +1,416 @@
+"""The connection that writes, and all that is done with it: batches, loading, checkpoints.
+
+SQLite before 3.51.3 can corrupt a WAL when two connections write or checkpoint at once, so nobody
+else opens the file writable, and checkpoints happen here.
+"""
+
+import json
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from time import perf_counter
+from typing import Any, Final
+
+from phpmq_lite.errors import NotWritableError, StartRefusedError, StorageFullError
+from phpmq_lite.model import (
+    Batch,
+    Loaded,
+    Message,
+    Now,
+    PageRequest,
+    QueueRow,
+    RowsRequest,
+    Stored,
+    WindowRequest,
+    checksum,
+)
+from phpmq_lite.pipeline_rows import PipelineRows
+from phpmq_lite.storage.sqlite_errors import translate_as_unknown, translate_errors
+from phpmq_lite.storage.statements import load, many
+from phpmq_lite.storage.write import batch_sql
+from phpmq_lite.storage.write.batch_sql import OWN_COLUMNS, Step, batch_statements
+
+
+def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
+    """Give up what was being staged when the broker went down; inside the start's transaction."""
+    execute, sql = connection.execute, load("staging")
+    execute(load("claims")["make_history_id"])
+    execute(sql["drop_open"])
+    execute(sql["drop_parts_of_dropped"])
+
+
+def load_pipeline_rows(connection: sqlite3.Connection) -> PipelineRows:
+    """Read what the core keeps in memory."""
+    execute, claims, staging = connection.execute, load("claims"), load("staging")
+    return PipelineRows(
+        subscriptions=execute(claims["subscriptions"]).fetchall(),
+        held=execute(claims["held"]).fetchall(),
+        staged=execute(staging["stages"]).fetchall(),
+        parts=execute(staging["parts"]).fetchall(),
+        published=execute(staging["versions"]).fetchall(),
+        next_stage_id=execute(staging["next_stage"]).fetchone()[0],
+    )
+
+
+DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
+_KEYS_AT_ONCE: Final = 5_000  # read in one statement, at a start
+_PAGE_BYTES: Final = 4 << 20  # bodies in one page
+_RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
+# A batch of messages this large is copied into the database after it: its pages will not be written
+# again before the checkpoint, and one of 1 MiB delays other batches by 3 ms, one of 8 MiB by 17 ms.
+_LARGE_BYTES: Final = 256 << 10
+_STAGED_WEIGHT: Final = 8  # staged rows are not written again, either: a checkpoint for each MiB
+LONG_WAL_BYTES: Final = 8 << 20  # then it is copied into the database, between two batches
+_AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
+# What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
+_ROW_BYTES: Final = 500
+_COMMIT_BYTES: Final = 16 << 10
+_COMMITS: Final = 8  # that the mean is about
+
+_PRAGMAS: Final[dict[str, Any]] = {
+    "journal_mode": "wal",
+    "synchronous": 2,  # FULL: docs/concepts/durability.md; there is no switch for less
+    "locking_mode": "normal",
+    "wal_autocheckpoint": 0,  # we checkpoint ourselves, after the answers have left
+    "busy_timeout": 5_000,
+    "foreign_keys": 1,
+    "trusted_schema": 0,
+    "secure_delete": 0,  # some systems overwrite what is deleted: three times the cost
+    "mmap_size": 0,
+    "cell_size_check": 1,
+    "temp_store": 2,
+} | ({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {})
+
+
+class Store:
+    """Synchronous; what waits for the disk runs in the writer's thread.  See ``writer.py``."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.execute = connection.execute
+        self._sql = load("live")
+        self.wal_bytes = 0  # guessed: written since the last checkpoint
+        self.commit_s = 1.0  # of one COMMIT: a moving mean, slow until measured
+        self._is_patient = True  # as SQLite was told last
+
+    # -- start
+
+    def configure(self, cache_bytes: int) -> None:
+        """Set the pragmas and read them back.
+
+        Raises:
+            StartRefusedError: SQLite keeps another value; the message names the pragma.
+        """
+        for name, value in _PRAGMAS.items():
+            self.execute(f"PRAGMA {name}={value}").fetchall()
+            row = self.execute(f"PRAGMA {name}").fetchone()
+            # SQLite without memory maps has no mmap_size to read back.
+            if row is None and name == "mmap_size":
+                continue
+            if row is None or row[0] != value:
+                raise StartRefusedError(f"PRAGMA {name} is {row and row[0]!r}, not {value!r}")
+        self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
+        self.connection.create_function("checksum", 2, checksum, deterministic=True)
+
+    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Stored:
+        """Make ready what connections held, and read what must be in memory."""
+        execute, sql = self.execute, self._sql
+        execute("BEGIN IMMEDIATE")
+        returned = execute(sql["release_held"]).rowcount
+        remove_unfinished_stages(self.connection)
+        execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
+        execute(load("audit")["interrupt"])
+        execute(sql["forget_queues"])
+        execute("COMMIT")
+        return Stored(
+            queues=[_queue_row(row) for row in execute(sql["queues"])],
+            receipts=self._receipts(now.steady_ms - receipt_window_ms, receipt_limit),
+            counters=self.counters(),
+            next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
+            returned=returned,
+            pipeline=load_pipeline_rows(self.connection),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Give the stored numbers by their names."""
+        return dict(self.execute(self._sql["counters"]).fetchall())
+
+    def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
+        """Yield the keys that still count, oldest first: at most ``limit``.
+
+        They are read in slices: with 100,000 keys at once a start took 26 MB more.
+        """
+        execute, sql = self.execute, self._sql
+        row = execute(sql["receipt_before"], (limit,)).fetchone()
+        n = 0 if row is None else row[0]
+        while some := execute(sql["receipts"], (n, after_ms, _KEYS_AT_ONCE)).fetchall():
+            n = some[-1][0]
+            for _, queue_id, key, seq, at_ms in some:
+                yield queue_id, key, seq, at_ms
+
+    def wait_for_others(self, is_patient: bool) -> None:
+        """Have SQLite wait for what another program has locked, from now on; or fail at once.
+
+        To tell it before and after each batch would take a third of the time of its BEGIN.
+        """
+        if is_patient is not self._is_patient:
+            self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
+            self._is_patient = is_patient
+
+    # -- one batch
+
+    def commit(self, batch: Batch) -> Loaded | None:
+        """Store a batch in one transaction, then load what it asks for.
+
+        Raises:
+            StorageFullError, NotWritableError: nothing is stored.
+            OutcomeUnknownError: the batch may or may not be on disk; nothing may be answered.
+        """
+        self.begin(batch_statements(batch) if batch.stores else [])
+        return self.end(batch)
+
+    def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
+        """Begin a transaction and execute the steps of a batch in it; no steps: no transaction.
+
+        False: nothing of it stands, because there is no room or nobody can write, and ``at_once``
+        said not to wait for it.
+
+        Raises:
+            StorageFullError, NotWritableError: nothing of it stands.
+            OutcomeUnknownError: as ``commit``.
+        """
+        if not steps:
+            return True
+        execute = self.execute
+        try:
+            with translate_errors(self.connection):
+                self.wait_for_others(not at_once)
+                execute("BEGIN IMMEDIATE")
+                for statement, values, before in steps:
+                    if isinstance(statement, str):
+                        execute(statement, values)
+                    else:
+                        statement.write(execute, values, before)
+        except (StorageFullError, NotWritableError):
+            if at_once:
+                return False
+            raise
+        return True
+
+    def end(self, batch: Batch) -> Loaded | None:
+        """Commit what ``begin`` has begun, then load what the batch asks for.
+
+        Raises:
+            StorageFullError, NotWritableError: nothing is stored; begin it once more.
+            OutcomeUnknownError: as ``commit``.
+        """
+        if self.connection.in_transaction:
+            with translate_errors(self.connection):
+                began_at = perf_counter()
+                self.execute("COMMIT")
+                self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS
+            changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
+            self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
+            for values in batch.several.values():
+                staged = sum(len(value) for value in values if isinstance(value, bytes))
+                self.wal_bytes += _STAGED_WEIGHT * staged
+            if batch.born_bytes >= _LARGE_BYTES * len(batch.born) > 0:
+                self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
+        if not batch.loads:
+            return None
+        with translate_as_unknown():
+            self.wait_for_others(True)
+            return self._load(batch)
+
+    # -- loading
+
+    def _load(self, batch: Batch) -> Loaded:
+        loaded = Loaded()
+        for request in batch.filled:
+            loaded.windows.append(self._window(request))
+        for page_request in batch.pages:
+            loaded.pages.append(self._page(page_request))
+        for rows_request in batch.rows:
+            loaded.pages.append(self._rows(rows_request))
+        for give, file, name, parameters in batch.asked:
+            loaded.asked.append((give, self.execute(load(file)[name], parameters).fetchall()))
+        if batch.named:
+            loaded.named = dict.fromkeys(batch.named)
+            for row in many("live", "by_seq").run(self.execute, list(batch.named)):
+                loaded.named[row[0]] = batch_sql.message_of(row)
+        if batch.body_seqs:
+            loaded.bodies = self._bodies(list(batch.body_seqs))
+        if batch.record_seqs:
+            loaded.records = self._records(batch.record_seqs)
+        if batch.due_at is not None:
+            loaded.asked_due = True
+            found = self.execute(self._sql["due"], (batch.due_at, DUE_AT_ONCE)).fetchall()
+            loaded.due = [batch_sql.message_of(row) for row in found]
+            after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
+            loaded.next_deadline_ms = self.execute(self._sql["next_deadline"], (after,)).fetchone()[
+                0
+            ]
+        return loaded
+
+    def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
+        found = self.execute(
+            self._sql["next_ready"], (request.queue_id, request.after, request.limit)
+        ).fetchall()
+        page = [batch_sql.message_of(row) for row in found]
+        self._give_bodies(page, request.body_bytes)
+        return request.queue_id, page, len(page) < request.limit
+
+    def _page(
+        self, request: PageRequest
+    ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
+        given = {"of": request.queue_id, "after": request.after, "upto": request.upto}
+        found = self.execute(self._sql[request.which], given | {"limit": request.limit}).fetchall()
+        page = [batch_sql.message_of(row) for row in found]
+        is_last = len(page) < request.limit
+        if request.bodies:
+            count = max(1, _how_many(page, _PAGE_BYTES))
+            is_last = is_last and count >= len(page)
+            page = page[:count]
+            self._give_bodies(page, sum(message.size for message in page))
+        return request.take, page, is_last
+
+    def _rows(
+        self, request: RowsRequest
+    ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
+        name = "settled_by_seq" if request.settled else "by_seq"
+        found = {row[0]: row for row in many("live", name).run(self.execute, request.seqs)}
+        page = [batch_sql.message_of(found[seq]) for seq in request.seqs if seq in found]
+        is_last = True
+        if request.bodies:
+            count = max(1, _how_many(page, _PAGE_BYTES))
+            is_last = count >= len(page)
+            page = page[:count]
+            checksums = "settled_checksums" if request.settled else "checksums"
+            bodies = self._bodies([message.seq for message in page], checksums)
+            for message in page:
+                message.body = bodies[message.seq]
+        return request.take, page, is_last
+
+    def _give_bodies(self, page: list[Message], room: int) -> None:
+        """Load the bodies of the first messages, as many as fit into ``room`` bytes."""
+        some = page[: _how_many(page, room)]
+        bodies = self._bodies([message.seq for message in some])
+        for message in some:
+            message.body = bodies[message.seq]
+
+    def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
+        """Return the bodies; None where one is missing or its checksum is wrong."""
+        expected = dict(many("live", checksums).run(self.execute, seqs))
+        found = many("live", "bodies").run(self.execute, seqs)
+        whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
+        return {seq: whole.get(seq) for seq in seqs}
+
+    def _records(
+        self, places: dict[int, tuple[int, int, int]]
+    ) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return id and content of the records about messages, by the seq of those.
+
+        Where they are too large together, the smaller ones: a program's own come before padding.
+        """
+        flat = [number for seq, others in places.items() for number in (seq, *others)]
+        found = many("live", "records").run(self.execute, flat)
+        found.sort(key=lambda row: row[3])
+        sums = accumulate(row[3] for row in found)
+        some = [row for row, size in zip(found, sums, strict=True) if size <= _RECORD_BYTES]
+        bodies = self._bodies([seq for _, seq, _, _ in some])
+        about: dict[int, list[tuple[bytes, bytes]]] = {}
+        for source_seq, seq, token, _ in sorted(some):
+            body = bodies[seq]
+            if body is not None:
+                about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))
+        return about
+
+    # -- between batches
+
+    def used_bytes(self) -> int:
+        """Tell how much of the database is in use: its size without free pages."""
+        pages, free, page_bytes = self.execute(load("measures")["pages"]).fetchone()
+        return int((pages - free) * page_bytes)
+
+    def checkpoint(self, mode: str) -> bool:
+        """Copy the WAL into the database and begin it again; RESTART, or TRUNCATE the file too.
+
+        Waits for readers, for seconds.  False: one still reads from the WAL, which goes on growing;
+        it is asked again soon.
+        """
+        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES  # also where there is no room for it
+        is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        if not is_busy:
+            self.wal_bytes = 0
+        return not is_busy
+
+    def checkpoint_at_once(self, mode: str) -> bool:
+        """Do the same without waiting for a reader, because the next batch would wait with it."""
+        self.wait_for_others(False)
+        try:
+            return self.checkpoint(mode)
+        finally:
+            self.wait_for_others(True)
+
+    def set_counters(self, counters: dict[str, int]) -> None:
+        """Store numbers outside of a batch; for the stop, where no batch follows."""
+        with translate_errors(self.connection):
+            self.execute("BEGIN IMMEDIATE")
+            for counter in counters.items():
+                self.execute(self._sql["set_counter"], counter)
+            self.execute("COMMIT")
+
+
+def _how_many(page: list[Message], room: int) -> int:
+    """Return how many of the first messages fit into ``room`` bytes."""
+    for count, message in enumerate(page):
+        room -= message.size
+        if room < 0:
+            return count
+    return len(page)
+
+
+def _queue_row(row: tuple[Any, ...]) -> QueueRow:
+    own = dict(zip(OWN_COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
+    return QueueRow(
+        row[0], row[1], row[2], {name: v for name, v in own.items() if v is not None},
+        row[10], row[11], (row[10], row[11]), row[12],
+    )  # fmt: skip
+
+
+_SMALL_MS: Final = 2_000  # not worth a row at a start
+
+
+def note_clock(
+    connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool = False
+) -> None:
+    """Store where the clocks stand, with the jump if there was one; in a transaction of its own.
+
+    Runs in the writer's thread.  Without a jump a row is only made where the newest one is far off.
+    Where the disk is full nothing is stored, and the next call makes up for it.
+
+    Raises:
+        NotWritableError: nothing was stored.
+        OutcomeUnknownError: fail-stop, as for a batch.
+    """
+    with suppress(StorageFullError), translate_errors(connection):
+        _note(connection, counters, has_jumped=has_jumped)
+
+
+def jump_noted(counters: Mapping[str, int]) -> Callable[[Store], None]:
+    """Give the work that stores a jump, for the writer's thread."""
+    return lambda store: note_clock(store.connection, counters, has_jumped=True)
+
+
+def _note(connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool) -> None:
+    sql, step_ms = load("clock"), counters["clock_step_ms"]
+    newest = connection.execute(sql["newest_step"]).fetchone()
+    is_new = newest is None or has_jumped or abs(newest[0] - step_ms) > _SMALL_MS
+    connection.execute("BEGIN IMMEDIATE")
+    for counter in counters.items():
+        connection.execute(load("live")["set_counter"], counter)
+    if is_new:
+        connection.execute(sql["add_step"], (counters["last_seen_ms"], step_ms))
+    connection.execute("COMMIT")

@@ -1,0 +1,292 @@
+"""The asyncio side of the store: what is done in the loop's thread, what in the writer's."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, TypeVar
+
+import aiosqlite
+
+from phpmq_lite.errors import (
+    DatabaseReplacedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+    StorageFullError,
+)
+from phpmq_lite.model import Batch, Loaded
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.opened_files import OpenedFiles
+from phpmq_lite.storage.sqlite_errors import translate_errors
+from phpmq_lite.storage.write.batch_sql import Step, batch_statements
+from phpmq_lite.storage.write.store import Store
+
+T = TypeVar("T")
+Fatal = NotWritableError | OutcomeUnknownError
+
+_SHORT_COMMANDS: Final = 5_000
+_SHORT_ROWS: Final = 15_000  # what so many commands come to, and whoever leaves with much in hand
+_SHORT_BYTES: Final = 1 << 20
+FEW_COMMANDS: Final = 50  # who gave them waits for the answers
+_FEW_ROWS: Final = 4 * FEW_COMMANDS
+_FEW_BYTES: Final = 64 << 10
+MANY_COMMANDS: Final = 100  # worth waiting until the thread has begun
+_FAST_S: Final = 0.001  # a disk that takes longer is waited for in the thread
+_BEGIN_S: Final = 0.001  # until the thread has begun; it takes some 0.05 ms
+
+
+class Writer:
+    """The asyncio side: one aiosqlite connection, one hop to its thread per batch.
+
+    Where it is known that nothing is stored, the same is tried once more (``Space.wait_after``).
+    ``on_fatal`` is called, in whatever thread, once nothing may be written any more; it should end
+    the process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        space: DiskSpace | None = None,
+        on_fatal: Callable[[Fatal], None] = lambda _error: None,
+    ) -> None:
+        self.path = path
+        self.space = space or DiskSpace(path.parent)
+        self.files = OpenedFiles(path)
+        self._on_fatal = on_fatal
+        self._failed: Fatal | None = None  # nothing may follow on it: no second fsync
+        self._connection: _OneHop | None = None
+        self._store: Store | None = None
+        self._last: asyncio.Future[Any] | None = None  # the last work that was given to the thread
+
+    async def open(self, cache_bytes: int) -> None:
+        """Open the file writable and set its pragmas."""
+        self.files.note_database()
+        self._connection = connection = _OneHop(
+            lambda: sqlite3.connect(
+                self.path, isolation_level=None, cached_statements=256, check_same_thread=False
+            ),
+            iter_chunk_size=64,
+        )
+        await connection
+        self._store = Store(connection.raw)
+        await self.run(lambda store: store.configure(cache_bytes))
+        # Before the first write: a power cut in the middle of a start then finds an empty WAL.
+        await self.run(lambda store: store.checkpoint("TRUNCATE"))
+        self.files.note_log()
+
+    @property
+    def wal_bytes(self) -> int:
+        """About how much the WAL has grown since the last checkpoint."""
+        return 0 if self._store is None else self._store.wal_bytes
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Have a batch stored as it is now, and what it asks for loaded; it may change afterwards.
+
+        The statements of a short batch are executed here, and only its COMMIT, which waits for the
+        disk, is left to the thread.  For each statement that runs there the interpreter changes
+        hands twice, and the loop has it: 57,000 instead of 46,000 messages/s from end to end.
+
+        Raises:
+            StorageError: the writer is not open.
+            OutcomeUnknownError: as the future; nothing may be answered.
+        """
+        steps = batch_statements(batch) if batch.stores else []
+        store = self._store
+        if (
+            store is not None
+            and (self._last is None or self._last.done())
+            and ((is_awaited := _is_awaited(batch)) or _is_short(batch))
+            and self._begin_here(store, steps)
+        ):
+            if is_awaited and store.commit_s < _FAST_S:
+                return self._end_here(store, steps, batch)
+            return self._end_at_once(steps, batch)
+        return self._hop(lambda store: self._store_whole(store, steps, batch))
+
+    def _begin_here(self, store: Store, steps: Sequence[Step]) -> bool:
+        """Execute the statements of a batch; False: nobody can write now, the thread waits."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return store.begin(steps, at_once=True)
+        except OutcomeUnknownError as error:
+            self._end(error)
+            raise
+
+    def _store_whole(
+        self, store: Store, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
+    ) -> Loaded | None:
+        """Store a batch, the same once more as long as it is known that nothing of it is stored."""
+        while True:
+            try:
+                if not has_begun:
+                    store.begin(steps)
+                loaded = store.end(batch)
+            except (StorageFullError, NotWritableError) as error:
+                has_begun = False
+                self.space.wait_after(error)
+            else:
+                self.space.note_stored()
+                return loaded
+
+    def _end_here(
+        self, store: Store, steps: Sequence[Step], batch: Batch
+    ) -> asyncio.Future[Loaded | None]:
+        """Commit in the loop's thread, which has nothing else to do: two changes of thread less.
+
+        1.2 times the confirmed messages/s of 8 publishers that wait for each receipt.
+        """
+        try:
+            loaded = store.end(batch)
+            self.files.check()
+        except (StorageFullError, NotWritableError):
+            return self._hop(lambda store: self._store_whole(store, steps, batch))
+        except OutcomeUnknownError as error:
+            self._end(error)
+            raise
+        done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
+        done.set_result(loaded)
+        return done
+
+    def _end_at_once(self, steps: Sequence[Step], batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Have a batch committed in the thread, and see that it has begun.
+
+        Without waiting for it the loop, which goes on with the next batch, would keep the
+        interpreter for up to 5 ms, and the disk would have nothing to do.
+        """
+        begun = Lock()
+        begun.acquire()
+
+        def end(store: Store) -> Loaded | None:
+            begun.release()
+            return self._store_whole(store, steps, batch, has_begun=True)
+
+        done = self._hop(end)
+        if batch.commands >= MANY_COMMANDS:
+            begun.acquire(timeout=_BEGIN_S)
+        return done
+
+    def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
+        """Have a function run on the store in the writer's thread, after what was started before.
+
+        It is run once more where it fails and nothing of it is stored, so it is one transaction.
+        Who gives up leaves the function to end: the thread has it in any case.
+
+        Raises:
+            StorageError: the writer is not open.
+        """
+
+        def patient(store: Store) -> T:
+            while True:
+                try:
+                    with translate_errors(store.connection):
+                        store.wait_for_others(True)
+                        return work(store)
+                except (StorageFullError, NotWritableError) as error:
+                    self.space.wait_after(error)
+
+        return asyncio.shield(self._hop(patient))
+
+    def _hop(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
+        if self._connection is None or self._store is None:
+            raise StorageError("the writer is not open")
+
+        def careful(store: Store) -> T:
+            if self._failed is not None:
+                raise self._failed
+            try:
+                done = work(store)
+                self.files.check()  # before any reply
+                return done  # noqa: TRY300 - the answer of what was checked
+            except (NotWritableError, OutcomeUnknownError) as error:
+                self._end(error)
+                raise
+
+        self._last = done = self._connection.hop(careful, self._store)
+        return done
+
+    def _end(self, error: Fatal) -> None:
+        self._failed = error
+        self._on_fatal(error)
+
+    async def run(self, work: Callable[[Store], T]) -> T:
+        """Do the same, and wait for what the function returns."""
+        return await self.start(work)
+
+    def check_files(self) -> None:
+        """See that what was stored before is still in the files that a start will find.
+
+        Raises:
+            DatabaseReplacedError: it is not, and ``on_fatal`` was called.
+        """
+        try:
+            self.files.check()
+        except DatabaseReplacedError as error:
+            self._end(error)
+            raise
+
+    async def close(self) -> None:
+        """Checkpoint, close the file, and end the thread.
+
+        Raises:
+            DatabaseReplacedError: nothing was closed: SQLite would remove the log of another file.
+        """
+        if isinstance(self._failed, DatabaseReplacedError):
+            raise self._failed
+        if self._connection is not None:
+            if self._store is not None and self._failed is None:
+                await self._hop(_cut_log)
+            await self._connection.close()
+            self._connection = self._store = None
+
+
+class _OneHop(aiosqlite.Connection):
+    """An aiosqlite connection that takes a whole batch in one call.
+
+    A hop to the thread costs about 45 µs; a call per statement cost a fifth of the throughput.
+    """
+
+    @property
+    def raw(self) -> sqlite3.Connection:
+        return self._conn
+
+    def hop(self, work: Callable[[Store], T], store: Store) -> asyncio.Future[T]:
+        """Do what ``_execute`` does, begun at once: a coroutine begins when it is awaited."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._tx.put_nowait((done, lambda: work(store)))
+        return done
+
+
+def _cut_log(store: Store) -> None:
+    """Copy the log into the database for the last time; it stays where that cannot be now."""
+    with suppress(StorageFullError, NotWritableError), translate_errors(store.connection):
+        store.wait_for_others(True)
+        store.checkpoint("TRUNCATE")
+
+
+def _is_awaited(batch: Batch) -> bool:
+    """Tell whether hardly anything will come until a batch is stored: all wait for its answers."""
+    return (
+        batch.commands <= FEW_COMMANDS
+        and batch.born_bytes <= _FEW_BYTES
+        and _rows(batch) <= _FEW_ROWS
+        and not (batch.has_left or batch.several or batch.rare or batch.loads)
+    )
+
+
+def _is_short(batch: Batch) -> bool:
+    """Tell whether the statements of a batch are a matter of a few milliseconds."""
+    return not (
+        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS
+        or batch.born_bytes > _SHORT_BYTES or _rows(batch) > _SHORT_ROWS
+    )  # fmt: skip
+
+
+def _rows(batch: Batch) -> int:
+    return (
+        len(batch.born) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
+        + sum(map(len, batch.settled.values()))
+    )  # fmt: skip
