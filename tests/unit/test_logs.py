@@ -32,7 +32,7 @@ def test_line_has_event_level_time_and_area(stream: io.StringIO) -> None:
     logs.get_logger("phpmq_lite.server.session").info("opened", client=7)
     (line,) = lines(stream)
     assert line.pop("ts").endswith("Z")
-    assert line == {"event": "opened", "level": "info", "area": "server.tcp", "client": 7}
+    assert line == {"event": "opened", "level": "info", "area": "server.session", "client": 7}
 
 
 def test_less_than_the_level_is_not_written(stream: io.StringIO) -> None:
@@ -145,7 +145,7 @@ def test_newest_lines_are_kept_escaped_with_their_members(
     lines = recent.lines()
     assert [(line.level, line.area, line.event, line.rest) for line in lines] == [
         ("error", "asyncio", "slow", ""),
-        ("warning", "server.tcp", "bad\\x1b", "client=7 code=a\\nb ids=[1]"),
+        ("warning", "server.session", "bad\\x1b", "client=7 code=a\\nb ids=[1]"),
     ]
 
 
