@@ -29,9 +29,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.flow_control import FlowControl
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.shares import Shares
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
@@ -157,7 +157,7 @@ class Walk:
         self.core = Broker(stored, Limits(queues=queues), QueueSettings())
         self.queues = [QUEUE] if queues == 1 else [f"{QUEUE}{at:05}" for at in range(queues)]
         self.turns = cycle(self.queues)
-        self.shares = Shares(self.core)
+        self.shares = FlowControl(self.core)
         self.clock = FakeClock()
         self.ttl_s = 0
         self.producer, self.consumer = Peer(), Peer()

@@ -8,7 +8,7 @@ Client code needs two names, loaded when they are first used::
     async with phpmq_lite.connect("127.0.0.1:9100") as client: ...        # asyncio
     with phpmq_lite.connect_blocking("127.0.0.1:9100") as client: ...     # threads, scripts
 
-The way in for readers of the code: ``service.py``, ``server/engine.py``, ``broker/core.py``.
+The way in for readers of the code: ``service.py``, ``server/engine.py``, ``broker/broker.py``.
 """
 
 from typing import TYPE_CHECKING

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
-from phpmq_lite.pipeline_rows import Copied, PipelineRows
+from phpmq_lite.pipeline_rows import CopiedRows, PipelineRows
 
 
 class Now(NamedTuple):
@@ -234,7 +234,7 @@ class RowsRequest:
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
 
-class Looked(NamedTuple):
+class Inspection(NamedTuple):
     """What a content says about itself, and what is wrong with it."""
 
     indexed: Indexed
@@ -243,14 +243,14 @@ class Looked(NamedTuple):
     record: tuple[bytes, bytes] | None = None  # made ahead; the id that stands in it for the real
 
 
-class Judged(NamedTuple):
+class Validated(NamedTuple):
     """A content that was looked at ahead of its batch, because it is large."""
 
     settings: QueueSettings  # by which; where the queue has others by now it is worth nothing
-    looked: Looked
+    looked: Inspection
 
 
-class Source(NamedTuple):
+class RecordSource(NamedTuple):
     """What a record that a client published says it is about."""
 
     message_id: bytes
@@ -258,7 +258,7 @@ class Source(NamedTuple):
     error: str | None
 
 
-class Death(NamedTuple):
+class DeadLetterCause(NamedTuple):
     """What a record is to say about a message that died."""
 
     queue: str
@@ -268,22 +268,22 @@ class Death(NamedTuple):
     at_ms: int  # Unix
 
 
-class Envelopes(Protocol):
+class EnvelopeInspector(Protocol):
     """What the core asks about contents; pure functions, given to it at the start."""
 
     def index(self, content: bytes) -> Indexed | None:
         """Read what is indexed, and no more; None: there is nothing."""
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
         """Give the verdict, with what is indexed."""
 
     def unread(self, content: bytes) -> str | None:
         """Give the reason for which nobody here may change an envelope, not even by a block."""
 
-    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Make the content of a dead-letter record."""
 
-    def source(self, content: bytes) -> Source | None:
+    def source(self, content: bytes) -> RecordSource | None:
         """Read what a record is about; None: it does not say."""
 
     def revive(self, content: bytes) -> bytes:
@@ -414,7 +414,7 @@ class Batch:
         self.counters: dict[str, int] = {}
         self.several: dict[tuple[str, str], list[Any]] = {}  # (file, statement) -> rows, flat
         self.rare: list[tuple[str, str, tuple[Any, ...]]] = []  # (file, statement, parameters)
-        self.copied: list[Copied] = []  # stored by rare rows; for who looks at the batch
+        self.copied: list[CopiedRows] = []  # stored by rare rows; for who looks at the batch
         # -- loaded after the commit
         self.filled: list[WindowRequest] = []
         self.named: set[int] = set()
@@ -498,7 +498,7 @@ class Loaded:
 
 
 @dataclass(slots=True)
-class Stored:
+class Recovered:
     """What the writer reads at start: everything that must be in memory, nothing per message."""
 
     queues: list[QueueRow]
@@ -508,3 +508,6 @@ class Stored:
     next_deadline_ms: int | None
     returned: int  # dispatched before the start, ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
+
+
+Reply = Callable[[Any], None]

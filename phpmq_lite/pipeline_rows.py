@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 ROW_BITS: Final = 17  # of stage_row.row_id, for the place of a row among those of its token
 
 
-class Copied(NamedTuple):
+class CopiedRows(NamedTuple):
     """New messages that the writer makes of staged rows; the core has seen none of them.
 
     Their seqs lie from ``first`` (inclusive) to ``end`` (exclusive), in the order of the rows.

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import processes, sockets
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.schema import RegistryError, Schemas
 from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Stored
+from phpmq_lite.model import Recovered
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.server.addresses import ListenAddress, bind_tcp, check_wide_binds, read_endpoints
@@ -236,7 +236,7 @@ class Service:
 
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
-    ) -> tuple[Stored, Clock]:
+    ) -> tuple[Recovered, Clock]:
         """Check the files, migrate, recover: what the core needs to begin."""
         settings, front = self.settings, self.front
         starting.note_error(folder.read_last_error())
@@ -266,7 +266,7 @@ class Service:
         folder: DataFolder,
         writer: Writer,
         starting: StartRecorder,
-        stored: Stored,
+        stored: Recovered,
         clock: Clock,
     ) -> Engine:
         """Make the core of what was stored; from here on the folder counts as in use."""

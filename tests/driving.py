@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.core import Broker, Result
+from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError, StartRefusedError
@@ -20,8 +20,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
-    Envelopes,
-    Judged,
+    EnvelopeInspector,
     Limits,
     Loaded,
     Message,
@@ -29,6 +28,7 @@ from phpmq_lite.model import (
     QueueSettings,
     Receipt,
     State,
+    Validated,
 )
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.storage.migrate import migrate
@@ -117,7 +117,7 @@ class Client:
     def publish(
         self, queue: str, body: bytes, ttl_s: int | None = None, key: bytes | None = None
     ) -> "Command":
-        judged: list[Judged] = []  # where it is large, as server/session.py has it judged ahead
+        judged: list[Validated] = []  # where it is large, as server/session.py has it judged ahead
 
         def publish(core: Broker, me: Connection) -> Result:
             result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
@@ -271,7 +271,7 @@ class Driver:
         folder: Path,
         limits: Limits | None = None,
         defaults: QueueSettings | None = None,
-        envelopes: Envelopes | None = None,
+        envelopes: EnvelopeInspector | None = None,
     ) -> None:
         self.envelopes = envelopes
         self.clock = FakeClock()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
 from phpmq_lite.protocol.connection import ClientSide, ServerSide

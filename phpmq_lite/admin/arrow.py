@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.schemas import TTL_MAX_S
-from phpmq_lite.broker import staging
+from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.installation import install_command
 
 MEDIA: Final = "application/vnd.apache.arrow.stream"
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
-SLICE_ROWS: Final = staging.SLICE // 4  # others have their turn after each
+SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # others have their turn after each
 SLICE_BYTES: Final = 256 << 10
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS: Final = ("body", "queue", "ttl_s")

@@ -20,7 +20,7 @@ from phpmq_lite.admin.labels import Labels
 from phpmq_lite.admin.route import Route
 from phpmq_lite.admin.streams import Hub
 from phpmq_lite.admin.urls import Urls
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.envelopes.schema import Schemas
 from phpmq_lite.export.process import Exports
 from phpmq_lite.model import AuditEntry, Batch

@@ -15,7 +15,7 @@ from phpmq_lite.admin import formats, processes
 from phpmq_lite.admin.access.identity import allowed_queues, identity_of, may_use
 from phpmq_lite.admin.acting import commands
 from phpmq_lite.admin.context import Answer, Context, context_of
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.server.inspector import FrameRecorder, ProtocolErrorRecord, RecordedFrame, watch_in
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.accounts import SavedItems

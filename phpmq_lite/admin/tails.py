@@ -15,7 +15,7 @@ from phpmq_lite.admin import bodies, formats
 from phpmq_lite.admin.streams import Kept
 from phpmq_lite.broker.lifecycle import Event
 from phpmq_lite.model import Batch, Message, State
-from phpmq_lite.pipeline_rows import Copied
+from phpmq_lite.pipeline_rows import CopiedRows
 from phpmq_lite.storage.read.activity import MessagePlace, RecentActivity
 from phpmq_lite.storage.read.messages import wire_id
 
@@ -136,7 +136,7 @@ class Tail(Kept):
                 for seq in seqs:
                     self._add_if_ours(Happening(kind, batch.wall_ms, seq, reason or ""))
 
-    def _note_copied(self, copied: Copied, at_ms: int) -> None:
+    def _note_copied(self, copied: CopiedRows, at_ms: int) -> None:
         """Count what Spark published, and look up the last ones: nothing else is known of them."""
         count = copied.counts.get(self.queue_id, 0)
         self._overrun += count  # those that are found are taken off

@@ -10,12 +10,20 @@ from typing import Final
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.records import Written, cause_of, own_record
-from phpmq_lite.model import Death, Envelopes, Judged, Looked, QueueSettings
+from phpmq_lite.model import (
+    DeadLetterCause,
+    EnvelopeInspector,
+    Inspection,
+    QueueSettings,
+    Validated,
+)
 
-_NOTHING: Final = Looked((None, None, None, None))
+_NOTHING: Final = Inspection((None, None, None, None))
 
 
-def verdict(lives: Lives, queue: Queue, body: bytes, judged: Judged | None = None) -> Looked | None:
+def verdict(
+    lives: Lives, queue: Queue, body: bytes, judged: Validated | None = None
+) -> Inspection | None:
     """Give what is to be known of a content before it is stored; None: judge it ahead.
 
     ``judged`` counts only while the queue has the settings that it was judged by.
@@ -30,7 +38,7 @@ def verdict(lives: Lives, queue: Queue, body: bytes, judged: Judged | None = Non
     return looked
 
 
-def work(lives: Lives, queue: Queue, body: bytes) -> Callable[[], Judged]:
+def work(lives: Lives, queue: Queue, body: bytes) -> Callable[[], Validated]:
     """Give what judges a content, to be called in a thread; it makes the record too."""
     name, settings, at_ms, stand_in = queue.name, queue.settings, lives.now.wall_ms, token(lives)
     return lambda: judge(lives.envelopes, name, settings, body, at_ms, stand_in)
@@ -42,21 +50,21 @@ def token(lives: Lives) -> bytes:
 
 
 def judge(
-    envelopes: Envelopes | None,
+    envelopes: EnvelopeInspector | None,
     name: str,
     settings: QueueSettings,
     body: bytes,
     at_ms: int,
     stand_in: bytes,
-) -> Judged:
+) -> Validated:
     """Judge a content by the settings of a queue, and make its record where it is bad."""
     if envelopes is None:
-        return Judged(settings, _NOTHING)
+        return Validated(settings, _NOTHING)
     looked = envelopes.judge(body, settings)
     if looked.reason is not None:
-        death = Death(name, stand_in, looked.reason, looked.detail, at_ms)
+        death = DeadLetterCause(name, stand_in, looked.reason, looked.detail, at_ms)
         looked = looked._replace(record=(stand_in, envelopes.record(body, settings, death)))
-    return Judged(settings, looked)
+    return Validated(settings, looked)
 
 
 def bury_aside(lives: Lives, seq: int, body: bytes, written: Written) -> bool:
@@ -79,7 +87,7 @@ def bury_aside(lives: Lives, seq: int, body: bytes, written: Written) -> bool:
 
     def make() -> tuple[str, bytes]:
         cause = cause_of(envelopes, message, queue, body, reason)
-        death = Death(name, message.message_id, cause, "", at_ms)
+        death = DeadLetterCause(name, message.message_id, cause, "", at_ms)
         return cause, envelopes.record(body, settings, death)
 
     def bury(made: tuple[str, bytes]) -> None:

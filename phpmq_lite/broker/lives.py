@@ -11,12 +11,12 @@ from typing import Final
 from phpmq_lite.broker import records
 from phpmq_lite.broker.dying import Dying
 from phpmq_lite.broker.lifecycle import Event, next_state
-from phpmq_lite.broker.queue import CLAIMANT, Consumer, Queue
+from phpmq_lite.broker.queue import SUBSCRIPTION, Consumer, Queue
+from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.records import Written
 from phpmq_lite.broker.runs import LONGEST_TTL_S, Part, Runs
-from phpmq_lite.broker.window import Window
 from phpmq_lite.histogram import BUCKETS, bucket
-from phpmq_lite.model import Envelopes, Limits, Looked, Message, QueueSettings, State
+from phpmq_lite.model import EnvelopeInspector, Inspection, Limits, Message, QueueSettings, State
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
 READY_AGAIN: Final = next_state(State.DISPATCHED, Event.RETURN)
@@ -32,7 +32,7 @@ class Lives(Runs):
     """All messages in memory and the batch that is open.  Plain state, owned by the core."""
 
     def __init__(
-        self, limits: Limits, defaults: QueueSettings, envelopes: Envelopes | None = None
+        self, limits: Limits, defaults: QueueSettings, envelopes: EnvelopeInspector | None = None
     ) -> None:
         super().__init__(limits, defaults, envelopes)
         self.dying = Dying()
@@ -79,7 +79,7 @@ class Lives(Runs):
             for message in given_up:
                 del self.known[message.seq]
 
-    def drop_page(self, queue: Queue, window: Window) -> None:
+    def drop_page(self, queue: Queue, window: ReadyWindow) -> None:
         """Ask no more for the page behind a window, which ends at another place now."""
         window.is_loading = False
         batch = self.batch
@@ -88,8 +88,8 @@ class Lives(Runs):
     # -- born
 
     def _look(
-        self, message: Message, queue: Queue, body: bytes, looked: Looked | None
-    ) -> Looked | None:
+        self, message: Message, queue: Queue, body: bytes, looked: Inspection | None
+    ) -> Inspection | None:
         """Note what a new message is found by; give the verdict, where there is one."""
         envelopes = self.envelopes
         indexed = None if looked is None else looked.indexed
@@ -118,7 +118,7 @@ class Lives(Runs):
         body: bytes,
         ttl_s: int | None,
         publisher: int | None,
-        looked: Looked | None = None,
+        looked: Inspection | None = None,
     ) -> Message:
         """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default.
 
@@ -162,7 +162,7 @@ class Lives(Runs):
     def let_go(self, message: Message, queue: Queue) -> None:
         """Take a message from whoever holds it, or out of its window."""
         consumer = message.holder
-        if consumer is CLAIMANT:
+        if consumer is SUBSCRIPTION:
             message.holder = None
             queue.held -= 1
             queue.held_bytes -= message.size
@@ -430,7 +430,7 @@ class Lives(Runs):
 
     def _store_record(self, message: Message, queue: Queue, content: bytes, reason: str) -> None:
         target = self.dead_letter_queue(queue)
-        looked = Looked((message.urn, message.trace_id, message.meta_id, message.attempts))
+        looked = Inspection((message.urn, message.trace_id, message.meta_id, message.attempts))
         record = self.publish(target, content, 0, message.publisher, looked)
         record.source_seq = message.seq
         record.source_queue_id = queue.queue_id

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from phpmq_lite.broker.window import Window
+from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import Message, Peer, QueueRow, QueueSettings
 
 DEAD_LETTER_SUFFIX: Final = ".dlq"
@@ -57,14 +57,14 @@ class Connection:
         return f"{self.kind} {host}" if host else self.kind
 
 
-class Claimant:
+class SubscriptionHolder:
     """Stands as the holder of messages that subscriptions hold; these are on disk only."""
 
     __slots__ = ()
     connection = None  # so each connection that names one is a foreign one
 
 
-CLAIMANT: Final = Claimant()
+SUBSCRIPTION: Final = SubscriptionHolder()
 
 
 class Consumer:
@@ -82,7 +82,7 @@ class Consumer:
 
 
 @dataclass(slots=True)
-class Totals:
+class QueueCounters:
     """What happened on one queue since the broker started."""
 
     published: int = 0  # over all sources: the next three and tcp
@@ -165,7 +165,7 @@ class Queue:
         self.shut: str | None = None  # why the whole broker takes no messages
         self.consumers: dict[Connection, Consumer] = {}
         self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
-        self.window: Window | None = None
+        self.window: ReadyWindow | None = None
         self.claimed_to = 0  # no ready message stands at or before this position
         self.held = 0  # messages dispatched, claimed ones too
         self.held_bytes = 0
@@ -173,7 +173,7 @@ class Queue:
         self.claimed_bytes = 0
         self.share: Any = None  # shares.Share, once something was published beside consumers
         self.parked: set[Connection] = set()  # publishers that wait until it takes messages
-        self.totals = Totals()
+        self.totals = QueueCounters()
         self.deaths: dict[str, int] = {}  # of totals.dead, by reason
         # Histograms, see histogram.py; None until there is something to count: most queues of
         # many are idle, and each list takes 2 KB.

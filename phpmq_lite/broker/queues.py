@@ -12,7 +12,15 @@ from phpmq_lite.broker.queue import (
     home_of,
     settings_of,
 )
-from phpmq_lite.model import Batch, Envelopes, Limits, Now, QueueRow, QueueSettings, has_room
+from phpmq_lite.model import (
+    Batch,
+    EnvelopeInspector,
+    Limits,
+    Now,
+    QueueRow,
+    QueueSettings,
+    has_room,
+)
 
 ASIDE_BYTES: Final = 64 << 10  # longer content is looked at in a thread
 AT_ONCE_BYTES: Final = 256 << 10  # what is looked at in one batch, all together
@@ -35,7 +43,7 @@ class Queues:
     """The queues in memory, and the batch in which they change.  ``Lives`` adds their messages."""
 
     def __init__(
-        self, limits: Limits, defaults: QueueSettings, envelopes: Envelopes | None
+        self, limits: Limits, defaults: QueueSettings, envelopes: EnvelopeInspector | None
     ) -> None:
         self.limits = limits
         self.defaults = defaults

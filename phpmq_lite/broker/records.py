@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.model import Death, Envelopes, Message
+from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message
 
 Written = Sequence[tuple[bytes, bytes]]  # id and content of records, oldest first
 
 
 def note_source(
-    envelopes: Envelopes,
+    envelopes: EnvelopeInspector,
     record: Message,
     content: bytes,
     queues: dict[str, Queue],
@@ -36,7 +36,7 @@ def note_source(
 
 
 def note_held_source(
-    envelopes: Envelopes, record: Message, content: bytes, known: dict[int, Message]
+    envelopes: EnvelopeInspector, record: Message, content: bytes, known: dict[int, Message]
 ) -> None:
     """Tie a record in a queue of another kind to the message that its writer got.
 
@@ -68,7 +68,7 @@ def seq_of(message_id: bytes) -> int | None:
 
 
 def own_record(
-    envelopes: Envelopes | None, message: Message, written: Written
+    envelopes: EnvelopeInspector | None, message: Message, written: Written
 ) -> tuple[bytes, str] | None:
     """Find the record that a client wrote about a message: its id, and the cause it gives."""
     for record_id, content in written:
@@ -79,7 +79,7 @@ def own_record(
 
 
 def cause_of(
-    envelopes: Envelopes | None, message: Message, queue: Queue, body: bytes, reason: str
+    envelopes: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
 ) -> str:
     """Give the exact cause of a bare 006: a worker cannot write a block into all envelopes."""
     if reason != "client" or envelopes is None or not queue.looks or message.urn is None:
@@ -88,7 +88,7 @@ def cause_of(
 
 
 def content_of(
-    envelopes: Envelopes | None,
+    envelopes: EnvelopeInspector | None,
     message: Message,
     queue: Queue,
     body: bytes,
@@ -99,5 +99,5 @@ def content_of(
     """Make the content of a record, at a Unix time; on an opaque queue that of the message."""
     if envelopes is None or not queue.looks:
         return body
-    death = Death(queue.name, message.message_id, reason, detail, at_ms)
+    death = DeadLetterCause(queue.name, message.message_id, reason, detail, at_ms)
     return envelopes.record(body, queue.settings, death)

@@ -17,9 +17,9 @@ from zlib import crc32
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.queue import Connection, Consumer, Queue
 from phpmq_lite.broker.queues import Queues
-from phpmq_lite.broker.window import Bodies, Window
+from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import Envelopes, Limits, Message, QueueSettings, State
+from phpmq_lite.model import EnvelopeInspector, Limits, Message, QueueSettings, State
 
 # Known answers, looked up once: a call of next_state costs 0.4 µs.
 DISPATCHED: Final = next_state(State.READY, Event.DISPATCH)
@@ -36,7 +36,7 @@ class Runs(Queues):
     """All messages in memory, and their common turns.  ``Lives`` adds the others."""
 
     def __init__(
-        self, limits: Limits, defaults: QueueSettings, envelopes: Envelopes | None = None
+        self, limits: Limits, defaults: QueueSettings, envelopes: EnvelopeInspector | None = None
     ) -> None:
         super().__init__(limits, defaults, envelopes)
         self.known: dict[int, Message] = {}  # by seq: held, or in a window
@@ -44,7 +44,7 @@ class Runs(Queues):
         self.next_deadline_ms: int | None = None  # no ready message expires before it
         self.held = 0
         self.held_bytes = 0
-        self.bodies = Bodies()
+        self.bodies = BodyCache()
         self._tokens: list[int] = []  # of 63 random bits each
 
     def note_deadline(self, deadline_ms: int | None) -> None:
@@ -128,7 +128,7 @@ class Runs(Queues):
             known[message.seq] = message
         self.hungry[queue.queue_id] = queue
 
-    def body_room(self, window: Window) -> int:
+    def body_room(self, window: ReadyWindow) -> int:
         """Tell how many bytes of bodies a window may keep in memory besides those it has."""
         limits = self.limits
         room = limits.window_bytes - window.body_bytes

@@ -8,7 +8,7 @@ import msgspec
 
 from phpmq_lite.envelopes import index, quick, record, verdict
 from phpmq_lite.envelopes.schema import Schemas
-from phpmq_lite.model import Death, Indexed, Looked, QueueSettings, Source
+from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, QueueSettings, RecordSource
 
 _REASON_CHARACTERS: Final = 200
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
@@ -48,7 +48,7 @@ class Intake:
         """Read what is indexed; None where it is no JSON object, or too long."""
         return index.indexed(content)
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
         """Give the verdict of layers A and B, and of the schema where the queue asks for it."""
         is_checked = settings.schema_mode != "off"
         right = quick.indexed_where_right(content)
@@ -58,13 +58,17 @@ class Intake:
         elif is_checked:
             found = verdict.Verdict(None, index.Index(*right))
         else:
-            return Looked(right)
+            return Inspection(right)
         shown, problem = found.index or _NOTHING, found.problem
         if problem is None and is_checked:
             problem = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
             if settings.schema_mode != "quarantine":
                 problem = None  # it is counted
-        return Looked(shown) if problem is None else Looked(shown, problem.reason, problem.detail)
+        return (
+            Inspection(shown)
+            if problem is None
+            else Inspection(shown, problem.reason, problem.detail)
+        )
 
     def _mismatch(
         self, content: bytes, urn: str | None, *, is_empty: bool
@@ -80,7 +84,7 @@ class Intake:
         is_unread = problem is not None and problem.reason == _UNREAD
         return _UNREAD if is_unread else None
 
-    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
         found = index.index_of(content)
         block = record.Block(
@@ -94,14 +98,14 @@ class Intake:
         )
         return record.build(content, block, is_kept=settings.payload_policy == "opaque")
 
-    def source(self, content: bytes) -> Source | None:
+    def source(self, content: bytes) -> RecordSource | None:
         """Read whole id and exact cause out of a block; None where it names no message."""
         block = record.read_block(content)
         if block is None or not block.message_id:
             return None
         cause = (block.detail or block.reason or "client")[:_REASON_CHARACTERS]
         cause = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", cause)
-        return Source(block.message_id.encode(), cause, block.error)
+        return RecordSource(block.message_id.encode(), cause, block.error)
 
     def revive(self, content: bytes) -> bytes:
         """Give what is sent again: no block, attempts 0, a wrapper unwrapped."""

@@ -16,15 +16,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.flow_control import FlowControl
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.runs import ACKED_KEY
-from phpmq_lite.broker.shares import Shares
-from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
+from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt, Reply
 from phpmq_lite.server.counters import CommitCounters
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, jump_noted
 from phpmq_lite.storage.write.writer import Writer
@@ -64,7 +63,7 @@ class Engine:
     ) -> None:
         self.core = core
         self.clock = clock
-        self.shares = Shares(core)
+        self.shares = FlowControl(core)
         self.commits = CommitCounters()
         self.is_stopping = False
         self.taps: set[Tap] = set()  # called with each batch that was stored, before it is told
@@ -118,7 +117,7 @@ class Engine:
             self._is_coming = True
             self._loop.call_soon(self._turn)
 
-    async def call(self, command: Callable[[Broker, Answer], None]) -> Any:
+    async def call(self, command: Callable[[Broker, Reply], None]) -> Any:
         """Run ``command(core, answer)`` and return its answer, after the commit.
 
         Raises:

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from phpmq_lite.broker.core import Broker, Result
+from phpmq_lite.broker.broker import Broker, Result
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.runs import Part
-from phpmq_lite.model import Judged
+from phpmq_lite.model import Validated
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     ClientFrame,
@@ -40,7 +40,7 @@ class PublishQuota:
 
 
 def apply_frame(
-    core: Broker, connection: Connection, frame: ClientFrame, judged: Judged | None = None
+    core: Broker, connection: Connection, frame: ClientFrame, judged: Validated | None = None
 ) -> Result:
     """Give one frame of a connection to the core; ``judged`` was its content ahead of it."""
     match frame:

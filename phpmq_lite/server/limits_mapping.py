@@ -1,6 +1,6 @@
 """What the settings say, as the core and the storage take it."""
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskSpaceBounds

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from phpmq_lite import logs
-from phpmq_lite.broker import damage
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.queues import Shut
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.logs import get_logger
@@ -208,7 +208,9 @@ class ScrubRunner:
             return
         dead = 0
         if part == "alive":
-            dead = await self._engine.call(lambda core, ok: damage.bury(core, found.bad, ok))
+            dead = await self._engine.call(
+                lambda core, ok: message_actions.dead_letter_damaged(core, found.bad, ok)
+            )
         _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
                    settled_as_dead=dead)  # fmt: skip
 

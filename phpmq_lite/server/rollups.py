@@ -20,11 +20,11 @@ from operator import add, attrgetter, sub
 from typing import Final
 
 from phpmq_lite import histogram
-from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.queue import Queue, Totals
-from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.queue import Queue, QueueCounters
 from phpmq_lite.errors import StorageError
 from phpmq_lite.histogram import pack, unpack
+from phpmq_lite.model import Reply
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.readers import Readers
@@ -153,7 +153,7 @@ class Rollups:
         self.records: set[int] = set()  # those of them that are dead-letter queues
         self.lines: dict[tuple[int, str], str] = {}  # drawn of it, kept until the next points
         self._series: dict[int, Series] = {}
-        self._before: dict[int, tuple[Totals, tuple[int, ...]]] = {}
+        self._before: dict[int, tuple[QueueCounters, tuple[int, ...]]] = {}
         self._waits: dict[int, Sequence[int]] = {}
         self._holds: dict[int, Sequence[int]] = {}
         self._filled: set[int] = set()  # not empty at the last look
@@ -473,7 +473,7 @@ class RollupSampler:
         if not self.is_loaded:
             return
 
-        def finish(core: Broker, answer: Answer) -> None:
+        def finish(core: Broker, answer: Reply) -> None:
             for writes in self._rest(core):
                 _store(core, writes)
             core.lives.batch.answers.append((answer, None))

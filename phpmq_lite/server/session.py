@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, cast
 
-from phpmq_lite.broker.core import Broker, Result
+from phpmq_lite.broker.broker import Broker, Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Judged, Message, Receipt
+from phpmq_lite.model import Message, Receipt, Validated
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, DeadLetter, Publish, Requeue
 from phpmq_lite.server.admission import Admission
@@ -220,7 +220,7 @@ class Session(asyncio.Protocol):
         self._is_ended = False
         self._guard_timer: asyncio.TimerHandle | None = None
         self._is_forced = False  # the next parked publish is stored all the same
-        self._judged: Judged | None = None  # the first of the frames
+        self._judged: Validated | None = None  # the first of the frames
 
     # -- the loop calls
 
@@ -550,7 +550,7 @@ class Session(asyncio.Protocol):
         self._frame_bytes -= len(frame.content)
         return False
 
-    def _take_verdict(self, judged: Judged) -> None:
+    def _take_verdict(self, judged: Validated) -> None:
         """A large content was judged meanwhile: go on with it."""
         self._judged = judged
         self._walk(self._engine.core)

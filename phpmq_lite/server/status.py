@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from phpmq_lite.broker import doubts
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.lives import Lives
-from phpmq_lite.broker.queue import Connection, Queue, Totals
-from phpmq_lite.broker.sweeps import Answer
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, QueueSettings
+from phpmq_lite.model import AuditEntry, QueueSettings, Reply
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryBrake, ReadBackpressure
@@ -26,7 +25,7 @@ from phpmq_lite.storage.disk_space import DiskSpace, Shortage
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
 SLICE: Final = 500  # queues
-_TOTALS: Final = tuple(field.name for field in fields(Totals))
+_TOTALS: Final = tuple(field.name for field in fields(QueueCounters))
 _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long, for each queue
 
 
@@ -139,7 +138,7 @@ class Rates:
     """Remembers a sample of every queue's totals for the last ten seconds."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, dict[int, tuple[Totals, int, int, int]]]] = deque()
+        self._samples: deque[tuple[float, dict[int, tuple[QueueCounters, int, int, int]]]] = deque()
 
     def sample(self, queues: dict[int, Queue], at_s: float) -> None:
         """Take a sample; call about once a second."""
@@ -190,7 +189,7 @@ class BrokerHandle:
         """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
         self._base = replace(self._base, **changes)  # type: ignore[arg-type]
 
-    async def call(self, command: Callable[[Broker, Answer], None]) -> Any:
+    async def call(self, command: Callable[[Broker, Reply], None]) -> Any:
         """Run a command of an operator; see ``Engine.call``."""
         if self.engine is None or self.engine.is_stopping:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
@@ -199,18 +198,18 @@ class BrokerHandle:
         return await self.engine.call(command)
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Settle whether a clock that was far ahead at a start is right (``broker/doubts.py``).
+        """Decide whether a clock that was far ahead at a start is right.
 
         Raises:
             RefusedError: ``no_doubt``: there is nothing to decide, or somebody has.
         """
 
-        def decide(core: Broker, answer: Answer) -> None:
+        def decide(core: Broker, answer: Reply) -> None:
             clock = None if self.engine is None else self.engine.clock
             if clock is None or not clock.doubt_ms:
                 raise RefusedError("no_doubt", "the clock is not in doubt")
             away_ms, clock.doubt_ms = clock.doubt_ms, 0
-            doubts.decide(
+            operations.decide_clock(
                 core, entry, away_ms, clock.doubt_number, is_right=is_right, answer=answer
             )
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection
 from typing import Final
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import GAP_MS
 from phpmq_lite.server.backpressure import (
     SILENT,

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from phpmq_lite.broker import interventions
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.model import Message

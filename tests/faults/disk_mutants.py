@@ -12,7 +12,7 @@ from typing import Any, Final
 from phpmq_lite import service
 from phpmq_lite.cli.main import main
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.model import Batch, Loaded, Now, Stored
+from phpmq_lite.model import Batch, Loaded, Now, Recovered
 from phpmq_lite.storage.integrity import seal
 from phpmq_lite.storage.write import store, writer
 from phpmq_lite.storage.write.store import Store
@@ -58,7 +58,7 @@ class ForgetsKeys(Defective):
 class NumbersAnewStore(Store):
     """Takes the next number from what is alive, so that numbers come back."""
 
-    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Stored:
+    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Recovered:
         """Forget where the numbers had got to."""
         stored = super().recover(now, receipt_window_ms, receipt_limit)
         (highest,) = self.execute("SELECT coalesce(max(seq), 0) FROM message").fetchone()

@@ -14,10 +14,10 @@ from typing import Any, Final
 import aiosqlite
 
 from phpmq_lite import service
-from phpmq_lite.broker import core
+from phpmq_lite.broker import broker
 from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.receipts import Receipts
 from phpmq_lite.broker.timeouts import Timeouts
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
@@ -145,7 +145,7 @@ class KeepsItsTransactions(Readers):
         return connection
 
 
-class IgnoresKeys(Receipts):
+class IgnoresKeys(PublishKeys):
     """Knows no key again."""
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
@@ -183,11 +183,11 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "ForgetsAcknowledgements": _set(service, "Engine", ForgetsAcknowledgements),
     "ForgetsKeys": _set(service, "Engine", ForgetsKeys),
     "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
-    "CountsFromTheFirstDispatch": _set(core, "Timeouts", CountsFromTheFirstDispatch),
+    "CountsFromTheFirstDispatch": _set(broker, "Timeouts", CountsFromTheFirstDispatch),
     "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
     "KeepsItsTransactions": _set(service, "Readers", KeepsItsTransactions),
-    "IgnoresKeys": _set(core, "Receipts", IgnoresKeys),
+    "IgnoresKeys": _set(broker, "Receipts", IgnoresKeys),
     "ReturnsToTheEnd": _set(Lives, "put_in_place", Lives.put_at_end),
     "ChargesAllThatWasHeld": _charge_all,
     "StaysHalfAlive": _stay_half_alive,

@@ -18,13 +18,13 @@ from typing import Any, Final
 from phpmq_lite.envelopes import index, quick, record, verdict
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.members import members
-from phpmq_lite.model import Death, Indexed, QueueSettings
+from phpmq_lite.model import DeadLetterCause, Indexed, QueueSettings
 from tests.envelope_cases import BLOCK, CASES, MEMBERS, META, written
 from tests.fuzz.target import LONGEST, Target
 
 _INTAKE: Final = Intake()
 _MODES: Final[tuple[verdict.EmptyListData, ...]] = ("php", "never", "always")
-_DEATH: Final = Death("orders", b"0" * 32, "max_deliveries", "21 \ud800 deliveries", 1)
+_DEATH: Final = DeadLetterCause("orders", b"0" * 32, "max_deliveries", "21 \ud800 deliveries", 1)
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import aiohttp
 from yarl import URL
 
-from phpmq_lite.broker import staging
-from phpmq_lite.broker.staging import SLICE
+from phpmq_lite.broker.pipeline import staging
+from phpmq_lite.broker.pipeline.staging import STAGE_SLICE
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.testing import Running
 
@@ -120,7 +120,7 @@ async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
     engine = broker.service.front.engine
     assert engine is not None
     entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
-    tokens = {f"t{at}": rows[at : at + SLICE] for at in range(0, len(rows), SLICE)}
+    tokens = {f"t{at}": rows[at : at + STAGE_SLICE] for at in range(0, len(rows), STAGE_SLICE)}
     for token, some in tokens.items():
         work = partial(
             staging.stage, entry=entry, token=token, after=0, is_whole=True,

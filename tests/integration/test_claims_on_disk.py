@@ -6,8 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker import claims, operations
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.model import Limits, QueueSettings
 from tests.driving import Driver
 from tests.integration.driven import MakeDriver, ask, taken_in_order
@@ -15,7 +16,7 @@ from tests.integration.driven import MakeDriver, ask, taken_in_order
 
 @pytest.fixture(params=[1_000, 2], ids=["one page", "many pages"])
 def make(make: MakeDriver, request: pytest.FixtureRequest) -> Iterator[MakeDriver]:
-    with patch.object(claims, "SLICE", request.param):
+    with patch.object(claims, "CLAIM_SLICE", request.param):
         yield make
 
 
@@ -237,7 +238,7 @@ def test_operator_takes_what_is_claimed_and_leaves_a_gap(make: MakeDriver, verb:
     if verb == "purge":
         ask(driver, "purge", "orders", with_dispatched=True, limit=1)
     else:
-        options = Options(with_dispatched=True)
+        options = ActionOptions(with_dispatched=True)
         ask(driver, "act", Action(verb), (1,), options)
     assert claimed(driver) == [(2, b"2"), (3, b"3")]
     assert ask(driver, "ack_claims", "s", 3) == 2
@@ -252,7 +253,7 @@ def test_operator_who_takes_only_what_is_ready_leaves_claims_alone(make: MakeDri
     claim(driver, 2)
     assert ask(driver, "purge", "orders") == 1
     ask(driver, "create_queue", "mails")
-    moved = ask(driver, "act", Action.MOVE, (1, 2), Options(target="mails"))
+    moved = ask(driver, "act", Action.MOVE, (1, 2), ActionOptions(target="mails"))
     assert moved.skipped == {"dispatched": 2}
     assert ask(driver, "remove_queue", "orders") == "queue_not_empty"
     assert len(claimed(driver)) == 2
@@ -324,7 +325,7 @@ def test_only_unusual_commands_of_a_subscription_are_in_the_audit(make: MakeDriv
 
 def note_reader(driver: Driver, name: str, offset: int) -> Any:
     question = driver.ask("note_reader")
-    question.ask = lambda core, answer: operations.note_reader(core, name, offset, answer)
+    question.ask = lambda core, answer: operations.record_reader(core, name, offset, answer)
     driver.step()
     return question.answer.code if question.is_answered else None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite import clock
-from phpmq_lite.broker import doubts
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.client.async_client import connect
 from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
@@ -123,7 +123,7 @@ async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
     entry = AuditEntry("local", "cli", "", "clock.decide")
     number = house.core.lives.next_number
     house.engine.submit(
-        lambda core: doubts.decide(
+        lambda core: operations.decide_clock(
             core, entry, 10_000, number, is_right=True, answer=lambda _: None
         )
     )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker import operations, publishing
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator import operations, publishing
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Batch
 from phpmq_lite.server.counters import ConnectionCounters
@@ -32,12 +32,12 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         assert tapped == 1
         assert [m.message_id.decode() for m in seen[0].born] == [message_id]
         assert seen[0].bodies == [1, b"a"]
-        outcome = await front.call(lambda core, answer: operations.act(
-            core, entry("message.delete"), Action.DELETE, [1], Options(), answer
+        outcome = await front.call(lambda core, answer: operations.act_on_messages(
+            core, entry("message.delete"), Action.DELETE, [1], ActionOptions(), answer
         ))  # fmt: skip
         assert (outcome.done, len(seen), other) == ([1], 2, [])
         remove()
-        await front.call(lambda core, answer: operations.note(core, entry("x"), answer))
+        await front.call(lambda core, answer: operations.record_only(core, entry("x"), answer))
         assert len(seen) == 2
         status = front.status()
         assert sum(status.commit_counts) == sum(status.batch_counts) == status.commits - 1
@@ -56,7 +56,7 @@ async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
 
         front.tap(fail)
         for _ in "ab":
-            await front.call(lambda core, answer: operations.note(core, entry("x"), answer))
+            await front.call(lambda core, answer: operations.record_only(core, entry("x"), answer))
         assert len(seen) == 1
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.actions import Action, Options
-from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.broker import Result
 from phpmq_lite.broker.dying import MOST, MOST_BYTES
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.queues import AT_ONCE_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Death, Limits, Looked, QueueSettings
+from phpmq_lite.model import DeadLetterCause, Inspection, Limits, QueueSettings
 from tests.driving import Client, Delivery, Driver
 from tests.envelope_cases import body
 
@@ -27,11 +27,11 @@ class Counting(Intake):
         super().__init__()
         self.bytes = 0
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
         self.bytes += len(content)
         return super().judge(content, settings)
 
-    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         self.bytes += len(content)
         return super().record(content, settings, death)
 
@@ -280,7 +280,7 @@ def test_records_of_any_size_are_read_ahead_and_go_back_in_order(
     if is_sweep:
         asked = driver.ask("redrive", "orders.dlq")
     else:
-        asked = driver.ask("act", Action.REDRIVE, seqs, Options(), audit="dead.redrive")
+        asked = driver.ask("act", Action.REDRIVE, seqs, ActionOptions(), audit="dead.redrive")
     assert most_in_a_turn(driver) <= 3 * AT_ONCE_BYTES  # as it is read, judged, made a record
     if is_sweep:
         assert asked.answer == len(contents)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.actions import Action, Options
-from phpmq_lite.broker.publishing import Published
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.broker.queues import ASIDE_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
@@ -318,7 +318,7 @@ def test_plan_of_a_redrive_changes_nothing_on_disk(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     driver.publish(b"bad", body(data=None))
     before = list(driver.store.connection.iterdump())
-    plan = driver.ask("act", Action.REDRIVE, [2, 4], Options(is_dry_run=True))
+    plan = driver.ask("act", Action.REDRIVE, [2, 4], ActionOptions(is_dry_run=True))
     driver.step()
     assert plan.answer.targets == {"orders": 2}
     assert plan.answer.poisoned == {"poison": 1, "invalid_data": 1}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, Loaded, Now, QueueSettings
 from phpmq_lite.storage.write.store import Store

@@ -3,7 +3,7 @@
 from typing import Any
 from unittest.mock import patch
 
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.storage.write import store as stores
@@ -18,9 +18,9 @@ def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
     return question.answer
 
 
-def act(driver: Driver, action: Action, *seqs: int, **options: Any) -> Outcome:
-    answer = ask(driver, "act", action, seqs, Options(**options), audit=f"message.{action}")
-    assert isinstance(answer, Outcome)
+def act(driver: Driver, action: Action, *seqs: int, **options: Any) -> ActionOutcome:
+    answer = ask(driver, "act", action, seqs, ActionOptions(**options), audit=f"message.{action}")
+    assert isinstance(answer, ActionOutcome)
     return answer
 
 
@@ -137,7 +137,7 @@ def test_erased_secret_is_not_in_the_file_any_more(make: MakeDriver) -> None:
 def test_work_that_a_stop_cut_short_is_said_to_be_interrupted(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a", b"b", b"c")
-    with patch("phpmq_lite.broker.sweeps.SLICE", 2):
+    with patch("phpmq_lite.broker.operator.message_actions.PAGE_ROWS", 2):
         driver.ask("purge", "orders")
         driver.turn()
         driver.turn()
@@ -153,7 +153,7 @@ def test_purge_leaves_what_comes_back_to_an_old_place_meanwhile(make: MakeDriver
     driver = make()
     driver.publish(b"a", b"b", b"c", b"d")
     act(driver, Action.DELETE, 4)
-    with patch("phpmq_lite.broker.sweeps.SLICE", 1):
+    with patch("phpmq_lite.broker.operator.message_actions.PAGE_ROWS", 1):
         purge = driver.ask("purge", "orders")
         driver.turn()
         act(driver, Action.RESTORE, 4)

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.staging import PublishedStage, Staged
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import PipelineReaders, ReaderRow
@@ -55,7 +55,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
         await running.service.front.call(
-            lambda core, answer: operations.note_reader(core, "archive", 7, answer)
+            lambda core, answer: operations.record_reader(core, "archive", 7, answer)
         )
         readers = Readers(tmp_path / "data" / DATABASE, count=1)
         pipeline = PipelineReaders(readers)

@@ -24,7 +24,7 @@ WRITER = (
     "storage/write/batch_sql.py",
     "storage/write/history_index.py",
     "model.py",
-    "broker/claims.py",
+    "broker/pipeline/claims.py",
 )
 CODE = "".join((PACKAGE / path).read_text(encoding="utf-8") for path in WRITER)
 

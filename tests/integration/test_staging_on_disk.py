@@ -5,9 +5,9 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker import staged, staging
-from phpmq_lite.broker.staged import Writer
-from phpmq_lite.broker.staging import ANYBODY, PublishedStage, Staged
+from phpmq_lite.broker.pipeline import staging, state
+from phpmq_lite.broker.pipeline.staging import ANY_WRITER, PublishedStage, Staged
+from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.model import Limits, QueueSettings, checksum
 from phpmq_lite.storage.write import retention
@@ -47,7 +47,7 @@ def publish(
     version: int,
     *tokens: str,
     app_id: str = "app",
-    writer: Writer = ANYBODY,
+    writer: StageWriter = ANY_WRITER,
     is_single: bool = False,
     in_parts: bool = False,
 ) -> Any:
@@ -317,7 +317,7 @@ def test_rest_of_a_publish_is_dropped_after_thirty_days(make: MakeDriver) -> Non
     assert (driver.core.staging.rows, driver.core.staging.sealed) == (1, {})
 
 
-ANN, BOB = Writer("ann"), Writer("bob")
+ANN, BOB = StageWriter("ann"), StageWriter("bob")
 DAY_S = 86_400
 
 
@@ -364,7 +364,7 @@ def test_app_id_is_transferred(make: MakeDriver) -> None:
 
 def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeDriver) -> None:
     driver = make()
-    with patch.object(staged, "APP_IDS", 2):
+    with patch.object(state, "APP_IDS", 2):
         for app_id in ("a", "b"):
             publish(driver, 1, app_id=app_id, writer=ANN)
         driver.clock.advance(20 * DAY_S)
@@ -386,7 +386,7 @@ def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeD
 def test_app_ids_of_one_publish_make_room_for_each_other(make: MakeDriver) -> None:
     """A batch write without txnAppId has a new one each time: a few are enough for repetitions."""
     driver = make()
-    with patch.object(staged, "SINGLE_USES", 2), patch.object(staged, "APP_IDS", 1):
+    with patch.object(state, "SINGLE_USES", 2), patch.object(state, "APP_IDS", 1):
         publish(driver, 1, app_id="stream", writer=ANN)
         for app_id in ("x", "y", "z"):
             publish(driver, 0, app_id=app_id, writer=ANN, is_single=True)
@@ -401,7 +401,7 @@ def test_app_ids_of_one_publish_make_room_for_each_other(make: MakeDriver) -> No
 def test_writer_publishes_and_drops_tokens_of_their_queues_only(make: MakeDriver) -> None:
     driver = make()
     stage(driver, "t", b"a", queue="orders")
-    limited = Writer("bob", lambda queue: queue == "mail")
+    limited = StageWriter("bob", lambda queue: queue == "mail")
     assert ask(driver, "unstage", ["t"], writer=limited) == 0
     assert publish(driver, 1, "t", writer=limited) == "foreign_queue"
     publish(driver, 1, writer=limited)

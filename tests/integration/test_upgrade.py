@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.staged import AppId, Writer
+from phpmq_lite.broker.pipeline.state import AppId, StageWriter
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate, read_migrations
@@ -103,7 +103,7 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
     driver = make()
     single = f"batch-{'0' * 32}"
     for app_id in ("stream", single):
-        ask(driver, "publish_staged", app_id, 0, (), writer=Writer("ann"))
+        ask(driver, "publish_staged", app_id, 0, (), writer=StageWriter("ann"))
     driver.store.execute("INSERT INTO clock_step VALUES (1, 1, 0, ?)", (CLOCK_STEP_MS,))
     driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     older = as_of(4, driver.path, tmp_path)
@@ -118,7 +118,9 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
         assert found == {
             "stream": AppId(0, None, START_MS), single: AppId(0, None, START_MS, is_single=True),
         }  # fmt: skip
-        assert ask(upgraded, "publish_staged", "stream", 0, (), writer=Writer("bob")).is_repeated
+        assert ask(
+            upgraded, "publish_staged", "stream", 0, (), writer=StageWriter("bob")
+        ).is_repeated
         assert found["stream"].owner == "bob"
 
 

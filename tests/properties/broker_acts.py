@@ -8,7 +8,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from phpmq_lite.broker.actions import Act, Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import (
+    Action,
+    ActionOptions,
+    ActionOutcome,
+    MessageAction,
+)
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
 from tests.driving import Question, Turn
@@ -22,7 +27,7 @@ class UnderWay:
     """An action whose rows are being loaded."""
 
     question: Question
-    act: Act
+    act: MessageAction
     asked: list[int]
     seen: int = 0  # of outcome.done
     expected: Counter[str] = field(default_factory=Counter)  # reasons
@@ -62,7 +67,8 @@ class Acts:
         match question.verb:
             case "act":
                 found = [r.take.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
-                         if isinstance(getattr(r.take, "__self__", None), Act)]  # fmt: skip
+                         if isinstance(getattr(r.take, "__self__", None), MessageAction)
+                ]  # fmt: skip
                 for act in found:
                     if act._entry is question.entry:
                         self.under_way.append(UnderWay(question, act, list(act._asked)))
@@ -164,14 +170,14 @@ class Acts:
             self._check_skipped(under_way, set(seqs), outcome)
             self.places |= outcome.places
 
-    def _check_skipped(self, under_way: UnderWay, seqs: set[int], outcome: Outcome) -> None:
+    def _check_skipped(self, under_way: UnderWay, seqs: set[int], outcome: ActionOutcome) -> None:
         """Compare the reasons, but for those that depend on the order."""
         known = under_way.expected.total() + under_way.unclear + len(outcome.done)
         under_way.expected["gone"] += len(seqs) - known  # never asked for
         assert +(under_way.expected - outcome.skipped) == Counter()
         assert (outcome.skipped - under_way.expected).total() == under_way.unclear
 
-    def _reason(self, action: Action, seq: int, options: Options) -> tuple[str | None, bool]:
+    def _reason(self, action: Action, seq: int, options: ActionOptions) -> tuple[str | None, bool]:
         """Return why not, None for do it; and whether that is certain."""
         model = self.model
         if action in SETTLED:
@@ -216,7 +222,7 @@ class Acts:
             return "paused", goal not in model.ever_removed
         return None, not settings.max_messages and goal not in model.ever_removed
 
-    def _reason_of_place(self, m: Copy, options: Options) -> str | None:
+    def _reason_of_place(self, m: Copy, options: ActionOptions) -> str | None:
         if m.holder is not None:
             return "dispatched"
         place = options.places.get(m.seq)
@@ -228,7 +234,7 @@ class Acts:
         return "queue gone" if name is None or self.model.is_gone(name) else None
 
     def _reason_of_settled(
-        self, action: Action, seq: int, options: Options
+        self, action: Action, seq: int, options: ActionOptions
     ) -> tuple[str | None, bool]:
         model, old = self.model, self.settled.get(seq)
         if old is None:
@@ -249,7 +255,9 @@ class Acts:
             return "deadline passed", not is_bounded
         return None, not is_bounded
 
-    def _do(self, action: Action, seq: int, options: Options, outcome: Outcome, turn: Turn) -> None:
+    def _do(
+        self, action: Action, seq: int, options: ActionOptions, outcome: ActionOutcome, turn: Turn
+    ) -> None:
         model = self.model
         if action in SETTLED:
             getattr(self, f"_{action}")(seq, options, outcome)
@@ -279,7 +287,7 @@ class Acts:
             m.position = turn.begun.moved[seq][1]
             assert m.position >= model.number
 
-    def _redrive(self, m: Copy, options: Options, outcome: Outcome) -> None:
+    def _redrive(self, m: Copy, options: ActionOptions, outcome: ActionOutcome) -> None:
         model = self.model
         assert m.source is not None
         again = model._learn(int(outcome.made[m.seq][:16], 16))
@@ -289,7 +297,7 @@ class Acts:
         assert again.deadline_ms == model._deadline(again.queue, options.ttl_s)
         model._settle(m, State.DELETED, "redriven")
 
-    def _restore(self, seq: int, options: Options, outcome: Outcome) -> None:
+    def _restore(self, seq: int, options: ActionOptions, outcome: ActionOutcome) -> None:
         model, old = self.model, self.settled[seq]
         again = model._learn(int(outcome.made[seq][:16], 16), is_restored=True)
         assert again.message_id.decode() == outcome.made[seq]
@@ -302,7 +310,7 @@ class Acts:
         self.restored.add(seq)
         model.events["restore"] += 2
 
-    def _erase(self, seq: int, _options: Options, _outcome: Outcome) -> None:
+    def _erase(self, seq: int, _options: ActionOptions, _outcome: ActionOutcome) -> None:
         assert self.model.rows("SELECT 1 FROM body WHERE seq = ?", seq) == []
         self.erased.add(seq)
         self.model.events["erase"] += 1

@@ -20,8 +20,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from phpmq_lite.broker import sweeps, turns
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker import dispatching
+from phpmq_lite.broker.operator import message_actions
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import Limits, QueueSettings, State
 from phpmq_lite.storage.integrity.verify import check_all
 from phpmq_lite.storage.write import store as stores
@@ -70,8 +71,8 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.patches = [
-            patch.object(sweeps, "SLICE", 3),
-            patch.object(turns, "_BODIES_AHEAD", 2),
+            patch.object(message_actions, "PAGE_ROWS", 3),
+            patch.object(dispatching, "_BODIES_AHEAD", 2),
             patch.object(stores, "DUE_AT_ONCE", 2),
             patch.object(stores, "_PAGE_BYTES", 30),
         ]
@@ -360,7 +361,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         places = self.model.acts.places
         if action is Action.PLACE:
             seqs = [*seqs, *places][-6:]
-        options = Options(ttl_s, goal, create, with_dispatched, only, dict(places))
+        options = ActionOptions(ttl_s, goal, create, with_dispatched, only, dict(places))
         self.driver.ask("act", action, seqs, options, audit=f"message.{action}")
         self.go_on(how)
 
@@ -376,7 +377,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     ) -> None:
         """Delete, and take it back."""
         seqs = [m.seq for m in self.model.of_queue(queue)][:count]
-        options = Options(ttl_s, with_dispatched=True)
+        options = ActionOptions(ttl_s, with_dispatched=True)
         self.driver.ask("act", Action.DELETE, seqs, options, audit="message.delete")
         self.go_on(how)
         self.driver.clock.advance(seconds)

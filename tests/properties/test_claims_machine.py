@@ -16,9 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from phpmq_lite.broker import claims, sweeps
-from phpmq_lite.broker.actions import Action, Options
-from phpmq_lite.broker.staging import PublishedStage, Staged
+from phpmq_lite.broker.operator import message_actions
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.pipeline import claims
+from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, QueueSettings
 from phpmq_lite.storage.integrity.verify import check_all
@@ -55,7 +56,10 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
-        self.patches = [patch.object(claims, "SLICE", 2), patch.object(sweeps, "SLICE", 2)]
+        self.patches = [
+            patch.object(claims, "CLAIM_SLICE", 2),
+            patch.object(message_actions, "PAGE_ROWS", 2),
+        ]
         for each in self.patches:
             each.start()
         self.driver = Driver(Path(self.folder.name), LIMITS, QueueSettings(ack_timeout_s=0))
@@ -218,7 +222,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         if not self.alive:
             return
         m = self.alive[pick % len(self.alive)]
-        options = Options(with_dispatched=True)
+        options = ActionOptions(with_dispatched=True)
         outcome = self.ask("act", action, (self.seq(m),), options)
         if action is Action.RELEASE and m.place == "ready":
             assert outcome.skipped == {"not dispatched": 1}
@@ -361,7 +365,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
                 return self.driver.ask("purge", "orders", with_dispatched=pick % 2 == 0)
         picked = [row[2] for row in self.driver.rows(ALIVE)][pick % 3 :: 2]
         action = Action(verb) if verb in (Action.REQUEUE, Action.RELEASE) else Action.DELETE
-        return self.driver.ask("act", action, picked, Options(with_dispatched=True))
+        return self.driver.ask("act", action, picked, ActionOptions(with_dispatched=True))
 
     def learn(self) -> None:
         """Take over what is on disk, as far as it can have come from what was there."""

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.queues import ASIDE_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.model import QueueSettings, State
@@ -142,7 +142,7 @@ class Envelopes(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from([seq for (seq,) in rows]))
         is_dry_run = data.draw(st.booleans())
         before = list(self.driver.store.connection.iterdump()) if is_dry_run else None
-        self.driver.ask("act", Action.REDRIVE, [seq], Options(is_dry_run=is_dry_run))
+        self.driver.ask("act", Action.REDRIVE, [seq], ActionOptions(is_dry_run=is_dry_run))
         if is_dry_run:
             self.driver.turn()
             assert before == list(self.driver.store.connection.iterdump())

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from phpmq_lite.broker.receipts import Receipts
+from phpmq_lite.broker.publish_keys import PublishKeys
 
 WINDOW_MS = 100
 LIMIT = 4
@@ -17,7 +17,7 @@ class ReceiptsAgainstList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.receipts = Receipts(LIMIT, WINDOW_MS)
+        self.receipts = PublishKeys(LIMIT, WINDOW_MS)
         self.added: list[tuple[int, bytes, int, int]] = []  # queue_id, key, seq, at_ms
         self.now_ms = 0
 
@@ -46,7 +46,7 @@ class ReceiptsAgainstList(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """As the writer does: the youngest rows that still count, oldest first."""
-        self.receipts = Receipts(LIMIT, WINDOW_MS)
+        self.receipts = PublishKeys(LIMIT, WINDOW_MS)
         rows = [row for row in self.added if row[3] > self.now_ms - WINDOW_MS]
         for row in rows[-LIMIT:]:
             self.receipts.add(*row)

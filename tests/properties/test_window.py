@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from phpmq_lite.broker.window import Bodies, Window
+from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.model import Message, State
 
 sizes = st.integers(0, 9)
@@ -22,7 +22,7 @@ class WindowAgainstQueue(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(1, 5), backlog=st.integers(0, 12))
     def make(self, limit: int, backlog: int) -> None:
-        self.window = Window(limit, Bodies())
+        self.window = ReadyWindow(limit, BodyCache())
         self.ready = {n: message(n, 1, has_body=False) for n in range(1, backlog + 1)}
         self.held: dict[int, Message] = {}
         self.next = backlog + 1

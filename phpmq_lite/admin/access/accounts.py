@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.admin.access import writing
 from phpmq_lite.admin.problems import Problem, not_found
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry

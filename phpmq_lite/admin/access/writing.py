@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.accounts import Write
 
@@ -20,7 +20,7 @@ def note(core: Broker, entry: AuditEntry, more: int, answer: Answer) -> None:
     """Write an audit row, or have it count more; answers after the commit."""
     if entry.audit_id is None:
         entry.count += more
-        operations.note(core, entry)
+        operations.record_only(core, entry)
     else:
         core.lives.batch.rare.append(("audit", "advance", (more, entry.result, entry.audit_id)))
     core.lives.batch.answers.append((answer, None))

@@ -17,7 +17,7 @@ from phpmq_lite.admin.acting.notes import Note
 from phpmq_lite.admin.acting.selections import MESSAGES_MAX, Selection
 from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.query import of_queue
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
@@ -30,7 +30,7 @@ class Asked:
     """What somebody wants done to many messages."""
 
     action: Action
-    options: Options
+    options: ActionOptions
     rate: int | None = None  # messages a second
     reason: str = ""
     confirm: str | None = None  # what was typed
@@ -145,7 +145,7 @@ async def take_back(request: web.Request, token: str) -> Job:
     """
     context = context_of(request)
     undo = context.acting.undos.find(token, identity_of(request).actor, context.now_ms())
-    options = Options(queues=allowed_queues(request))
+    options = ActionOptions(queues=allowed_queues(request))
     entry = entry_of(request, target=undo.target)
     order = Order(undo.action, options, undo.seqs, undo.target, undo=undo)
     job = await _start(context, entry, order)
@@ -155,8 +155,8 @@ async def take_back(request: web.Request, token: str) -> Job:
 
 async def _start(context: Context, entry: AuditEntry, order: Order) -> Job:
     async def act(
-        entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
-    ) -> Outcome:
+        entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
+    ) -> ActionOutcome:
         return await commands.act(context, entry, action, seqs, options)
 
     return await context.acting.jobs.start(act, entry, order, context.acting.undos)

@@ -11,10 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phpmq_lite.admin.context import Answer, Context
-from phpmq_lite.broker import operations, publishing
-from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
-from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.publishing import Published
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations, publishing
+from phpmq_lite.broker.operator.message_actions import (
+    ACTION_SLICE,
+    Action,
+    ActionOptions,
+    ActionOutcome,
+)
+from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.accounts import put_saved, remove_saved
 
@@ -40,11 +45,11 @@ async def call(context: Context, command: Callable[[Broker, Answer], None]) -> A
 
 
 async def act(
-    context: Context, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
-) -> Outcome:
+    context: Context, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
+) -> ActionOutcome:
     """Do something to messages, at most a slice of them."""
-    made: Outcome = await call(
-        context, lambda core, ok: operations.act(core, entry, action, seqs, options, ok)
+    made: ActionOutcome = await call(
+        context, lambda core, ok: operations.act_on_messages(core, entry, action, seqs, options, ok)
     )
     return made
 
@@ -120,13 +125,13 @@ async def redrive(
 
 
 async def plan_redrive(
-    context: Context, entry: AuditEntry, seqs: Sequence[int], options: Options
+    context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
 ) -> Plan:
     """Say what a redrive of these records would do; nothing is changed, the audit neither."""
     options = replace(options, is_dry_run=True)
     plan = Plan(Counter(), Counter(), Counter())
-    for at in range(0, len(seqs), SLICE):
-        some = seqs[at : at + SLICE]
+    for at in range(0, len(seqs), ACTION_SLICE):
+        some = seqs[at : at + ACTION_SLICE]
         found = await act(context, entry, Action.REDRIVE, some, options)
         plan.targets.update(found.targets)
         plan.poisoned.update(found.poisoned)

@@ -20,7 +20,7 @@ from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import of_ids
 from phpmq_lite.admin.requests import check_queue_name
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.read.search import FrozenSelection
@@ -43,7 +43,7 @@ class Done:
     """What came of an action; ``undo`` is a token."""
 
     action: Action
-    outcome: Outcome
+    outcome: ActionOutcome
     undo: str | None
 
 
@@ -58,7 +58,7 @@ def actions_for(row: MessageRow) -> list[Action]:
     return fitting
 
 
-def check_options(request: web.Request, action: Action, options: Options) -> Options:
+def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
     """Check what an action was given, and put the rights of who asks to it.
 
     Raises:
@@ -73,7 +73,7 @@ def check_options(request: web.Request, action: Action, options: Options) -> Opt
 
 
 async def act_on_one(
-    request: web.Request, action: Action, row: MessageRow, options: Options, reason: str = ""
+    request: web.Request, action: Action, row: MessageRow, options: ActionOptions, reason: str = ""
 ) -> Done:
     """Do something to one message.
 
@@ -82,7 +82,7 @@ async def act_on_one(
     """
     states, refusal = _TAKES[action]
     if row.state not in states:
-        words.check_done(Outcome(skipped=Counter([refusal])), action)
+        words.check_done(ActionOutcome(skipped=Counter([refusal])), action)
     return await act_on_some(
         request, action, [row.seq], options, row.message_id, reason, is_one=True
     )
@@ -92,7 +92,7 @@ async def act_on_some(
     request: web.Request,
     action: Action,
     seqs: Sequence[int],
-    options: Options,
+    options: ActionOptions,
     target: str,
     reason: str = "",
     *,

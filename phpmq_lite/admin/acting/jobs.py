@@ -15,7 +15,7 @@ from typing import Final
 
 from phpmq_lite.admin.acting.undo import Undo, Undos, undo_of
 from phpmq_lite.admin.problems import Problem, problem_of
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
@@ -24,7 +24,7 @@ RUNNING_MAX: Final = 4  # of one owner; of all twice that.  Each has up to a mil
 KEPT_MAX: Final = 100  # finished ones
 KEPT_MS: Final = 3_600_000
 
-Act = Callable[[AuditEntry, Action, Sequence[int], Options], Awaitable[Outcome]]
+Act = Callable[[AuditEntry, Action, Sequence[int], ActionOptions], Awaitable[ActionOutcome]]
 
 _log = get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Order:
     """What is to be done to which messages."""
 
     action: Action
-    options: Options
+    options: ActionOptions
     seqs: "array[int]"
     what: str = ""  # the search, or the queue, in words
     rate: int | None = None  # messages a second

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from phpmq_lite.admin.acting.commands import call
 from phpmq_lite.admin.context import Context
-from phpmq_lite.broker import claims, staging
-from phpmq_lite.broker.staged import Writer
-from phpmq_lite.broker.staging import PublishedStage, Staged, StagedRow
+from phpmq_lite.broker.pipeline import claims, staging
+from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged, StagedRow
+from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.model import AuditEntry
 
 
@@ -87,7 +87,7 @@ async def publish_staged(
     version: int,
     tokens: Sequence[str],
     *,
-    writer: Writer,
+    writer: StageWriter,
     is_single: bool = False,
     in_parts: bool = False,
 ) -> PublishedStage:
@@ -113,7 +113,7 @@ async def publish_staged(
 
 
 async def unstage(
-    context: Context, entry: AuditEntry, tokens: Sequence[str], writer: Writer
+    context: Context, entry: AuditEntry, tokens: Sequence[str], writer: StageWriter
 ) -> int:
     """Drop tokens that are not published; gives how many there were."""
     return int(

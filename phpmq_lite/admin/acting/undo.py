@@ -9,7 +9,7 @@ from typing import Final
 
 from phpmq_lite.admin.acting.selections import first_of_largest
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.actions import Action, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
 BYTES_MAX: Final = 32 << 20  # of all that is kept
@@ -42,7 +42,7 @@ class Undo:
         """How many bytes it takes."""
         return 8 * (len(self.seqs) + len(self.queue_ids) + len(self.positions))
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: ActionOutcome) -> None:
         """Take in what was done to a slice."""
         if self.action is Action.DELETE:  # what was made goes
             self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.made.values())

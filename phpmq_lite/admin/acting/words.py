@@ -5,7 +5,7 @@ from typing import Final
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.actions import Action, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 DONE: Final = {
     Action.REQUEUE: "requeued",
@@ -84,7 +84,7 @@ def reason_of_many(reason: str) -> str:
     return REASONS[reason][0] if reason in REASONS else reason
 
 
-def check_done(outcome: Outcome, action: Action) -> None:
+def check_done(outcome: ActionOutcome, action: Action) -> None:
     """Refuse where the one message that was meant was passed over.
 
     Raises:

@@ -14,7 +14,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 
@@ -37,7 +37,7 @@ class BulkIn(_In):
 
     def asked(self) -> bulk.Asked:
         """Give it as acting takes it."""
-        options = Options(
+        options = ActionOptions(
             ttl_s=self.ttl_s,
             target=self.target,
             create=self.create,

@@ -16,7 +16,7 @@ from phpmq_lite.admin.query import of_queue, parse
 from phpmq_lite.admin.requests import check_queue_name, json_of, queue_name_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
@@ -64,7 +64,7 @@ async def redrive(request: web.Request) -> web.StreamResponse:
     if asked.target is not None:
         check_queue_name(asked.target)
         check_queue_right(request, asked.target, "target")
-    options = Options(ttl_s=asked.ttl_s, target=asked.target)
+    options = ActionOptions(ttl_s=asked.ttl_s, target=asked.target)
     query = SearchQuery((*of_queue(name, ("ready",)).terms, *_further(asked.q).terms))
     if asked.dry_run:
         plan = await _plan(request, name, query, options, asked.limit)
@@ -92,7 +92,7 @@ def _further(q: str) -> SearchQuery:
 
 
 async def _plan(
-    request: web.Request, name: str, query: SearchQuery, options: Options, limit: int | None
+    request: web.Request, name: str, query: SearchQuery, options: ActionOptions, limit: int | None
 ) -> PlanOut:
     context = context_of(request)
     seqs = (

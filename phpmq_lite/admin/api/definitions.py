@@ -20,8 +20,8 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue_settings import check_circle, check_name, check_settings
 from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, put_saved
 

@@ -21,9 +21,9 @@ from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.route import JSON_LINES, Role, Route
 from phpmq_lite.admin.schemas import PublishIn
 from phpmq_lite.admin.uploads import body_of, check_values, hold_of, parse_large, read_json
-from phpmq_lite.broker import publishing
-from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.publishing import Published
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import publishing
+from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry

@@ -17,7 +17,7 @@ from phpmq_lite.admin.route import Handler, Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX, TTL_MAX_S, PublishIn
 from phpmq_lite.admin.uploads import json_body
 from phpmq_lite.admin.waiting import Mark
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 
 KEY_BYTES: Final = 64
@@ -201,11 +201,11 @@ _COMMANDS: Final = {
 }
 
 
-def _options(asked: _In) -> Options:
+def _options(asked: _In) -> ActionOptions:
     values: dict[str, Any] = asked.model_dump(exclude={"reason"})
     if "dispatched" in values:
         values["with_dispatched"] = values.pop("dispatched")
-    return Options(**values)
+    return ActionOptions(**values)
 
 
 def _route(action: Action) -> Route:

@@ -18,7 +18,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name, check_text, query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker import operations
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.process import Export
@@ -102,7 +102,7 @@ async def bounds(request: web.Request) -> web.StreamResponse:
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.call(
-            lambda core, answer: operations.note_reader(core, reader, position, answer)
+            lambda core, answer: operations.record_reader(core, reader, position, answer)
         )
     return as_json(
         BoundsOut(

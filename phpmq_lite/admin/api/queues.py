@@ -17,7 +17,7 @@ from phpmq_lite.admin.lists import as_data, as_json, page_of_queues
 from phpmq_lite.admin.requests import check_queue_name, json_of, query_of, queue_name_of, queue_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PauseIn, QueueOut, QueueQuery
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings

@@ -27,8 +27,8 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.uploads import body_of
-from phpmq_lite.broker.staged import Writer
-from phpmq_lite.broker.staging import StagedRow
+from phpmq_lite.broker.pipeline.staging import StagedRow
+from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import PipelineReaders
@@ -198,7 +198,7 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
     except BaseException as error:
         # A first slice that is refused may be so because the token is somebody else's.
         if after or not isinstance(error, RefusedError):
-            await asyncio.shield(pipeline.unstage(context, entry, [token], Writer()))
+            await asyncio.shield(pipeline.unstage(context, entry, [token], StageWriter()))
         raise
 
 
@@ -231,8 +231,8 @@ async def unstage(request: web.Request) -> web.StreamResponse:
     return as_json(UnstageOut(unstaged=count))
 
 
-def _writer(request: web.Request) -> Writer:
-    return Writer(identity_of(request).owner, lambda queue: may_use(request, queue))
+def _writer(request: web.Request) -> StageWriter:
+    return StageWriter(identity_of(request).owner, lambda queue: may_use(request, queue))
 
 
 async def app_ids(request: web.Request) -> web.StreamResponse:

@@ -15,7 +15,7 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import message_of
 from phpmq_lite.admin.route import Handler, Role, Route
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.messages import MessageRow
 
 _ON_LISTS: Final = (
@@ -73,9 +73,9 @@ def _doer(action: Action) -> Callable[[web.Request], Awaitable[web.StreamRespons
     return do
 
 
-def options_of(form: Form) -> Options:
+def options_of(form: Form) -> ActionOptions:
     """Read how it is to be done."""
-    return Options(
+    return ActionOptions(
         ttl_s=form.ttl_s(),
         target=form.queue("target") or None,
         create=form.flag("create"),

@@ -21,7 +21,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import find_queue, queue_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.shelves import records_of
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.audit import BulkJobLog
 
@@ -122,7 +122,7 @@ async def purge(request: web.Request) -> web.StreamResponse:
     is_all = form.flag("dispatched")
     states = ("ready", "dispatched") if is_all else ("ready",)
     limit = form.number("limit", 1, MESSAGES_MAX)
-    asked = bulk.Asked(Action.DELETE, Options(with_dispatched=is_all), reason=form.reason())
+    asked = bulk.Asked(Action.DELETE, ActionOptions(with_dispatched=is_all), reason=form.reason())
     return await _run(request, form, queue, asked, states, limit)
 
 

@@ -17,8 +17,8 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.query import of_queue
 from phpmq_lite.admin.requests import find_queue
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm

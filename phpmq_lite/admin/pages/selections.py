@@ -18,7 +18,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import check_queue_name
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.shelves import has_records, named
-from phpmq_lite.broker.actions import Action, Options
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
@@ -72,7 +72,7 @@ async def _plan(
     if target is not None:
         check_queue_name(target)
         check_queue_right(request, target, "target")
-    options = Options(target=target, queues=allowed_queues(request))
+    options = ActionOptions(target=target, queues=allowed_queues(request))
     # Looking is not audited; the core wants to know who asks all the same.
     entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
     return await commands.plan_redrive(context_of(request), entry, seqs, options), len(seqs)

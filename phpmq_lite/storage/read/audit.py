@@ -1,6 +1,6 @@
 """Who did what, read for pages: newest first, filtered, from a cursor on.
 
-The rows are written in the transaction of what they tell about (``broker/operations.py``).
+The rows are written in the transaction of what they tell about (``broker/operator/operations.py``).
 """
 
 from collections.abc import Callable

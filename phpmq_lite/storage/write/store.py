@@ -21,8 +21,8 @@ from phpmq_lite.model import (
     Now,
     PageRequest,
     QueueRow,
+    Recovered,
     RowsRequest,
-    Stored,
     WindowRequest,
     checksum,
 )
@@ -114,7 +114,7 @@ class Store:
         self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
         self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
-    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Stored:
+    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Recovered:
         """Make ready what connections held, and read what must be in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
@@ -124,7 +124,7 @@ class Store:
         execute(load("audit")["interrupt"])
         execute(sql["forget_queues"])
         execute("COMMIT")
-        return Stored(
+        return Recovered(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
             receipts=self._receipts(now.steady_ms - receipt_window_ms, receipt_limit),
             counters=self.counters(),

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 from phpmq_lite.model import (
-    Death,
+    DeadLetterCause,
     Indexed,
+    Inspection,
     Limits,
-    Looked,
     Message,
     QueueSettings,
-    Source,
+    RecordSource,
 )
 from tests.unit.broker.rig import Rig
 
@@ -31,29 +31,29 @@ class FakeEnvelopes:
         except ValueError:
             return None
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Looked:
+    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
         indexed = self.index(content) or (None, "t", "i", 3)
         reason = "poison"
         if content.startswith(b"{"):
             reason = json.loads(content).get("bad")
-        return Looked(indexed, reason, "because" if reason else "")
+        return Inspection(indexed, reason, "because" if reason else "")
 
     def unread(self, content: bytes) -> str | None:
         reason: str | None = json.loads(content).get("unread")
         return reason
 
-    def record(self, content: bytes, settings: QueueSettings, death: Death) -> bytes:
+    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         read = {"raw": content.decode(), "dead_letter": {
             "reason": death.reason, "error": death.detail, "original_queue": death.queue,
             "message_id": death.message_id.decode(), "at": death.at_ms,
         }}  # fmt: skip
         return json.dumps(read).encode()
 
-    def source(self, content: bytes) -> Source | None:
+    def source(self, content: bytes) -> RecordSource | None:
         block = json.loads(content).get("dead_letter") or {}
         if "message_id" not in block:
             return None
-        return Source(block["message_id"].encode(), block["reason"], block.get("error"))
+        return RecordSource(block["message_id"].encode(), block["reason"], block.get("error"))
 
     def revive(self, content: bytes) -> bytes:
         raw: str = json.loads(content).get("raw", content.decode())

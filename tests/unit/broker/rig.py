@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.core import Broker, Result
+from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
-    Envelopes,
+    EnvelopeInspector,
     Limits,
     Loaded,
     Message,
     Now,
     QueueSettings,
     Receipt,
+    Recovered,
     State,
-    Stored,
     checksum,
 )
 
@@ -73,10 +73,12 @@ class Rig:
     limits: Limits = field(default_factory=Limits)
     defaults: QueueSettings = field(default_factory=QueueSettings)
     steady_ms: int = STEADY_MS
-    envelopes: Envelopes | None = None
+    envelopes: EnvelopeInspector | None = None
 
     def __post_init__(self) -> None:
-        self.core = Broker(Stored([], [], {}, None, 0), self.limits, self.defaults, self.envelopes)
+        self.core = Broker(
+            Recovered([], [], {}, None, 0), self.limits, self.defaults, self.envelopes
+        )
         self.batch = Batch(0)
         self.answers: list[Any] = []
 

@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
-from phpmq_lite.broker.operations import act
+from phpmq_lite.broker.operator.message_actions import (
+    ACTION_SLICE,
+    Action,
+    ActionOptions,
+    ActionOutcome,
+)
+from phpmq_lite.broker.operator.operations import act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, State
 from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent
@@ -15,7 +20,9 @@ def ask(rig: Rig, action: Action, *seqs: int, **options: Any) -> Batch:
     """Give the command in a batch of its own, which asks for the rows."""
     entry = rig.entry(f"message.{action}")
     return rig.turn(
-        lambda: act(rig.core, entry, action, seqs, Options(**options), rig.answers.append)
+        lambda: act_on_messages(
+            rig.core, entry, action, seqs, ActionOptions(**options), rig.answers.append
+        )
     )
 
 
@@ -29,9 +36,9 @@ def do(rig: Rig, action: Action, row: Message, **options: Any) -> Batch:
     return take(rig, ask(rig, action, row.seq, **options), row)
 
 
-def outcome(rig: Rig) -> Outcome:
+def outcome(rig: Rig) -> ActionOutcome:
     found = rig.answers[-1]
-    assert isinstance(found, Outcome)
+    assert isinstance(found, ActionOutcome)
     return found
 
 
@@ -140,9 +147,9 @@ def test_move_makes_the_target_only_where_that_is_wanted() -> None:
     rig = Rig()
     rig.publish(b"a")
     rig.begin()
-    for options in (Options(target="new"), Options(), Options(target="")):
+    for options in (ActionOptions(target="new"), ActionOptions(), ActionOptions(target="")):
         with pytest.raises(RefusedError) as caught:
-            act(rig.core, rig.entry(), Action.MOVE, [1], options, rig.answers.append)
+            act_on_messages(rig.core, rig.entry(), Action.MOVE, [1], options, rig.answers.append)
         assert caught.value.code == "unknown_queue"
     assert not rig.finish().loads
     batch = do(rig, Action.MOVE, message(1), target="new", create=True)
@@ -470,8 +477,8 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
     asked: list[Batch] = []
     for seqs in ([1], [2]):
         asked.append(rig.turn(
-            lambda seqs=seqs: act(  # type: ignore[misc]
-                rig.core, entry, Action.DELETE, seqs, Options(), rig.answers.append
+            lambda seqs=seqs: act_on_messages(  # type: ignore[misc]
+                rig.core, entry, Action.DELETE, seqs, ActionOptions(), rig.answers.append
             )
         ))  # fmt: skip
         batch = take(rig, asked[-1], message(seqs[0]))
@@ -485,14 +492,20 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
             )
     assert batch.rare == [("audit", "advance", (1, "running", 1))]
     entry.result = "cancelled"
-    batch = rig.turn(lambda: act(rig.core, entry, Action.DELETE, [], Options(), rig.answers.append))
+    batch = rig.turn(
+        lambda: act_on_messages(
+            rig.core, entry, Action.DELETE, [], ActionOptions(), rig.answers.append
+        )
+    )
     assert batch.rare == [("audit", "advance", (0, "cancelled", 1))]
-    assert (entry.count, outcome(rig)) == (2, Outcome())
+    assert (entry.count, outcome(rig)) == (2, ActionOutcome())
     assert rig.core.audited == {"bulk.delete": 1}
 
 
 def test_more_than_a_slice_is_refused() -> None:
     rig = Rig()
     with pytest.raises(RefusedError, match="1001") as caught:
-        act(rig.core, rig.entry(), Action.DELETE, range(SLICE + 1), Options(), print)
+        act_on_messages(
+            rig.core, rig.entry(), Action.DELETE, range(ACTION_SLICE + 1), ActionOptions(), print
+        )
     assert caught.value.code == "too_many"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import claims, subscriptions
+from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Loaded, Message, QueueRow, State, Stored
+from phpmq_lite.model import Batch, Loaded, Message, QueueRow, Recovered, State
 from phpmq_lite.pipeline_rows import PipelineRows
 from tests.unit.broker.rig import STEADY_MS, Rig, kinds, message, outcomes
 
@@ -147,7 +147,7 @@ def test_any_number_of_commands_may_wait() -> None:
 
 @pytest.mark.parametrize(("arguments", "code"), [
     (("", "orders", 1), "bad_name"), (("s", "none", 1), "unknown_queue"),
-    (("s", "orders", 0), "too_many"), (("s", "orders", claims.MOST_AT_ONCE + 1), "too_many"),
+    (("s", "orders", 0), "too_many"), (("s", "orders", claims.CLAIM_MAX + 1), "too_many"),
 ])  # fmt: skip
 def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str) -> None:
     rig = made(Rig())
@@ -159,7 +159,7 @@ def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str)
 
 
 def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "MOST", 1)
+    monkeypatch.setattr(state, "SUBSCRIPTIONS_MAX", 1)
     rig = made(Rig())
     give(rig, claim(rig))
     with pytest.raises(RefusedError) as caught:
@@ -170,7 +170,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_subscriptions_are_known_after_a_start() -> None:
     rig = Rig()
     rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
-    stored = Stored([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
+    stored = Recovered([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
     rig.core = type(rig.core)(stored, rig.limits, rig.defaults)
     assert (rig.queue().held, rig.queue().held_bytes) == (2, 30)
     claim(rig, after=6)

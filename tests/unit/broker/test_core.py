@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from phpmq_lite.broker.core import Result
-from phpmq_lite.broker.operations import create_queue
+from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.operator.operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Limits, Loaded, Message, State

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import publishing
-from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.broker import Result
 from phpmq_lite.broker.lives import LOOKED_BYTES
+from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.queues import ASIDE_BYTES
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, Loaded, Message, State

@@ -2,8 +2,8 @@
 
 import json
 
-from phpmq_lite.broker import operations
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.model import Loaded, Message, State
 from tests.unit.broker.envelope_rig import (
     BAD,
@@ -16,9 +16,9 @@ from tests.unit.broker.rig import Rig, kinds, message, outcomes
 # -- the way back
 
 
-def act(rig: Rig, row: Message, body: bytes | None, options: Options) -> Outcome:
+def act(rig: Rig, row: Message, body: bytes | None, options: ActionOptions) -> ActionOutcome:
     rig.turn(
-        lambda: operations.act(
+        lambda: operations.act_on_messages(
             rig.core, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq], options,
             rig.answers.append,
         )
@@ -26,7 +26,7 @@ def act(rig: Rig, row: Message, body: bytes | None, options: Options) -> Outcome
     [request] = rig.batch.rows
     row.body = body
     rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
-    outcome: Outcome = rig.answers[-1]
+    outcome: ActionOutcome = rig.answers[-1]
     return outcome
 
 
@@ -43,7 +43,7 @@ def test_redrive_sends_the_revived_content() -> None:
     rig = strict()
     row, body = dead_one(rig)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
-    outcome = act(rig, row, body, Options())
+    outcome = act(rig, row, body, ActionOptions())
     assert rig.batch.bodies == [3, BAD]
     assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
     assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {})
@@ -53,7 +53,7 @@ def test_redrive_sends_the_revived_content() -> None:
 def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
     rig = strict()
     row, body = dead_one(rig)
-    outcome = act(rig, row, body, Options())
+    outcome = act(rig, row, body, ActionOptions())
     assert outcome.poisoned == {"invalid_data": 1}
     assert outcomes(rig.batch)[State.DEAD, "invalid_data"] == [3]
 
@@ -61,7 +61,7 @@ def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
 def test_dry_run_tells_and_changes_nothing() -> None:
     rig = strict()
     row, body = dead_one(rig)
-    outcome = act(rig, row, body, Options(is_dry_run=True))
+    outcome = act(rig, row, body, ActionOptions(is_dry_run=True))
     assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {"invalid_data": 1})
     assert not rig.batch.stores
 
@@ -70,7 +70,7 @@ def test_redrive_stays_where_poison_would_find_no_room() -> None:
     rig = strict()
     row, body = dead_one(rig)
     rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
-    outcome = act(rig, row, body, Options())
+    outcome = act(rig, row, body, ActionOptions())
     assert outcome.skipped == {"dead-letter queue paused": 1}
     assert rig.batch.born == []
 
@@ -81,7 +81,7 @@ def test_record_that_a_program_published_goes_where_it_says() -> None:
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").born
     row = message(record.seq, queue_id=record.queue_id)
-    assert act(rig, row, content, Options()).targets == {"orders": 1}
+    assert act(rig, row, content, ActionOptions()).targets == {"orders": 1}
     assert rig.batch.bodies == [3, b"x"]
 
 
@@ -90,16 +90,16 @@ def test_record_that_a_program_published_waits_for_its_queue() -> None:
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").born
     row = message(record.seq, queue_id=record.queue_id)
-    assert act(rig, row, content, Options(is_dry_run=True)).skipped == {"queue gone": 1}
+    assert act(rig, row, content, ActionOptions(is_dry_run=True)).skipped == {"queue gone": 1}
 
 
 def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
     rig = make()
     [made] = rig.publish(b"{}", queue="orders.dlq").born
     row = message(made.seq, queue_id=made.queue_id)
-    assert act(rig, row, b"{}", Options()).skipped == {"not a record": 1}
+    assert act(rig, row, b"{}", ActionOptions()).skipped == {"not a record": 1}
     rig.publish(GOOD)
-    assert act(rig, row, b"{}", Options(target="orders")).targets == {"orders": 1}
+    assert act(rig, row, b"{}", ActionOptions(target="orders")).targets == {"orders": 1}
 
 
 def test_sweep_revives_too() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.broker import Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, State

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import operations
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits
 from tests.unit.broker.rig import Rig, sent
@@ -144,10 +144,10 @@ def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
 def test_refusal_is_noted() -> None:
     rig = Rig()
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
-    batch = rig.turn(lambda: operations.note(rig.core, entry, rig.answers.append))
+    batch = rig.turn(lambda: operations.record_only(rig.core, entry, rig.answers.append))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
     assert (batch.counters["next_audit"], entry.audit_id, rig.answers) == (2, 1, [None])
-    batch = rig.turn(lambda: operations.note(rig.core, entry))
+    batch = rig.turn(lambda: operations.record_only(rig.core, entry))
     assert batch.rare == [("audit", "advance", (0, "forbidden", 1))]
 
 

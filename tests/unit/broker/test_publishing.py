@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.publishing import publish
+from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message
 from tests.unit.broker.rig import Rig, bodies, kinds, sent

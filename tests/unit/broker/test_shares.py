@@ -2,9 +2,9 @@
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.flow_control import LEAST_PER_BATCH, PER_PUBLISHER, UNLIMITED, FlowControl
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.shares import AT_ONCE, LEAST, UNLIMITED, Shares
 from phpmq_lite.model import Limits
 from tests.unit.broker.rig import Rig
 
@@ -19,11 +19,11 @@ def rig() -> Rig:
 
 
 @pytest.fixture
-def shares(rig: Rig) -> Shares:
-    return Shares(rig.core)
+def shares(rig: Rig) -> FlowControl:
+    return FlowControl(rig.core)
 
 
-def ask(rig: Rig, shares: Shares, queue: str = "orders") -> int:
+def ask(rig: Rig, shares: FlowControl, queue: str = "orders") -> int:
     """Ask in a batch of its own, in which nothing is published."""
     rig.begin()
     count = shares.left(queue)
@@ -50,7 +50,7 @@ def acknowledge(rig: Rig, worker: Connection, count: int = 1) -> None:
     )
 
 
-def at_work(rig: Rig, shares: Shares, ready: int = 0, *, credit: int = 10) -> Connection:
+def at_work(rig: Rig, shares: FlowControl, ready: int = 0, *, credit: int = 10) -> Connection:
     """Return a consumer that has just acknowledged, with full credit and that many ready ones."""
     worker = rig.consumer(credit=credit)
     rig.publish(*(b"%d" % n for n in range(credit + 1)))
@@ -66,24 +66,24 @@ def at_work(rig: Rig, shares: Shares, ready: int = 0, *, credit: int = 10) -> Co
 # -- nobody is at work
 
 
-def test_unknown_queue_takes_all(rig: Rig, shares: Shares) -> None:
+def test_unknown_queue_takes_all(rig: Rig, shares: FlowControl) -> None:
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_queue_without_consumers_takes_all(rig: Rig, shares: Shares) -> None:
+def test_queue_without_consumers_takes_all(rig: Rig, shares: FlowControl) -> None:
     worker = at_work(rig, shares)
     rig.consume(worker, 0)
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_consumer_that_has_just_come_counts_as_at_work(rig: Rig, shares: Shares) -> None:
+def test_consumer_that_has_just_come_counts_as_at_work(rig: Rig, shares: FlowControl) -> None:
     rig.consumer()
     rig.publish(b"a")
     assert ask(rig, shares) == ROOM
 
 
 def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(
-    rig: Rig, shares: Shares
+    rig: Rig, shares: FlowControl
 ) -> None:
     rig.consumer()
     rig.publish(b"a")
@@ -92,7 +92,7 @@ def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_consumer_that_comes_back_counts_as_at_work(rig: Rig, shares: Shares) -> None:
+def test_consumer_that_comes_back_counts_as_at_work(rig: Rig, shares: FlowControl) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
     for _ in range(QUIET_BATCHES):
@@ -104,7 +104,7 @@ def test_consumer_that_comes_back_counts_as_at_work(rig: Rig, shares: Shares) ->
 
 
 def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(
-    rig: Rig, shares: Shares
+    rig: Rig, shares: FlowControl
 ) -> None:
     at_work(rig, shares)
     assert ask(rig, shares) == ROOM
@@ -113,7 +113,7 @@ def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_an_acknowledgement_ends_the_quiet(rig: Rig, shares: Shares) -> None:
+def test_an_acknowledgement_ends_the_quiet(rig: Rig, shares: FlowControl) -> None:
     worker = at_work(rig, shares)
     for _ in range(QUIET_BATCHES):
         ask(rig, shares)
@@ -124,17 +124,17 @@ def test_an_acknowledgement_ends_the_quiet(rig: Rig, shares: Shares) -> None:
 # -- consumers are at work
 
 
-def test_the_room_of_the_window_is_taken(rig: Rig, shares: Shares) -> None:
+def test_the_room_of_the_window_is_taken(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ready=50)
     assert ask(rig, shares) == ROOM - 50
 
 
-def test_room_comes_back_within_the_batch(rig: Rig, shares: Shares) -> None:
+def test_room_comes_back_within_the_batch(rig: Rig, shares: FlowControl) -> None:
     """While the disk has the last batch, consumers make room for the next messages in this one."""
     worker = at_work(rig, shares, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
-    assert shares.left("orders") == LEAST
+    assert shares.left("orders") == LEAST_PER_BATCH
     rig.core.acknowledge_run(worker, [("orders", message_id) for message_id in held])
     rig.core.dispatch()
     assert shares.left("orders") == len(held) == 100
@@ -142,21 +142,21 @@ def test_room_comes_back_within_the_batch(rig: Rig, shares: Shares) -> None:
 
 
 def test_one_publisher_takes_so_many_at_once() -> None:
-    rig = Rig(Limits(window=10 * AT_ONCE))
-    shares = Shares(rig.core)
+    rig = Rig(Limits(window=10 * PER_PUBLISHER))
+    shares = FlowControl(rig.core)
     at_work(rig, shares)
-    assert ask(rig, shares) == AT_ONCE
+    assert ask(rig, shares) == PER_PUBLISHER
 
 
-@pytest.mark.parametrize("ready", [ROOM - LEAST + 1, ROOM, WINDOW])
+@pytest.mark.parametrize("ready", [ROOM - LEAST_PER_BATCH + 1, ROOM, WINDOW])
 def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(
-    rig: Rig, shares: Shares, ready: int
+    rig: Rig, shares: FlowControl, ready: int
 ) -> None:
     at_work(rig, shares, ready)
-    assert ask(rig, shares) == LEAST
+    assert ask(rig, shares) == LEAST_PER_BATCH
 
 
-def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig, shares: Shares) -> None:
+def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig, shares: FlowControl) -> None:
     worker = at_work(rig, shares, WINDOW, credit=150)
     rig.publish(b"one more")
     acknowledge(rig, worker, 150)
@@ -164,16 +164,16 @@ def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig, shares: Shares) 
     assert window is not None
     assert not window.reaches_end
     assert len(window) < ROOM
-    assert ask(rig, shares) == LEAST
+    assert ask(rig, shares) == LEAST_PER_BATCH
 
 
-def test_the_least_is_taken_once_a_batch(rig: Rig, shares: Shares) -> None:
+def test_the_least_is_taken_once_a_batch(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     publisher = rig.connect()
     for _ in range(2):
         rig.begin()
-        assert shares.left("orders") == LEAST
-        publish(rig, publisher, LEAST - 10)
+        assert shares.left("orders") == LEAST_PER_BATCH
+        publish(rig, publisher, LEAST_PER_BATCH - 10)
         assert shares.left("orders") == 10
         publish(rig, publisher, 10)
         assert shares.left("orders") == 0
@@ -181,7 +181,7 @@ def test_the_least_is_taken_once_a_batch(rig: Rig, shares: Shares) -> None:
 
 
 def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
-    rig: Rig, shares: Shares
+    rig: Rig, shares: FlowControl
 ) -> None:
     """So that the window does not overflow while it is emptied all the time."""
     at_work(rig, shares)
@@ -190,10 +190,10 @@ def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
     publish(rig, publisher, shares.left("orders"))
     rig.finish()
     assert ask(rig, shares) == 0
-    assert ask(rig, shares) == LEAST
+    assert ask(rig, shares) == LEAST_PER_BATCH
 
 
-def test_each_queue_has_a_share_of_its_own(rig: Rig, shares: Shares) -> None:
+def test_each_queue_has_a_share_of_its_own(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     assert ask(rig, shares, "mails") == UNLIMITED
 
@@ -202,7 +202,11 @@ def test_each_queue_has_a_share_of_its_own(rig: Rig, shares: Shares) -> None:
 
 
 def line_up(
-    shares: Shares, *who: str, queue: str = "orders", count: int = AT_ONCE, at_front: bool = False
+    shares: FlowControl,
+    *who: str,
+    queue: str = "orders",
+    count: int = PER_PUBLISHER,
+    at_front: bool = False,
 ) -> list[str]:
     """Have publishers wait; each puts its name into the list when it is called up."""
     called: list[str] = []
@@ -215,13 +219,13 @@ def line_up(
     return called
 
 
-def call_up(rig: Rig, shares: Shares) -> None:
+def call_up(rig: Rig, shares: FlowControl) -> None:
     """Do what the engine does at the end of its decisions, and at the beginning of the next."""
     for command in shares.call_up():
         command(rig.core)
 
 
-def test_nobody_is_called_up_without_room(rig: Rig, shares: Shares) -> None:
+def test_nobody_is_called_up_without_room(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares)
     publisher = rig.connect()
     rig.begin()
@@ -234,7 +238,7 @@ def test_nobody_is_called_up_without_room(rig: Rig, shares: Shares) -> None:
 
 
 def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
-    rig: Rig, shares: Shares
+    rig: Rig, shares: FlowControl
 ) -> None:
     at_work(rig, shares, ROOM)
     called = line_up(shares, "anna", "bert")
@@ -242,14 +246,14 @@ def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
         rig.begin()
         call_up(rig, shares)
         assert called == so_far
-        publish(rig, rig.core.connections[1], LEAST)
+        publish(rig, rig.core.connections[1], LEAST_PER_BATCH)
         rig.finish()
     assert shares.waiting == 0
 
 
 def test_as_many_are_called_up_as_there_is_room_for() -> None:
-    rig = Rig(Limits(window=3 * AT_ONCE))
-    shares = Shares(rig.core)
+    rig = Rig(Limits(window=3 * PER_PUBLISHER))
+    shares = FlowControl(rig.core)
     at_work(rig, shares)
     called = line_up(shares, "anna", "bert", "cora", "dora")
     rig.begin()
@@ -259,7 +263,7 @@ def test_as_many_are_called_up_as_there_is_room_for() -> None:
     rig.finish()
 
 
-def test_all_are_called_up_where_nobody_consumes_any_more(rig: Rig, shares: Shares) -> None:
+def test_all_are_called_up_where_nobody_consumes_any_more(rig: Rig, shares: FlowControl) -> None:
     worker = at_work(rig, shares, ROOM)
     called = line_up(shares, "anna", "bert", "cora")
     rig.consume(worker, 0)
@@ -270,7 +274,7 @@ def test_all_are_called_up_where_nobody_consumes_any_more(rig: Rig, shares: Shar
     rig.finish()
 
 
-def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: Shares) -> None:
+def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
@@ -283,19 +287,19 @@ def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: Shares) ->
     rig.finish()
 
 
-def test_nobody_comes_ahead_of_a_line(rig: Rig, shares: Shares) -> None:
+def test_nobody_comes_ahead_of_a_line(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     line_up(shares, "anna")
     rig.begin()
     assert shares.left("orders") == 0
-    assert shares.left("orders", is_called=True) == LEAST
+    assert shares.left("orders", is_called=True) == LEAST_PER_BATCH
     assert shares.left("mails") == UNLIMITED
     call_up(rig, shares)
-    assert shares.left("orders") == LEAST
+    assert shares.left("orders") == LEAST_PER_BATCH
     rig.finish()
 
 
-def test_who_was_called_in_vain_is_the_first_again(rig: Rig, shares: Shares) -> None:
+def test_who_was_called_in_vain_is_the_first_again(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     heard = line_up(shares, "bert")
     heard_too = line_up(shares, "anna", at_front=True)
@@ -305,11 +309,11 @@ def test_who_was_called_in_vain_is_the_first_again(rig: Rig, shares: Shares) -> 
     rig.finish()
 
 
-def test_many_with_few_messages_are_called_together(rig: Rig, shares: Shares) -> None:
+def test_many_with_few_messages_are_called_together(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
-    called = line_up(shares, *map(str, range(LEAST + 6)), count=1)
+    called = line_up(shares, *map(str, range(LEAST_PER_BATCH + 6)), count=1)
     rig.begin()
     call_up(rig, shares)
-    assert len(called) == LEAST
+    assert len(called) == LEAST_PER_BATCH
     assert shares.waiting == 6
     rig.finish()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from phpmq_lite.broker import publishing, staging
-from phpmq_lite.broker.core import Result
+from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.operator import publishing
+from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.queues import Shut
 from phpmq_lite.errors import RefusedError
 from tests.unit.broker.rig import Rig, bodies, receipts, sent

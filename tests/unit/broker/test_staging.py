@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from phpmq_lite.broker.staged import KEPT_MS
-from phpmq_lite.broker.staging import PublishedStage, Staged
+from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
+from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS
 from phpmq_lite.model import Batch
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig
 
@@ -27,7 +27,7 @@ def test_staged_rows_are_numbered_under_their_token() -> None:
     assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
         (2 << 17, 1, 9, b"b"), (2 << 17 | 1, 1, 9, b"cc"),
     ]  # fmt: skip
-    assert rare(batch, "insert_stage") == [(2, "u", WALL_MS, STEADY_MS + KEPT_MS)]
+    assert rare(batch, "insert_stage") == [(2, "u", WALL_MS, STEADY_MS + STAGE_KEPT_MS)]
     assert rare(batch, "note_stage") == [(2, 3, 1, 2)]
     assert rig.answers == [Staged(1, 1), Staged(2, 3)]
     assert (rig.core.staging.bytes, rig.queue().row.live_count) == (4, 0)
@@ -79,7 +79,7 @@ def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
 def test_token_is_dropped_at_its_time_and_not_before() -> None:
     rig = Rig()
     stage(rig, "t", b"a")
-    rig.steady_ms += KEPT_MS - 1
+    rig.steady_ms += STAGE_KEPT_MS - 1
     assert rare(rig.turn(), "drop_stage") == []
     rig.steady_ms += 1
     assert rig.core.next_wake_ms == rig.steady_ms

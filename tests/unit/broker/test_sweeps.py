@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import operations
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Loaded, Message, State
 from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent

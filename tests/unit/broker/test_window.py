@@ -1,28 +1,28 @@
 """The window of one queue, filled by hand."""
 
-from phpmq_lite.broker.window import Bodies, Window
+from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.model import Message
 from tests.unit.broker.rig import message
 
 
-def window_of(*seqs: int, limit: int = 10, reaches_end: bool = True) -> Window:
-    window = Window(limit, Bodies())
+def window_of(*seqs: int, limit: int = 10, reaches_end: bool = True) -> ReadyWindow:
+    window = ReadyWindow(limit, BodyCache())
     window.extend([message(seq, body=b"x" * seq) for seq in seqs], reaches_end)
     return window
 
 
-def seqs(window: Window) -> list[int]:
+def seqs(window: ReadyWindow) -> list[int]:
     return [m.seq for m in window]
 
 
-def drain(window: Window) -> list[int]:
+def drain(window: ReadyWindow) -> list[int]:
     taken = []
     while window.first() is not None:
         taken.append(window.take().seq)
     return taken
 
 
-def by_seq(window: Window, seq: int) -> Message:
+def by_seq(window: ReadyWindow, seq: int) -> Message:
     return next(m for m in window if m.seq == seq)
 
 
@@ -31,7 +31,7 @@ def test_window_gives_its_page_in_order() -> None:
 
 
 def test_window_takes_nothing_new_before_its_first_page() -> None:
-    window = Window(10, Bodies())
+    window = ReadyWindow(10, BodyCache())
     assert window.append(message(1)) is False
     assert window.put_back(message(1)) is False
     assert window.wants_more
@@ -139,8 +139,8 @@ def test_window_of_one_wants_more_when_empty() -> None:
 
 
 def test_windows_count_the_bytes_of_their_bodies_together() -> None:
-    bodies = Bodies()
-    one, other = Window(10, bodies), Window(10, bodies)
+    bodies = BodyCache()
+    one, other = ReadyWindow(10, bodies), ReadyWindow(10, bodies)
     one.extend([message(1, body=b"12345"), message(2, size=100)], reaches_end=True)
     other.extend([message(3, body=b"123")], reaches_end=True)
     assert (one.body_bytes, other.body_bytes, bodies.total_bytes) == (5, 3, 8)

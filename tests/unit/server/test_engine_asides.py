@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
-from phpmq_lite.model import Limits, QueueSettings, Stored
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.model import Limits, QueueSettings, Recovered
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.write.writer import Writer
 from tests.driving import FakeClock
@@ -19,7 +19,7 @@ def fail(_core: Broker) -> None:
 
 @pytest.mark.parametrize("is_failing", [True, False])
 async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing: bool) -> None:
-    core = Broker(Stored([], [], {}, None, 0), Limits(), QueueSettings())
+    core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
     engine = Engine(core, cast(Writer, None), FakeClock())
     release, begun = threading.Event(), list[Any]()
     engine._set_aside(release.wait, begun.append)

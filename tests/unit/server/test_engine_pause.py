@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Batch, Limits, Loaded, QueueSettings, Stored
+from phpmq_lite.model import Batch, Limits, Loaded, QueueSettings, Recovered
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.write.writer import Writer
@@ -42,7 +42,7 @@ def writer() -> SlowWriter:
 @pytest.fixture
 def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(engines, "_UPKEEP_S", 1e9)
-    core = Broker(Stored([], [], {}, None, 0), Limits(), QueueSettings())
+    core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
     made = Engine(core, writer, Clock())
     made._upkeep_at = 1e12  # none here: it would take the writer's turn
     return made

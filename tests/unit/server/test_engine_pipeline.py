@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError, RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.server.session import EndDetector

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from phpmq_lite.broker import operations
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.model import AuditEntry, Limits
 from tests.steering import House, Program, without_time
 

@@ -5,11 +5,11 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.queue import Connection, Totals
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.queue import Connection, QueueCounters
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Stored
+from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Recovered
 from phpmq_lite.server import status as status_module
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
@@ -36,7 +36,7 @@ class Peer:
 
 @pytest.fixture
 def core() -> Broker:
-    return Broker(Stored([], [], {}, None, 0), Limits(), QueueSettings(max_messages=5))
+    return Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings(max_messages=5))
 
 
 @pytest.fixture
@@ -254,5 +254,5 @@ def test_rates_of_a_queue_that_is_back_under_its_number_start_at_nothing(
     queue.totals.published = 2_000
     rates = Rates()
     rates.sample(core.lives.by_id, 0.0)
-    queue.totals = Totals(published=published)  # flushed, gone, and published to again
+    queue.totals = QueueCounters(published=published)  # flushed, gone, and published to again
     assert rates.of(queue, 10.0) == (published / 10, 0.0, 0.0)

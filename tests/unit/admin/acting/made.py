@@ -4,7 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.search import FrozenSelection
@@ -34,12 +34,12 @@ class Broker:
         self.gone = set(gone)
         self.slices: list[list[int]] = []
         self.results: list[str] = []
-        self.options: list[Options] = []
+        self.options: list[ActionOptions] = []
         self.refuses_from: int | None = None  # the slice that is refused first
 
     async def act(
-        self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
-    ) -> Outcome:
+        self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
+    ) -> ActionOutcome:
         """Do one slice."""
         is_refused = self.refuses_from is not None and len(self.slices) >= self.refuses_from
         if is_refused and len(seqs):
@@ -53,7 +53,7 @@ class Broker:
         makes = action in (Action.REDRIVE, Action.RESTORE)
         moves = action in (Action.REQUEUE, Action.MOVE)
         skipped = Counter({"gone": len(seqs) - len(done)})
-        return Outcome(
+        return ActionOutcome(
             done,
             {seq: new_id(seq) for seq in done} if makes else {},
             +skipped,

@@ -20,7 +20,7 @@ from phpmq_lite.admin.acting.jobs import (
 )
 from phpmq_lite.admin.acting.undo import Undos
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.actions import Action, Options, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from tests.unit.admin.acting.made import Broker, entry
@@ -41,7 +41,9 @@ class Rig:
         made = entry()
         made.actor = owner
         made.audit_id = number
-        order = Order(action, Options(), array("Q", range(1, count + 1)), rate=rate, token=token)
+        order = Order(
+            action, ActionOptions(), array("Q", range(1, count + 1)), rate=rate, token=token
+        )
         return await self.jobs.start(broker.act, made, order, self.undos)
 
 
@@ -53,8 +55,8 @@ class Crowded(Broker):
         self.under_way = self.most = 0
 
     async def act(
-        self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
-    ) -> Outcome:
+        self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
+    ) -> ActionOutcome:
         """Do one slice, while others may begin."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -210,7 +212,7 @@ async def test_taking_back_gives_each_slice_its_places(rig: Rig) -> None:
     undo = rig.undos.find(moved.undo, "anna", 0)
     broker = Broker()
     back = await rig.jobs.start(
-        broker.act, entry(), Order(undo.action, Options(), undo.seqs, undo=undo), rig.undos
+        broker.act, entry(), Order(undo.action, ActionOptions(), undo.seqs, undo=undo), rig.undos
     )
     await back.ended.wait()
     assert [len(options.places) for options in broker.options] == [SLICE, 1]

@@ -6,11 +6,11 @@ import pytest
 
 from phpmq_lite.admin.acting.undo import LIFE_MS, Undo, Undos, undo_of, undo_of_publish
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.actions import Action, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 from tests.unit.admin.acting.made import new_id
 
 
-def undo(action: Action, *outcomes: Outcome) -> Undo:
+def undo(action: Action, *outcomes: ActionOutcome) -> Undo:
     made = undo_of(action, "anna", "orders")
     assert made is not None
     for outcome in outcomes:
@@ -19,15 +19,15 @@ def undo(action: Action, *outcomes: Outcome) -> Undo:
 
 
 def test_delete_is_taken_back_by_restoring_the_same_messages() -> None:
-    made = undo(Action.DELETE, Outcome([3, 1]), Outcome([2]))
+    made = undo(Action.DELETE, ActionOutcome([3, 1]), ActionOutcome([2]))
     assert (made.action, list(made.seqs)) == (Action.RESTORE, [3, 1, 2])
     assert made.places(0, 3) == {}
 
 
 @pytest.mark.parametrize("action", [Action.REQUEUE, Action.MOVE])
 def test_requeue_and_move_are_taken_back_by_their_old_places(action: Action) -> None:
-    first = Outcome([1, 2], places={1: (5, 10), 2: (6, 20)})
-    made = undo(action, first, Outcome([3], places={3: (5, -30)}))
+    first = ActionOutcome([1, 2], places={1: (5, 10), 2: (6, 20)})
+    made = undo(action, first, ActionOutcome([3], places={3: (5, -30)}))
     assert made.action is Action.PLACE
     assert made.places(0, 2) == {1: (5, 10), 2: (6, 20)}
     assert made.places(2, 500) == {3: (5, -30)}
@@ -35,7 +35,7 @@ def test_requeue_and_move_are_taken_back_by_their_old_places(action: Action) -> 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.RESTORE])
 def test_what_made_new_messages_is_taken_back_by_deleting_those(action: Action) -> None:
-    made = undo(action, Outcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1)))
+    made = undo(action, ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1)))
     assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001, 1_002])
 
 
@@ -58,7 +58,7 @@ def test_nothing_done_is_nothing_to_take_back() -> None:
 
 def test_undo_is_found_by_who_did_it_until_it_was_used() -> None:
     undos = Undos()
-    made = undo(Action.DELETE, Outcome([1]))
+    made = undo(Action.DELETE, ActionOutcome([1]))
     token = undos.add(made, 0)
     assert token is not None
     assert undos.find(token, "anna", LIFE_MS - 1) is made
@@ -74,7 +74,7 @@ def test_undo_is_found_by_who_did_it_until_it_was_used() -> None:
 
 def test_oldest_undo_makes_room() -> None:
     undos = Undos(limit_bytes=20)
-    tokens = [undos.add(undo(Action.DELETE, Outcome([1, 2])), 0) for _ in range(2)]
+    tokens = [undos.add(undo(Action.DELETE, ActionOutcome([1, 2])), 0) for _ in range(2)]
     assert tokens[1] is not None
     assert list(undos.find(tokens[1], "anna", 0).seqs) == [1, 2]
     assert len(undos) == 1
@@ -82,11 +82,11 @@ def test_oldest_undo_makes_room() -> None:
 
 def test_undos_of_one_user_do_not_push_out_those_of_another() -> None:
     undos = Undos(limit_bytes=40)
-    theirs = undo(Action.DELETE, Outcome([1, 2]))
+    theirs = undo(Action.DELETE, ActionOutcome([1, 2]))
     theirs.owner = "bert"
     kept = undos.add(theirs, 0)
     for _ in range(5):
-        undos.add(undo(Action.DELETE, Outcome([1, 2])), 0)
+        undos.add(undo(Action.DELETE, ActionOutcome([1, 2])), 0)
     assert kept is not None
     assert undos.find(kept, "bert", 0) is theirs
     assert len(undos) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.admin.acting import words
 from phpmq_lite.admin.problems import Problem
-from phpmq_lite.broker.actions import Action, Outcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 
 def test_note_says_how_many_and_why_not_the_others() -> None:
@@ -20,13 +20,13 @@ def test_note_says_how_many_and_why_not_the_others() -> None:
 )
 def test_message_passed_over_is_a_refusal_with_its_reason(reason: str, status: int) -> None:
     with pytest.raises(Problem) as caught:
-        words.check_done(Outcome(skipped=Counter([reason])), Action.RESTORE)
+        words.check_done(ActionOutcome(skipped=Counter([reason])), Action.RESTORE)
     assert (caught.value.status, caught.value.code) == (status, reason.replace(" ", "_"))
     assert "was not restored" in caught.value.detail
 
 
 def test_done_is_no_refusal() -> None:
-    words.check_done(Outcome([1]), Action.DELETE)
+    words.check_done(ActionOutcome([1]), Action.DELETE)
 
 
 def test_every_action_has_its_words() -> None:

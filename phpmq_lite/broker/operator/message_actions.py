@@ -11,13 +11,15 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-from phpmq_lite.broker import audit, interventions, redriving
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker import interventions
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.operator import audit, redrive
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Message, RowsRequest, State
+from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, RowsRequest, State
 
-SLICE: Final = 1_000  # messages in one call
+ACTION_SLICE: Final = 1_000  # messages in one call
 
 
 class Action(StrEnum):
@@ -34,7 +36,7 @@ class Action(StrEnum):
 
 
 @dataclass(slots=True, frozen=True)
-class Options:
+class ActionOptions:
     """How it is done."""
 
     # requeue: None keeps the deadline; redrive: None is the queue's default; restore: only for
@@ -52,7 +54,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ActionOutcome:
     """What became of each message."""
 
     done: list[int] = field(default_factory=list)  # seqs, in order
@@ -69,7 +71,7 @@ _READ_AHEAD: Final = "read ahead"  # not done yet: its content is large
 _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
-class Act:
+class MessageAction:
     """One action on one slice of messages; ``answer`` gets the ``Outcome``."""
 
     def __init__(
@@ -78,7 +80,7 @@ class Act:
         entry: AuditEntry,
         action: Action,
         seqs: Sequence[int],
-        options: Options,
+        options: ActionOptions,
         answer: Callable[[Any], None],
     ) -> None:
         self._core = core
@@ -88,11 +90,11 @@ class Act:
         self._options = options
         self._answer = answer
         self._all = dict.fromkeys(seqs)  # each once, in order
-        self._detail = audit.plain(f"by {entry.actor}")
+        self._detail = audit.to_storable_text(f"by {entry.actor}")
         self._touched: dict[int, Queue] = {}  # windows that something came back to
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
-        self._reads: dict[int, redriving.Read] = {}
-        self.outcome = Outcome()
+        self._reads: dict[int, redrive.RedriveContent] = {}
+        self.outcome = ActionOutcome()
         self._ask([seq for seq in self._all if 0 < seq < self._lives.next_number])
 
     def _ask(self, seqs: Sequence[int]) -> None:
@@ -133,7 +135,7 @@ class Act:
             seqs = self._asked[self._asked.index(again[0].seq) :]
             target = self._target(self._options.target or "")
             go_on = partial(self._ask, seqs)
-            redriving.read_ahead(self._lives, again, target, self._reads, go_on)
+            redrive.read_in_background(self._lives, again, target, self._reads, go_on)
         elif is_last or not page:
             self._end(done)
         else:
@@ -149,7 +151,7 @@ class Act:
 
     def _count(self, done: int, *, is_last: bool = True) -> None:
         if not self._options.is_dry_run:
-            audit.count(self._core, self._entry, done, is_last=is_last)
+            audit.record(self._core, self._entry, done, is_last=is_last)
 
     def _try(self, row: Message) -> str | None:
         """Act on one message; return why not."""
@@ -192,7 +194,7 @@ class Act:
         if target.queue_id == message.queue_id:
             return "there already"
         if (reason := target.refusal()) is not None:
-            return _short(reason)
+            return _refusal_code(reason)
         self._note_place(message)
         interventions.move(self._lives, message, target)
         return None
@@ -222,12 +224,12 @@ class Act:
 
     def _redrive(self, record: Message, body: bytes | None) -> str | None:
         lives, options = self._lives, self._options
-        if not redriving.is_record(lives, record):
+        if not redrive.is_record(lives, record):
             return "not a record"
         target = None
         if options.target is not None and (target := self._target(options.target)) is None:
             return "queue gone"
-        way = redriving.find(
+        way = redrive.find_destination(
             lives, record, body, target, options.queues,
             reads=self._reads, is_dry_run=options.is_dry_run,
         )  # fmt: skip
@@ -240,7 +242,7 @@ class Act:
         self.outcome.targets[way.queue.name] += 1
         if options.is_dry_run:
             return None
-        message = redriving.redrive(
+        message = redrive.redrive_record(
             lives, record, way.content, way.queue, options.ttl_s, way.looked
         )
         way.queue.totals.count_source(self._entry.source)
@@ -259,7 +261,7 @@ class Act:
         if queue is None:
             return "queue gone"
         if (reason := queue.refusal()) is not None and reason != "paused":
-            return _short(reason)
+            return _refusal_code(reason)
         ttl_s, deadline_ms = old.ttl_s, old.deadline_ms
         if deadline_ms is not None and deadline_ms <= lives.now.steady_ms:
             if self._options.ttl_s is None:
@@ -279,21 +281,21 @@ class Act:
         return lives.queue(name, self._entry.actor) if create else lives.queues.get(name)
 
 
-def _short(refusal: str) -> str:
+def _refusal_code(refusal: str) -> str:
     """Give the reason of a refusal without its bound: ``queue full``."""
     return refusal.partition(":")[0]
 
 
-def check(
-    core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: Options
+def check_action(
+    core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
 ) -> None:
     """Refuse an action as a whole, before anything is done.
 
     Raises:
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
     """
-    if len(seqs) > SLICE:
-        raise RefusedError("too_many", f"{len(seqs)} messages at once, the limit is {SLICE}")
+    if len(seqs) > ACTION_SLICE:
+        raise RefusedError("too_many", f"{len(seqs)} messages at once, the limit is {ACTION_SLICE}")
     name = options.target
     if action is Action.MOVE and not name:
         raise RefusedError("unknown_queue", "a move needs the queue to move to")
@@ -301,3 +303,166 @@ def check(
         return
     may_create = options.create and action is Action.MOVE
     core.goal(name, entry.actor, create=may_create)
+
+
+PAGE_ROWS = 1_000  # rows a batch
+ActOnRow = Callable[[Message, bytes | None], bool | None]  # None: have its content read ahead
+CountPage = Callable[[int, bool], None]  # how many were done in a page; is it the last?
+
+
+class QueueSweep:
+    """One action over a queue; ``answer`` gets the number of messages it was done to."""
+
+    def __init__(
+        self,
+        lives: Lives,
+        queue: Queue,
+        act: ActOnRow,
+        answer: Reply,
+        note: CountPage,
+        *,
+        limit: int | None = None,
+        read_ahead: Callable[[list[Message], Callable[[], None]], None] | None = None,
+    ) -> None:
+        self._lives = lives
+        self._queue = queue
+        self._act = act  # True where it did something
+        self._answer = answer
+        self._note = note
+        self._left = limit
+        self._read_ahead = read_ahead  # None: no bodies are needed
+        self._upto = lives.next_number - 1
+        self.done = 0
+        self._ask(after=0)
+
+    def _ask(self, after: int) -> None:
+        page = PageRequest(
+            self.take, self._queue.queue_id, after, self._upto, PAGE_ROWS,
+            bodies=self._read_ahead is not None,
+        )  # fmt: skip
+        self._lives.batch.pages.append(page)
+
+    def take(self, page: list[Message], is_last: bool) -> None:
+        """Act on one page, then ask for the next or answer."""
+        lives, before = self._lives, self.done
+        for at, row in enumerate(page):
+            if self._left == 0:
+                break
+            if row.seq in lives.dying or row.seq in lives.gone or row.seq > self._upto:
+                continue  # the last: restored meanwhile, to an old place
+            has_acted = self._act(lives.known.get(row.seq, row), row.body)
+            if has_acted is None and self._read_ahead is not None:  # then from here again
+                self._note(self.done - before, False)
+                self._read_ahead(page[at:], partial(self._ask, after=row.position - 1))
+                return
+            if has_acted:
+                lives.gone.add(row.seq)
+                self.done += 1
+                if self._left is not None:
+                    self._left -= 1
+        is_over = is_last or self._left == 0 or not page
+        self._note(self.done - before, is_over)
+        if is_over:
+            self._lives.batch.answers.append((self._answer, self.done))
+        else:
+            self._ask(after=page[-1].position)
+
+
+def sweep_purge(
+    lives: Lives,
+    queue: Queue,
+    answer: Reply,
+    note: CountPage,
+    *,
+    with_dispatched: bool,
+    limit: int | None,
+) -> None:
+    """Settle what is in the queue as deleted."""
+
+    def act(message: Message, _body: bytes | None) -> bool:
+        if message.state == State.DISPATCHED and not with_dispatched:
+            return False
+        lives.delete(message, "purge")
+        return True
+
+    QueueSweep(lives, queue, act, answer, note, limit=limit)
+
+
+def sweep_redrive(
+    lives: Lives,
+    queue: Queue,
+    answer: Reply,
+    note: CountPage,
+    *,
+    target: Queue | None,
+    ttl_s: int | None,
+    limit: int | None,
+    source: str,
+    queues: frozenset[int] | None = None,
+) -> None:
+    """Store each ready record again in its origin queue, or ``target``; the record settles.
+
+    Those whose queue takes nothing now stay, and so do those that died in none of ``queues``.
+    """
+    target_id = None if target is None else target.queue_id
+    reads: dict[int, redrive.RedriveContent] = {}
+
+    def act(record: Message, body: bytes | None) -> bool | None:
+        goal = None if target_id is None else lives.by_id.get(target_id)
+        if target_id is not None and goal is None:  # it is gone by now
+            return False
+        way = redrive.find_destination(lives, record, body, goal, queues, reads=reads)
+        if way is None:
+            return None
+        if isinstance(way, str):
+            return False
+        redrive.redrive_record(lives, record, way.content, way.queue, ttl_s, way.looked)
+        way.queue.totals.count_source(source)
+        return True
+
+    def read_ahead(page: list[Message], go_on: Callable[[], None]) -> None:
+        goal = None if target_id is None else lives.by_id.get(target_id)
+        redrive.read_in_background(lives, page, goal, reads, go_on)
+
+    QueueSweep(lives, queue, act, answer, note, limit=limit, read_ahead=read_ahead)
+
+
+def dead_letter_damaged(core: Broker, seqs: Sequence[int], answer: Callable[[Any], None]) -> None:
+    """Settle as dead, reason ``crc``, those that are ready and really damaged.
+
+    Their bodies are read once more.  Who holds one has its content already; should it come back it
+    is looked at when it is dispatched again, as is one whose content is in memory.  ``answer`` gets
+    how many were settled.
+    """
+    _DamagedMessages(core, list(seqs), answer).ask()
+
+
+class _DamagedMessages:
+    def __init__(self, core: Broker, seqs: list[int], answer: Callable[[Any], None]) -> None:
+        self._lives = core.lives
+        self._seqs = seqs
+        self._answer = answer
+        self._done = 0
+
+    def ask(self) -> None:
+        self._lives.batch.rows.append(RowsRequest(self.take, tuple(self._seqs), bodies=True))
+
+    def take(self, page: list[Message], is_last: bool) -> None:
+        for row in page:
+            self._bury(row)
+        if is_last or not page:
+            self._lives.batch.answers.append((self._answer, self._done))
+            return
+        self._seqs = self._seqs[self._seqs.index(page[-1].seq) + 1 :]
+        self.ask()
+
+    def _bury(self, row: Message) -> None:
+        lives, seq = self._lives, row.seq
+        if row.body is not None or seq in lives.dying or seq in lives.gone:
+            return
+        message = lives.known.get(seq, row)
+        if message.state == State.DISPATCHED or message.body is not None:
+            return
+        lives.bury(message, "crc", None)
+        lives.gone.add(seq)
+        self._done += 1

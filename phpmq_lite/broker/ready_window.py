@@ -10,7 +10,7 @@ from phpmq_lite.model import Message
 _by_position = attrgetter("position")
 
 
-class Bodies:
+class BodyCache:
     """How many bytes of bodies all windows hold together."""
 
     __slots__ = ("total_bytes",)
@@ -19,7 +19,7 @@ class Bodies:
         self.total_bytes = 0
 
 
-class Window:
+class ReadyWindow:
     """A bounded prefix of a queue's ready messages, by position.
 
     Invariant: every ready message of the queue at or before ``covered_to`` is here.  Where
@@ -31,7 +31,7 @@ class Window:
     __slots__ = ("_ready", "_returned", "bodies", "body_bytes", "covered_to", "is_loading", "limit",
                  "reaches_end")  # fmt: skip
 
-    def __init__(self, limit: int, bodies: Bodies) -> None:
+    def __init__(self, limit: int, bodies: BodyCache) -> None:
         self.limit = limit
         self.bodies = bodies
         self.reaches_end = False  # nothing is known before the first page has come

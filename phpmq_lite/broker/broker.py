@@ -17,33 +17,110 @@ from enum import IntEnum
 from hmac import compare_digest
 from typing import Any
 
-from phpmq_lite.broker import intake, judging, turns
+from phpmq_lite.broker import dispatching, judging
+from phpmq_lite.broker.judging import bury_aside
 from phpmq_lite.broker.lives import Lives
-from phpmq_lite.broker.queue import Connection, Consumer, Queue
+from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
+from phpmq_lite.broker.publish_keys import PublishKeys
+from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.queue_settings import check_name
-from phpmq_lite.broker.receipts import Receipts
+from phpmq_lite.broker.ready_window import ReadyWindow
+from phpmq_lite.broker.records import Written
 from phpmq_lite.broker.runs import Part
-from phpmq_lite.broker.staged import Staging
-from phpmq_lite.broker.subscriptions import Subscriptions
-from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.broker.timeouts import Timeouts
-from phpmq_lite.broker.window import Window
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
-    Envelopes,
-    Judged,
+    EnvelopeInspector,
+    Inspection,
     Limits,
     Loaded,
-    Looked,
     Message,
     Now,
     Peer,
     QueueSettings,
     Receipt,
-    Stored,
+    Recovered,
+    Reply,
+    State,
+    Validated,
 )
+
+
+def take_loaded(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
+    """Take in what was loaded; return what was loaded by seq for the commands of this batch.
+
+    Windows come first, before anything joins them at their end.  Bodies come last, because a
+    message is dying, and passed over, until its body is here.
+    """
+    lives.gone.clear()
+    for queue_id, page, reaches_end in loaded.windows:
+        _extend_window(lives, lives.by_id[queue_id], page, reaches_end)
+    named = _loaded_by_seq(lives, loaded) if loaded.named else {}
+    for _, page, _ in loaded.pages:
+        _mark_claimed(lives, page)
+    if loaded.asked_due:
+        lives.next_deadline_ms = loaded.next_deadline_ms
+        for row in loaded.due:
+            if lives.dying.is_full:  # the others are asked for again
+                lives.note_deadline(row.deadline_ms)
+                break
+            if row.seq not in lives.dying:
+                lives.gone.add(row.seq)
+                lives.expire(lives.known.get(row.seq, row))
+    for give, page, is_last in loaded.pages:
+        give(page, is_last)
+    for give_rows, found in loaded.asked:
+        give_rows(found)
+    for seq, body in loaded.bodies.items():
+        _take_body(lives, seq, body, loaded.records.get(seq, ()))
+    return named
+
+
+def _loaded_by_seq(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
+    """Return what was loaded by seq, but not what is in memory or may have a turn now."""
+    others = {row.seq for row in loaded.due}
+    for _, page, _ in loaded.pages:
+        others.update(row.seq for row in page)
+    others.update(lives.dying)
+    named = {
+        seq: row
+        for seq, row in loaded.named.items()
+        if seq not in lives.known and seq not in others
+    }
+    _mark_claimed(lives, [row for row in named.values() if row is not None])
+    return named
+
+
+def _mark_claimed(lives: Lives, rows: list[Message]) -> None:
+    """What is dispatched on disk, and held by no connection, is held by a subscription."""
+    for row in rows:
+        if row.state == State.DISPATCHED and not (row.seq in lives.known or row.seq in lives.dying):
+            row.holder = SUBSCRIPTION
+
+
+def _take_body(lives: Lives, seq: int, body: bytes | None, written: Written) -> None:
+    if seq in lives.dying:
+        if body is None or not bury_aside(lives, seq, body, written):
+            lives.bury(*lives.dying[seq], body, written=written)
+    elif (message := lives.known.get(seq)) is not None and message.holder is None:
+        queue = lives.by_id[message.queue_id]
+        if body is None:  # damaged: never delivered
+            lives.bury(message, "crc", None)
+        elif queue.window is not None:
+            queue.window.keep_body(message, body)
+            lives.hungry[queue.queue_id] = queue
+
+
+def _extend_window(lives: Lives, queue: Queue, page: list[Message], reaches_end: bool) -> None:
+    if queue.window is None:
+        return
+    page = [message for message in page if message.seq not in lives.dying]
+    queue.window.extend(page, reaches_end)
+    for message in page:
+        lives.known[message.seq] = message
+    lives.hungry[queue.queue_id] = queue
 
 
 class Result(IntEnum):
@@ -62,10 +139,10 @@ class Broker:
 
     def __init__(
         self,
-        stored: Stored,
+        stored: Recovered,
         limits: Limits,
         defaults: QueueSettings,
-        envelopes: Envelopes | None = None,
+        envelopes: EnvelopeInspector | None = None,
     ) -> None:
         self.limits = limits
         self.lives = lives = Lives(limits, defaults, envelopes)
@@ -78,17 +155,17 @@ class Broker:
         self._next_audit = stored.counters.get("next_audit", 1)
         self.audited: Counter[str] = Counter()  # rows of the audit since the start, by action
         self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
-        self.receipts = Receipts(limits.receipts, limits.receipt_window_ms)
+        self.receipts = PublishKeys(limits.receipts, limits.receipt_window_ms)
         self.receipts.recall(stored.receipts)
         self.connections: dict[int, Connection] = {}  # by client number
         self.ignored: Counter[str] = Counter()  # commands that changed nothing, by reason
         self.refused: Counter[str] = Counter()  # publishes, by reason
         self.batch_number = 0
-        self._drained: Answer | None = None  # whom to tell when nothing is held any more
+        self._drained: Reply | None = None  # whom to tell when nothing is held any more
         self._named: dict[int, Message | None] = {}  # loaded by seq, for this batch only
         self.timeouts = Timeouts()
         self.subscriptions = Subscriptions(lives, stored.pipeline)
-        self.staging = Staging(stored.pipeline)
+        self.staging = StagingArea(stored.pipeline)
 
     # -- the frame of a batch
 
@@ -110,7 +187,7 @@ class Broker:
         lives.now = now
         lives.batch = batch = Batch(now.wall_ms, lives.next_number)
         self.batch_number += 1
-        self._named = {} if loaded is None else intake.take(lives, loaded)
+        self._named = {} if loaded is None else take_loaded(lives, loaded)
         while lives.limited:
             self.wake(lives.limited.pop())
         if (due_ms := lives.next_deadline_ms) is not None and due_ms <= now.steady_ms:
@@ -132,7 +209,7 @@ class Broker:
         lives = self.lives
         self.timeouts.give_back(lives, self.connections.values())
         if self._drained is None and lives.hungry:
-            turns.serve(lives, self.batch_number)
+            dispatching.dispatch_ready(lives, self.batch_number)
 
     def finish(self) -> Batch:
         """Dispatch, and close the batch: it is ready to be stored."""
@@ -147,7 +224,7 @@ class Broker:
             batch.counters["next_number"] = lives.next_number
         return batch
 
-    def drain(self, answer: Answer) -> None:
+    def drain(self, answer: Reply) -> None:
         """Dispatch nothing any more; answers once nothing is held.  Everything else goes on."""
         self._drained = answer
 
@@ -233,7 +310,7 @@ class Broker:
         body: bytes,
         ttl_s: int | None,
         key: bytes | None,
-        judged: Judged | None = None,
+        judged: Validated | None = None,
     ) -> Result:
         """Store a message; with a key, once per key, and a receipt follows after the commit.
 
@@ -251,7 +328,7 @@ class Broker:
             return Result.DONE
         if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
-        looked: Looked | None = None
+        looked: Inspection | None = None
         if queue.judges:
             looked = judging.verdict(lives, queue, body, judged)
             if looked is None:
@@ -326,7 +403,7 @@ class Broker:
         self._answers(connection).append(Receipt(name, (key,), reason))
         return Result.DONE
 
-    def judge_ahead(self, name: str, body: bytes, give: Callable[[Judged], None]) -> None:
+    def judge_ahead(self, name: str, body: bytes, give: Callable[[Validated], None]) -> None:
         """Have a content judged in a thread, after Result.JUDGE; ``give`` is called in a batch."""
         work = judging.work(self.lives, self.lives.queues[name], body)
         self.lives.batch.aside.append((work, give))
@@ -337,7 +414,7 @@ class Broker:
         name: str,
         body: bytes,
         ttl_s: int | None,
-        judged: Judged | None = None,
+        judged: Validated | None = None,
     ) -> Result:
         """Store although the queue refuses: a consumer's acknowledgements wait behind it.
 
@@ -347,7 +424,7 @@ class Broker:
             return Result.PARK
         queue = self.lives.queue(name, connection.creator)
         if queue is not None:
-            looked: Looked | None = None
+            looked: Inspection | None = None
             if queue.judges:
                 looked = judging.verdict(self.lives, queue, body, judged)
                 if looked is None:
@@ -373,7 +450,7 @@ class Broker:
         consumer.in_turn = True
         queue.turns.append(consumer)
         if queue.window is None:
-            queue.window = Window(self.limits.window, self.lives.bodies)
+            queue.window = ReadyWindow(self.limits.window, self.lives.bodies)
         self.lives.hungry[queue.queue_id] = queue
         return Result.DONE
 

@@ -8,19 +8,19 @@ rows each, and the commands of one subscription follow one another.
 from collections.abc import Callable
 from typing import Final
 
-from phpmq_lite.broker import audit, interventions
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker import interventions
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.lifecycle import Event, next_state
-from phpmq_lite.broker.queue import CLAIMANT, Queue
+from phpmq_lite.broker.operator import audit
+from phpmq_lite.broker.pipeline.state import Subscription
+from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
 from phpmq_lite.broker.queue_settings import name_problem
-from phpmq_lite.broker.subscriptions import Subscription
-from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
-from phpmq_lite.model import AuditEntry, Message, PageRequest, State
+from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, State
 
-SLICE: Final = 1_000  # rows a batch
-MOST_AT_ONCE: Final = 100_000  # messages of one claim
+CLAIM_SLICE: Final = 1_000  # rows a batch
+CLAIM_MAX: Final = 100_000  # messages of one claim
 
 _CLAIMED: Final = next_state(State.READY, Event.DISPATCH)
 _ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
@@ -33,7 +33,7 @@ def claim(
     queue_name: str,
     max_messages: int,
     max_bytes: int,
-    answer: Answer,
+    answer: Reply,
     *,
     after: int | None = None,
 ) -> None:
@@ -50,9 +50,9 @@ def claim(
     """
     if (problem := name_problem(name)) is not None:
         raise RefusedError("bad_name", f"the name of the subscription {problem}")
-    if not 0 < max_messages <= MOST_AT_ONCE:
+    if not 0 < max_messages <= CLAIM_MAX:
         raise RefusedError(
-            "too_many", f"{max_messages} messages at once, it may be 1 to {MOST_AT_ONCE}"
+            "too_many", f"{max_messages} messages at once, it may be 1 to {CLAIM_MAX}"
         )
     core.existing(queue_name)
     found = core.subscriptions.get(name)
@@ -60,7 +60,7 @@ def claim(
         if after:
             raise _unknown(name, after, 0)
         found = core.subscriptions.make(name, core.existing(queue_name).queue_id)
-        audit.count(core, entry, 0)
+        audit.record(core, entry, 0)
     subscription = found
 
     def begin() -> None:
@@ -69,16 +69,16 @@ def claim(
         if after is not None and after > subscription.hi:
             raise _unknown(name, after, subscription.hi)
         if after is not None and subscription.hi > max(after, subscription.acked_upto):
-            _end(core, subscription, answer, subscription.hi)
+            _finish(core, subscription, answer, subscription.hi)
         else:
             client = core.client_of(entry)
-            _Claiming(core, subscription, queue, client, max_messages, max_bytes, answer)
+            ClaimOperation(core, subscription, queue, client, max_messages, max_bytes, answer)
 
-    _do(core, subscription, begin, answer)
+    _settle_claims(core, subscription, begin, answer)
 
 
 def ack_claims(
-    core: Broker, _entry: AuditEntry, name: str, upto: int, answer: Answer
+    core: Broker, _entry: AuditEntry, name: str, upto: int, answer: Reply
 ) -> None:  # fmt: skip
     """Settle what is claimed up to ``upto`` (inclusive) as acked; answers how many that were.
 
@@ -104,16 +104,16 @@ def ack_claims(
         if upto > subscription.acked_upto:
             subscription.acked_upto = upto
             subscription.store(core.lives)
-        _end(core, subscription, answer, count)
+        _finish(core, subscription, answer, count)
 
     def begin() -> None:
-        _Ending(core, subscription, upto, settle, end)
+        SettleClaims(core, subscription, upto, settle, end)
 
-    _do(core, subscription, begin, answer)
+    _settle_claims(core, subscription, begin, answer)
 
 
 def release_claims(
-    core: Broker, entry: AuditEntry, name: str, answer: Answer, *, forget: bool = False
+    core: Broker, entry: AuditEntry, name: str, answer: Reply, *, forget: bool = False
 ) -> None:
     """Give all that is claimed back to its old place; answers how many.  ``forget`` its name too.
 
@@ -121,7 +121,7 @@ def release_claims(
         RefusedError: ``unknown_subscription``.
     """
     subscription = _existing(core, name)
-    detail = audit.plain(f"by {entry.actor}")
+    detail = audit.to_storable_text(f"by {entry.actor}")
     queues: dict[int, Queue] = {}
 
     def release(message: Message) -> None:
@@ -134,17 +134,17 @@ def release_claims(
         subscription.store(core.lives)
         if forget and core.subscriptions.get(name) is subscription:
             core.subscriptions.forget(subscription)
-        audit.count(core, entry, count)
-        _end(core, subscription, answer, count)
+        audit.record(core, entry, count)
+        _finish(core, subscription, answer, count)
 
     def begin() -> None:
-        _Ending(core, subscription, subscription.hi, release, end)
+        SettleClaims(core, subscription, subscription.hi, release, end)
 
-    _do(core, subscription, begin, answer)
+    _settle_claims(core, subscription, begin, answer)
 
 
-def _do(
-    core: Broker, subscription: Subscription, begin: Callable[[], None], answer: Answer
+def _settle_claims(
+    core: Broker, subscription: Subscription, begin: Callable[[], None], answer: Reply
 ) -> None:
     """Begin now, or when it is its turn; a refusal at its turn is an answer."""
     if not subscription.is_busy:
@@ -157,12 +157,12 @@ def _do(
                 raise _unknown_subscription(subscription.name)
             begin()
         except RefusedError as error:
-            _end(core, subscription, answer, error)
+            _finish(core, subscription, answer, error)
 
     subscription.do(begin_late)
 
 
-def _end(core: Broker, subscription: Subscription, answer: Answer, value: object) -> None:
+def _finish(core: Broker, subscription: Subscription, answer: Reply, value: object) -> None:
     core.lives.batch.answers.append((answer, value))
     subscription.end()
 
@@ -196,7 +196,7 @@ def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None
     subscription.store(core.lives)
 
 
-class _Claiming:
+class ClaimOperation:
     """One claim, page by page."""
 
     def __init__(
@@ -207,7 +207,7 @@ class _Claiming:
         client: int,
         max_messages: int,
         max_bytes: int,
-        answer: Answer,
+        answer: Reply,
     ) -> None:
         self._core, self._lives = core, core.lives
         self._subscription = subscription
@@ -225,7 +225,7 @@ class _Claiming:
         if self._queue.settings.delivery_paused or self._core.is_draining:
             self._end()
             return
-        limit = min(SLICE, self._left)
+        limit = min(CLAIM_SLICE, self._left)
         page = PageRequest(
             self.take, self._queue.queue_id, after, self._upto, limit, which="ready_page"
         )
@@ -275,7 +275,7 @@ class _Claiming:
         lives.known.pop(message.seq, None)
         lives.gone.add(message.seq)
         message.state = _CLAIMED
-        message.holder = CLAIMANT
+        message.holder = SUBSCRIPTION
         message.consumer = self._client
         message.deliveries += 1
         message.last_dispatched_at = wall_ms
@@ -301,10 +301,10 @@ class _Claiming:
             self._front = queue.claimed_to = message.position
 
     def _end(self) -> None:
-        _end(self._core, self._subscription, self._answer, self._subscription.hi)
+        _finish(self._core, self._subscription, self._answer, self._subscription.hi)
 
 
-class _Ending:
+class SettleClaims:
     """The end of claims, page by page, the lowest number first; each row goes with its message."""
 
     def __init__(
@@ -325,7 +325,7 @@ class _Ending:
 
     def _ask(self) -> None:
         page = PageRequest(
-            self.take, self._subscription_id, 0, self._upto, SLICE, which="claimed_page"
+            self.take, self._subscription_id, 0, self._upto, CLAIM_SLICE, which="claimed_page"
         )
         self._lives.batch.pages.append(page)
 

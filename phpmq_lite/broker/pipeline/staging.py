@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.broker import audit, judging
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker import judging
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.lives import LOOKED_BYTES
+from phpmq_lite.broker.operator import audit
+from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, Stage, StageQueue, StageWriter
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.runs import LONGEST_TTL_S
-from phpmq_lite.broker.staged import KEPT_MS, Part, Stage, Writer
-from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Envelopes, Looked, has_room
-from phpmq_lite.pipeline_rows import Copied
+from phpmq_lite.model import AuditEntry, EnvelopeInspector, Inspection, Reply, has_room
+from phpmq_lite.pipeline_rows import CopiedRows
 
-SLICE: Final = 1_000  # rows of one call of ``stage``
+STAGE_SLICE: Final = 1_000  # rows of one call of ``stage``
 TOKEN_ROWS: Final = 100_000
 TOKEN_BYTES: Final = 64 << 20  # of bodies
 TOKENS: Final = 10_000
@@ -35,14 +35,14 @@ PUBLISH_BAD: Final = 1_000  # rows that become dead letters
 PUBLISH_BAD_BYTES: Final = 16 << 20  # and their bodies; they go by way of the core
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
-_SEVERAL: Final = "several"  # policies, which no queue has
-ANYBODY: Final = Writer()
-_NOTHING: Final = Looked((None, None, None, None))
+_MIXED_POLICIES: Final = "several"  # policies, which no queue has
+ANY_WRITER: Final = StageWriter()
+_NOT_INDEXED: Final = Inspection((None, None, None, None))
 
 StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 0: never expires
 
 
-class _Given(NamedTuple):
+class _GivenRow(NamedTuple):
     queue: Queue
     policy: str  # when it was looked at
     body: bytes
@@ -74,7 +74,7 @@ def stage(
     entry: AuditEntry,
     token: str,
     rows: Sequence[StagedRow],
-    answer: Answer,
+    answer: Reply,
     *,
     after: int,
     is_whole: bool,
@@ -94,17 +94,17 @@ def stage(
     queues = _queues(core, [row[0] for row in rows], entry.actor)
     policies = {queue.queue_id: _policy(queue) for queue in queues.values()}
     given = [
-        _Given(queues[name], policies[queues[name].queue_id], body, ttl_s)
+        _GivenRow(queues[name], policies[queues[name].queue_id], body, ttl_s)
         for name, body, ttl_s in rows
     ]
     if not any(queue.judges for queue in queues.values()):
         envelopes = core.lives.envelopes
-        looked = [_look(envelopes, row.queue, row.body) for row in given]
+        looked = [_inspect(envelopes, row.queue, row.body) for row in given]
         _store(core, entry.actor, token, given, looked, answer, is_whole=is_whole)
         return
-    works = [_work(core, row.queue, row.body) for row in given]
+    works = [_background_inspection(core, row.queue, row.body) for row in given]
 
-    def go_on(found: list[Looked]) -> None:
+    def go_on(found: list[Inspection]) -> None:
         try:
             _check_stage(core, entry.actor, token, rows, after)
             _store(core, entry.actor, token, given, found, answer, is_whole=is_whole)
@@ -136,8 +136,8 @@ def _check_stage(
         raise RefusedError("gap", f"{known.rows} rows are staged, these come after {after}")
     size = sum(len(body) for _, body, _ in rows)
     total = size + (0 if known is None else known.bytes)
-    if len(rows) > SLICE:
-        raise RefusedError("too_many", f"{len(rows)} rows at once, the limit is {SLICE}")
+    if len(rows) > STAGE_SLICE:
+        raise RefusedError("too_many", f"{len(rows)} rows at once, the limit is {STAGE_SLICE}")
     if after + len(rows) > TOKEN_ROWS:
         detail = f"{after + len(rows)} rows under {token!r}, the limit is {TOKEN_ROWS}"
         raise RefusedError("too_many", detail)
@@ -173,18 +173,18 @@ def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue
     return {name: queue for name, queue in found.items() if queue is not None}
 
 
-def _look(envelopes: Envelopes | None, queue: Queue, body: bytes) -> Looked:
+def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> Inspection:
     """Find what a content is indexed by, as ``Lives.publish`` does."""
     if envelopes is None or not queue.looks or len(body) > LOOKED_BYTES or body[:1] != b"{":
-        return _NOTHING
+        return _NOT_INDEXED
     indexed = envelopes.index(body)
-    return _NOTHING if indexed is None else Looked(indexed)
+    return _NOT_INDEXED if indexed is None else Inspection(indexed)
 
 
-def _work(core: Broker, queue: Queue, body: bytes) -> Any:
+def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
     """Give what looks at a content in a thread; the settings count that the queue has now."""
     if not queue.judges:
-        return partial(_look, core.lives.envelopes, queue, body)
+        return partial(_inspect, core.lives.envelopes, queue, body)
     judge = judging.work(core.lives, queue, body)
     return lambda: judge().looked
 
@@ -193,9 +193,9 @@ def _store(
     core: Broker,
     actor: str,
     token: str,
-    rows: Sequence[_Given],
-    looked: Sequence[Looked],
-    answer: Answer,
+    rows: Sequence[_GivenRow],
+    looked: Sequence[Inspection],
+    answer: Reply,
     *,
     is_whole: bool,
 ) -> None:
@@ -204,22 +204,22 @@ def _store(
     stage = staging.stages.get(token)
     if stage is None:
         stage = staging.stages[token] = Stage(
-            staging.next_id, token, lives.now.steady_ms + KEPT_MS, actor=actor
+            staging.next_id, token, lives.now.steady_ms + STAGE_KEPT_MS, actor=actor
         )
         staging.next_id += 1
         rare.append((
             "staging", "insert_stage", (stage.stage_id, token, lives.now.wall_ms, stage.until_ms)
         ))  # fmt: skip
     flat = lives.batch.several.setdefault(("staging", "insert_rows"), [])
-    touched: dict[int, Part] = {}
+    touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
         kept_s = _ttl(queue, ttl_s)
         part = stage.parts.get(queue.queue_id)
         if part is None:
-            part = stage.parts[queue.queue_id] = Part(queue.queue_id, policy=policy)
+            part = stage.parts[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
             staging.parts += 1
         elif part.policy != policy:
-            part.policy = _SEVERAL
+            part.policy = _MIXED_POLICIES
         touched[queue.queue_id] = part
         _count(part, len(body), kept_s, is_bad=found.reason is not None)
         record_id, record = found.record or (None, None)
@@ -250,7 +250,7 @@ def _ttl(queue: Queue, ttl_s: int | None) -> int | None:
     return min(ttl_s, LONGEST_TTL_S) if ttl_s > 0 else None
 
 
-def _count(part: Part, size: int, ttl_s: int | None, *, is_bad: bool) -> None:
+def _count(part: StageQueue, size: int, ttl_s: int | None, *, is_bad: bool) -> None:
     part.rows += 1
     part.bytes += size
     part.bad_rows += is_bad
@@ -271,9 +271,9 @@ def unstage(
     core: Broker,
     _entry: AuditEntry,
     tokens: Sequence[str],
-    answer: Answer,
+    answer: Reply,
     *,
-    writer: Writer = ANYBODY,
+    writer: StageWriter = ANY_WRITER,
 ) -> None:
     """Drop tokens that were not published; answers how many there were.  No row of the audit.
 
@@ -287,7 +287,7 @@ def unstage(
     answers.append((answer, count))
 
 
-def _foreign_queue(core: Broker, writer: Writer, stage: Stage) -> str | None:
+def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | None:
     """Return a queue of a token that the writer may not use, None where there is none."""
     for queue_id in stage.parts:
         queue = core.lives.by_id.get(queue_id)
@@ -302,17 +302,17 @@ def _foreign_queue(core: Broker, writer: Writer, stage: Stage) -> str | None:
 
 
 @dataclass(slots=True)
-class _Publish:
+class _StagedPublish:
     """One publish: what was asked, and the rows that must become dead letters."""
 
     core: Broker
     entry: AuditEntry
-    writer: Writer
+    writer: StageWriter
     app_id: str
     version: int
     is_single: bool
     tokens: Sequence[str]
-    answer: Answer
+    answer: Reply
     in_parts: bool = False
     spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
     bad: list[tuple[Any, ...]] = field(default_factory=list)  # of those spans
@@ -327,7 +327,7 @@ class _Publish:
         if known is not None and self.version <= known.version:
             app_ids.note_use(lives, self.writer, self.app_id)
             unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
-            audit.count(core, self.entry, 0)
+            audit.record(core, self.entry, 0)
             lives.batch.answers.append((self.answer, PublishedStage(0, True, 0)))
             return
         unfinished = core.staging.unfinished(self.app_id)
@@ -378,7 +378,7 @@ class _Publish:
                     "foreign_queue", f"{stage.token!r} has rows for the queue {foreign!r}"
                 )
 
-    def _check_queues(self, parts: dict[int, Part]) -> dict[int, Queue]:
+    def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
         """Find the queues; each takes all of its rows, or nothing is published."""
         core, lives = self.core, self.core.lives
         queues = {}
@@ -410,7 +410,7 @@ class _Publish:
     def _store(
         self,
         stages: list[Stage],
-        parts: dict[int, Part],
+        parts: dict[int, StageQueue],
         queues: dict[int, Queue],
         whole: list[Stage],
     ) -> None:
@@ -422,7 +422,7 @@ class _Publish:
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
             made = None if record is None else (record_id, record)
-            looked = Looked(tuple(indexed), reason, detail or "", made)
+            looked = Inspection(tuple(indexed), reason, detail or "", made)
             lives.publish(queues[queue_id], body, ttl_s or 0, client, looked)
         first = lives.next_number
         for stage in stages:
@@ -434,7 +434,7 @@ class _Publish:
         elif remaining:
             staging.seal(lives, self.app_id, self.version, whole[len(stages) :])
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
-        lives.batch.copied.append(Copied(first, lives.next_number, client, counts))
+        lives.batch.copied.append(CopiedRows(first, lives.next_number, client, counts))
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
@@ -442,7 +442,7 @@ class _Publish:
         staging.app_ids.note(
             lives, self.writer, self.app_id, version, total, is_single=self.is_single
         )
-        audit.count(core, self.entry, total)
+        audit.record(core, self.entry, total)
         done = PublishedStage(total, False, len(self.bad), remaining, is_resumed)
         lives.batch.answers.append((self.answer, done))
 
@@ -455,7 +455,7 @@ class _Publish:
         lives.batch.rare.append(("staging", "publish_messages", given))
         lives.batch.rare.append(("staging", "publish_bodies", (first - stage.first_row, *span)))
 
-    def _count(self, queue: Queue, part: Part) -> None:
+    def _count(self, queue: Queue, part: StageQueue) -> None:
         """Count what the writer stores in a queue; its window does not reach the end any more."""
         lives = self.core.lives
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
@@ -516,12 +516,12 @@ def _over(sums: _Sums) -> RefusedError | None:
     return None
 
 
-def _sums(stages: Sequence[Stage]) -> dict[int, Part]:
+def _sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
     """Add up what tokens have, by queue."""
-    sums: dict[int, Part] = {}
+    sums: dict[int, StageQueue] = {}
     for stage in stages:
         for part in stage.parts.values():
-            known = sums.setdefault(part.queue_id, Part(part.queue_id, policy=part.policy))
+            known = sums.setdefault(part.queue_id, StageQueue(part.queue_id, policy=part.policy))
             known.rows += part.rows
             known.bytes += part.bytes
             known.bad_rows += part.bad_rows
@@ -529,7 +529,7 @@ def _sums(stages: Sequence[Stage]) -> dict[int, Part]:
             ttls = [ttl for ttl in (known.least_ttl_s, part.least_ttl_s) if ttl is not None]
             known.least_ttl_s = min(ttls, default=None)
             if part.policy != known.policy:
-                known.policy = _SEVERAL
+                known.policy = _MIXED_POLICIES
     return sums
 
 
@@ -547,9 +547,9 @@ def publish_staged(
     app_id: str,
     version: int,
     tokens: Sequence[str],
-    answer: Answer,
+    answer: Reply,
     *,
-    writer: Writer = ANYBODY,
+    writer: StageWriter = ANY_WRITER,
     is_single: bool = False,
     in_parts: bool = False,
 ) -> None:
@@ -581,11 +581,13 @@ def publish_staged(
         raise RefusedError("bad_version", f"version is {version}, not 0 to 2^63 - 1")
     if len(tokens) > TOKENS:
         raise RefusedError("too_many", f"{len(tokens)} tokens at once, the limit is {TOKENS}")
-    _Publish(core, entry, writer, app_id, version, is_single, tokens, answer, in_parts).begin()
+    _StagedPublish(
+        core, entry, writer, app_id, version, is_single, tokens, answer, in_parts
+    ).begin()
 
 
 def transfer_app_id(
-    core: Broker, entry: AuditEntry, app_id: str, owner: str | None, answer: Answer
+    core: Broker, entry: AuditEntry, app_id: str, owner: str | None, answer: Reply
 ) -> None:
     """Transfer an app_id to another owner, None: to its next writer; answers None.
 
@@ -593,5 +595,5 @@ def transfer_app_id(
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
     """
     core.staging.app_ids.transfer(core.lives, app_id, owner)
-    audit.count(core, entry, 1)
+    audit.record(core, entry, 1)
     core.lives.batch.answers.append((answer, None))

@@ -10,60 +10,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from phpmq_lite.broker import actions, audit, sweeps
-from phpmq_lite.broker.actions import SLICE, Action, Options, Outcome
-from phpmq_lite.broker.claims import ack_claims, claim, release_claims
-from phpmq_lite.broker.core import Broker
-from phpmq_lite.broker.publishing import Published, publish
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import audit, message_actions
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.queue import values_of
 from phpmq_lite.broker.queue_settings import check_circle, check_settings, name_problem
-from phpmq_lite.broker.staged import Writer
-from phpmq_lite.broker.staging import SLICE as STAGE_SLICE
-from phpmq_lite.broker.staging import (
-    PublishedStage,
-    Staged,
-    StagedRow,
-    publish_staged,
-    stage,
-    transfer_app_id,
-    unstage,
-)
-from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry
-
-__all__ = [
-    "SLICE",
-    "STAGE_SLICE",
-    "Action",
-    "Options",
-    "Outcome",
-    "Published",
-    "PublishedStage",
-    "Staged",
-    "StagedRow",
-    "Writer",
-    "ack_claims",
-    "act",
-    "check_rows",
-    "claim",
-    "configure",
-    "create_queue",
-    "disconnect",
-    "note",
-    "note_reader",
-    "pause",
-    "publish",
-    "publish_staged",
-    "purge",
-    "redrive",
-    "release_claims",
-    "remove_queue",
-    "stage",
-    "transfer_app_id",
-    "unstage",
-    "write",
-]
+from phpmq_lite.model import AuditEntry, Message, Reply
 
 Row = tuple[str, str, tuple[Any, ...]]  # file and name of a statement, its parameters
 
@@ -71,13 +24,13 @@ READERS: Final = 200  # kept; a page shows them all
 DISCONNECTED: Final = "disconnected by an operator"
 
 
-def act(
+def act_on_messages(
     core: Broker,
     entry: AuditEntry,
     action: Action,
     seqs: Sequence[int],
-    options: Options,
-    answer: Answer,
+    options: ActionOptions,
+    answer: Reply,
 ) -> None:
     """Do one thing to messages by their seqs, at most ``SLICE``; answers with an ``Outcome``.
 
@@ -87,23 +40,23 @@ def act(
     Raises:
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
     """
-    actions.check(core, entry, action, seqs, options)
-    actions.Act(core, entry, action, seqs, options, answer)
+    message_actions.check_action(core, entry, action, seqs, options)
+    message_actions.MessageAction(core, entry, action, seqs, options, answer)
 
 
 def purge(
     core: Broker,
     entry: AuditEntry,
     name: str,
-    answer: Answer,
+    answer: Reply,
     *,
     with_dispatched: bool = False,
     limit: int | None = None,
 ) -> None:
     """Settle what is in a queue as deleted, or its ``limit`` oldest; answers with the number."""
     queue = core.existing(name)
-    sweeps.purge(
-        core.lives, queue, answer, _noting(core, entry),
+    message_actions.sweep_purge(
+        core.lives, queue, answer, _page_counter(core, entry),
         with_dispatched=with_dispatched, limit=limit,
     )  # fmt: skip
 
@@ -112,7 +65,7 @@ def redrive(
     core: Broker,
     entry: AuditEntry,
     name: str,
-    answer: Answer,
+    answer: Reply,
     *,
     target: str | None = None,
     ttl_s: int | None = None,
@@ -126,18 +79,18 @@ def redrive(
     """
     queue = core.existing(name)
     goal = None if target is None else core.existing(target)
-    sweeps.redrive(
-        core.lives, queue, answer, _noting(core, entry),
+    message_actions.sweep_redrive(
+        core.lives, queue, answer, _page_counter(core, entry),
         target=goal, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
     )  # fmt: skip
 
 
-def _noting(core: Broker, entry: AuditEntry) -> sweeps.Noting:
-    return lambda number, is_last: audit.count(core, entry, number, is_last=is_last)
+def _page_counter(core: Broker, entry: AuditEntry) -> message_actions.CountPage:
+    return lambda number, is_last: audit.record(core, entry, number, is_last=is_last)
 
 
 def pause(
-    core: Broker, entry: AuditEntry, name: str, side: str, paused: bool, answer: Answer
+    core: Broker, entry: AuditEntry, name: str, side: str, paused: bool, answer: Reply
 ) -> None:
     """Stop or resume ``delivery`` or ``publishing`` of a queue; it stays so over a restart.
 
@@ -150,7 +103,7 @@ def pause(
 
 
 def configure(
-    core: Broker, entry: AuditEntry, name: str, changes: Mapping[str, Any], answer: Answer
+    core: Broker, entry: AuditEntry, name: str, changes: Mapping[str, Any], answer: Reply
 ) -> None:
     """Change settings of a queue; None goes back to the default.  Answers with all settings.
 
@@ -171,7 +124,7 @@ def configure(
     after = values_of(queue.settings)
     if not entry.detail:
         entry.detail = _difference(before, after)
-    audit.count(core, entry, 1)
+    audit.record(core, entry, 1)
     core.lives.batch.answers.append((answer, after))
 
 
@@ -181,7 +134,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
     return json.dumps(dict(zip(("before", "after"), sides, strict=True)))
 
 
-def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> None:
+def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> None:
     """Make a queue; answers True, or False where there is one already.
 
     Raises:
@@ -190,11 +143,11 @@ def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> 
     is_new = name not in core.lives.queues
     core.goal(name, entry.actor, create=True)
     core.lives.queue(name, entry.actor)
-    audit.count(core, entry, int(is_new))
+    audit.record(core, entry, int(is_new))
     core.lives.batch.answers.append((answer, is_new))
 
 
-def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> None:
+def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> None:
     """Remove an empty queue; what it was called stays in the history.  Answers True.
 
     Raises:
@@ -208,7 +161,7 @@ def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Answer) -> 
     if queue.settings.pinned:
         raise RefusedError("queue_pinned", f"{name!r} is pinned")
     core.lives.remove(queue)
-    audit.count(core, entry, 1)
+    audit.record(core, entry, 1)
     core.lives.batch.answers.append((answer, True))
 
 
@@ -216,7 +169,7 @@ def disconnect(
     core: Broker,
     entry: AuditEntry,
     client: int,
-    answer: Answer,
+    answer: Reply,
     *,
     queues: frozenset[int] | None = None,
 ) -> None:
@@ -234,13 +187,13 @@ def disconnect(
     if queues is not None and not (consumed and consumed <= queues):
         raise RefusedError("foreign_queue", f"client {client} is not for your queues alone")
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
-    audit.count(core, entry, held)
+    audit.record(core, entry, held)
     answers = core.lives.batch.answers
     answers.append((connection.peer.end, DISCONNECTED))
     answers.append((answer, held))
 
 
-def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: Answer) -> None:
+def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: Reply) -> None:
     """Store rows of the admin's own tables with their audit row; answers with their number.
 
     Without an entry there is no audit row: when a session or a token was seen last.
@@ -252,7 +205,7 @@ def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: A
     check_rows(rows)
     core.lives.batch.rare += rows
     if entry is not None:
-        audit.count(core, entry, 0 if entry.count else 1)
+        audit.record(core, entry, 0 if entry.count else 1)
     core.lives.batch.answers.append((answer, len(rows)))
 
 
@@ -277,7 +230,7 @@ def _check_value(name: str, value: Any) -> None:
         raise RefusedError("bad_value", f"{name}: a text is not UTF-8") from None
 
 
-def note_reader(core: Broker, name: str, offset: int, answer: Answer) -> None:
+def record_reader(core: Broker, name: str, offset: int, answer: Reply) -> None:
     """Keep how far a reader of the history is, by name; answers None.  No row of the audit.
 
     Of readers only those stay that were heard of last.
@@ -295,8 +248,35 @@ def note_reader(core: Broker, name: str, offset: int, answer: Answer) -> None:
     batch.answers.append((answer, None))
 
 
-def note(core: Broker, entry: AuditEntry, answer: Answer | None = None) -> None:
+def record_only(core: Broker, entry: AuditEntry, answer: Reply | None = None) -> None:
     """Store the audit row alone: a refusal, or what changed nothing here.  Answers None."""
-    audit.count(core, entry, 0)
+    audit.record(core, entry, 0)
     if answer is not None:
         core.lives.batch.answers.append((answer, None))
+
+
+def decide_clock(
+    core: Broker, entry: AuditEntry, away_ms: int, number: int, *, is_right: bool, answer: Reply
+) -> None:
+    """Settle it; ``number`` is the first that was given after that start.  Answers None.
+
+    Whatever got a new place since then, by a requeue or a forward, got its deadline with it.
+    """
+    lives = core.lives
+    if is_right:
+        changed = list(lives.batch.changed)  # they are stored as they are in memory
+        for message in {**lives.known, **lives.batch.changed}.values():
+            if message.deadline_ms is not None and _existed_before(message, number):
+                message.deadline_ms -= away_ms
+        given = (away_ms, number, number, json.dumps(changed))
+        lives.batch.rare.append(("clock", "count_away", given))
+        lives.note_deadline(lives.now.steady_ms)  # look at what is due
+        # What changes later in this batch would be counted in memory and on disk: nothing does.
+        lives.batch.commands = core.limits.batch_commands
+    lives.batch.counters["clock_doubt_ms"] = 0
+    audit.record(core, entry, 1)
+    lives.batch.answers.append((answer, None))
+
+
+def _existed_before(message: Message, number: int) -> bool:
+    return message.seq < number and message.position < number

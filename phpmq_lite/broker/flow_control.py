@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-LEAST: Final = 64  # messages a batch, of all publishers together; less room is not worth a turn
-AT_ONCE: Final = 500  # of one publisher, then it is the turn of others, and of consumers
+LEAST_PER_BATCH: Final = (
+    64  # messages a batch, of all publishers together; less room is not worth a turn
+)
+PER_PUBLISHER: Final = 500  # of one publisher, then it is the turn of others, and of consumers
 UNLIMITED: Final = 1 << 30
 _AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
@@ -26,7 +28,7 @@ _AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as con
 _Place = tuple[Callable[[Broker], None], int]  # what to call, and how many messages it has
 
 
-class Share:
+class QueueShare:
     """What one queue still takes in one batch."""
 
     __slots__ = ("_acked", "_batch", "_least", "_published", "_silent")
@@ -49,17 +51,17 @@ class Share:
             self._acked = totals.acked
             taken = totals.published - self._published
             self._published = totals.published
-            self._least = LEAST if taken <= LEAST else 0
+            self._least = LEAST_PER_BATCH if taken <= LEAST_PER_BATCH else 0
         if window is None or self._silent >= _AT_WORK:
             return UNLIMITED
         # A fourth is kept for the least of some batches: what once overflows it comes from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
-        if room >= LEAST:
+        if room >= LEAST_PER_BATCH:
             return room
         return max(0, self._published + self._least - totals.published)
 
 
-class Shares:
+class FlowControl:
     """The queues' shares, and the publishers that wait in line for one."""
 
     def __init__(self, core: Broker) -> None:
@@ -78,7 +80,7 @@ class Shares:
         if queue.queue_id in self._lines and not is_called:
             return 0
         left = self._left(queue)
-        return left if left == UNLIMITED else min(left, AT_ONCE)
+        return left if left == UNLIMITED else min(left, PER_PUBLISHER)
 
     def line_up(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
@@ -89,7 +91,7 @@ class Shares:
         """
         self.waiting += 1
         line = self._lines.setdefault(self._core.lives.queues[name].queue_id, deque())
-        place = (command, min(count, AT_ONCE))
+        place = (command, min(count, PER_PUBLISHER))
         if at_front:
             line.appendleft(place)
         else:
@@ -116,7 +118,7 @@ class Shares:
         if queue.window is None:  # it has no consumers
             queue.share = None
             return UNLIMITED
-        share: Share | None = queue.share
+        share: QueueShare | None = queue.share
         if share is None:
-            share = queue.share = Share()
+            share = queue.share = QueueShare()
         return share.left(queue, self._core.batch_number)

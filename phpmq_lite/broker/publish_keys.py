@@ -8,7 +8,7 @@ _TIME_BITS: Final = 44  # of Unix milliseconds: enough for 500 years
 _TIME: Final = (1 << _TIME_BITS) - 1
 
 
-class Receipts:
+class PublishKeys:
     """Keys seen, oldest first: at most ``limit``; after ``window_ms`` a key counts as new.
 
     Times are steady milliseconds.  Each call costs O(1) on average.

@@ -1,9 +1,9 @@
-"""What is staged under tokens, and who has published which version: the core's idea of it.
+"""Who holds messages without a connection: the subscriptions of Spark queries.
 
-The rows themselves are on disk only (``staging.sql``); here are sums, by token and queue.
+What they hold is on disk only (table ``claim``), so memory does not grow with it.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,14 +14,120 @@ from phpmq_lite.broker.lives import Lives
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.pipeline_rows import ROW_BITS, PipelineRows
 
-KEPT_MS: Final = 86_400_000  # without a publish
-SILENT_MS: Final = 30 * 86_400_000  # an app_id that was used since is never forgotten
+SUBSCRIPTIONS_MAX: Final = 1_000  # subscriptions
+
+
+class Subscription:
+    """One subscription; its commands take several batches, one after the other.
+
+    Claims are numbered from 1 without gaps; ``acked_upto`` is the last that it gave back whole.
+    """
+
+    __slots__ = ("_is_letting_go", "_waiting", "acked_upto", "is_busy", "name", "next_claim",
+                 "queue_id", "subscription_id")  # fmt: skip
+
+    def __init__(
+        self, subscription_id: int, name: str, queue_id: int, next_claim: int, acked_upto: int
+    ) -> None:
+        self.subscription_id = subscription_id
+        self.name = name
+        self.queue_id = queue_id
+        self.next_claim = next_claim
+        self.acked_upto = acked_upto
+        self.is_busy = False
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_letting_go = False  # what waits is being begun
+
+    @property
+    def hi(self) -> int:
+        """The last claim that was given; 0: none."""
+        return self.next_claim - 1
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Begin ``work`` in the open batch, or once what is under way has called ``end``.
+
+        Raises:
+            RefusedError: by ``work``, where it begins at once; later work must not raise it.
+        """
+        if self.is_busy:
+            self._waiting.append(work)
+            return
+        self.is_busy = True
+        try:
+            work()
+        except RefusedError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let the next piece of work begin."""
+        self.is_busy = False
+        if self._is_letting_go:  # work that ended at once; no stack holds a call for each
+            return
+        self._is_letting_go = True
+        while self._waiting and not self.is_busy:
+            self.is_busy = True
+            self._waiting.popleft()()
+        self._is_letting_go = False
+
+    def store(self, lives: Lives) -> None:
+        """Have the batch store the numbers."""
+        lives.batch.rare.append((
+            "claims", "update_subscription",
+            (self.queue_id, self.next_claim, self.acked_upto, self.subscription_id),
+        ))  # fmt: skip
+
+
+class Subscriptions(dict[str, Subscription]):
+    """All subscriptions by name; the truth is the table."""
+
+    def __init__(self, lives: Lives, stored: PipelineRows) -> None:
+        super().__init__()
+        self._lives = lives
+        self._next_id = 1
+        for row in stored.subscriptions:
+            self[row[1]] = Subscription(*row)
+            self._next_id = max(self._next_id, row[0] + 1)
+        for queue_id, count, size in stored.held:
+            if (queue := lives.by_id.get(queue_id)) is not None:
+                queue.held, queue.held_bytes = count, size
+                queue.claimed, queue.claimed_bytes = count, size
+
+    def make(self, name: str, queue_id: int) -> Subscription:
+        """Make a new one, stored with the open batch.
+
+        Raises:
+            RefusedError: ``too_many_subscriptions``.
+        """
+        if len(self) >= SUBSCRIPTIONS_MAX:
+            raise RefusedError(
+                "too_many_subscriptions",
+                f"there is no room for {name!r}: the limit is {SUBSCRIPTIONS_MAX}",
+            )
+        made = self[name] = Subscription(self._next_id, name, queue_id, 1, 0)
+        self._next_id += 1
+        self._lives.batch.rare.append((
+            "claims", "insert_subscription",
+            (made.subscription_id, name, queue_id, self._lives.now.wall_ms),
+        ))  # fmt: skip
+        return made
+
+    def forget(self, subscription: Subscription) -> None:
+        """Take its name away; it holds nothing any more."""
+        del self[subscription.name]
+        self._lives.batch.rare.append((
+            "claims", "forget_subscription", (subscription.subscription_id,)
+        ))  # fmt: skip
+
+
+STAGE_KEPT_MS: Final = 86_400_000  # without a publish
+APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id that was used since is never forgotten
 APP_IDS: Final = 10_000  # of one owner
 SINGLE_USES: Final = 1_000  # app_ids of one publish each, of one owner; the oldest are forgotten
 
 
 @dataclass(slots=True)
-class Part:
+class StageQueue:
     """What a token has for one queue."""
 
     queue_id: int
@@ -44,7 +150,7 @@ class Stage:
     bytes: int = 0
     is_whole: bool = False  # its last row is there
     actor: str = ""  # who staged it; empty: before the start
-    parts: dict[int, Part] = field(default_factory=dict)  # by queue_id
+    parts: dict[int, StageQueue] = field(default_factory=dict)  # by queue_id
 
     @property
     def first_row(self) -> int:
@@ -53,7 +159,7 @@ class Stage:
 
 
 @dataclass(slots=True, frozen=True)
-class Writer:
+class StageWriter:
     """Who publishes: the owner of app_ids, and the queues that they may publish to.
 
     An empty ``owner`` is the machine itself, without accounts: it may use every app_id.
@@ -87,7 +193,9 @@ class AppIds:
         for app_id, version, owner, used_ms, is_single in stored.published:
             self._put(app_id, AppId(version, owner, used_ms, bool(is_single)))
 
-    def check(self, writer: Writer, app_id: str, now_ms: int, *, is_single: bool) -> AppId | None:
+    def check(
+        self, writer: StageWriter, app_id: str, now_ms: int, *, is_single: bool
+    ) -> AppId | None:
         """Return what is known of an app_id, None for a new one.
 
         Raises:
@@ -106,7 +214,14 @@ class AppIds:
         return known
 
     def note(
-        self, lives: Lives, writer: Writer, app_id: str, version: int, rows: int, *, is_single: bool
+        self,
+        lives: Lives,
+        writer: StageWriter,
+        app_id: str,
+        version: int,
+        rows: int,
+        *,
+        is_single: bool,
     ) -> None:
         """Store a version that was published."""
         known, now_ms = self.known.get(app_id), lives.now.steady_ms
@@ -118,7 +233,7 @@ class AppIds:
             app_id, version, lives.now.wall_ms, rows, owner, now_ms, int(made.is_single),
         )))  # fmt: skip
 
-    def note_use(self, lives: Lives, writer: Writer, app_id: str) -> None:
+    def note_use(self, lives: Lives, writer: StageWriter, app_id: str) -> None:
         """Store that a version was published again, which did nothing."""
         known = self.known[app_id]
         self._move(lives, app_id, known.owner or writer.owner or None)
@@ -152,7 +267,7 @@ class AppIds:
 
     def _check_room(self, owner: str | None, now_ms: int) -> None:
         own = self._groups[owner, False]
-        if len(own) >= APP_IDS and next(iter(own.values())).used_ms > now_ms - SILENT_MS:
+        if len(own) >= APP_IDS and next(iter(own.values())).used_ms > now_ms - APP_ID_KEPT_MS:
             raise RefusedError(
                 "too_many_app_ids",
                 f"{len(own)} app_ids were used in the last 30 days, the limit is {APP_IDS} for "
@@ -163,14 +278,16 @@ class AppIds:
     def _make_room(self, lives: Lives, owner: str | None, now_ms: int, *, is_single: bool) -> None:
         """Forget what may be forgotten, until one more has room."""
         own = self._groups[owner, is_single]
-        bound, silent_ms = (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - SILENT_MS)
+        bound, silent_ms = (
+            (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - APP_ID_KEPT_MS)
+        )
         while len(own) >= bound and next(iter(own.values())).used_ms <= silent_ms:
             oldest = next(iter(own))
             self._take(oldest)
             lives.batch.rare.append(("staging", "forget_version", (oldest,)))
 
 
-class Staging:
+class StagingArea:
     """All tokens, oldest first, and the app_ids under which they are published.
 
     ``sealed`` has the rest of publishes that are done in part, by version and part of an app_id.
@@ -193,7 +310,7 @@ class Staging:
             key, version, _ = stage.token.split(" ")
             self.sealed.setdefault(key, {}).setdefault(int(version), []).append(stage)
         for row in stored.parts:
-            by_id[row[0]].parts[row[1]] = Part(*row[1:])
+            by_id[row[0]].parts[row[1]] = StageQueue(*row[1:])
         self.bytes = sum(stage.bytes for stage in by_id.values())
         self.rows = sum(stage.rows for stage in by_id.values())
         self.parts = sum(len(stage.parts) for stage in by_id.values())
@@ -224,7 +341,7 @@ class Staging:
 
     def seal(self, lives: Lives, app_id: str, version: int, rest: Sequence[Stage]) -> None:
         """Keep whole tokens as the rest of a publish; no client can drop or publish them."""
-        key, until_ms = _key(app_id), lives.now.steady_ms + SILENT_MS
+        key, until_ms = _key(app_id), lives.now.steady_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(rest):
             del self.stages[stage.token]
             stage.token, stage.until_ms = f"{key} {version} {number:05}", until_ms

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from phpmq_lite.broker import audit, judging
-from phpmq_lite.broker.core import Broker
+from phpmq_lite.broker import judging
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.sweeps import Answer
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Judged, Looked, Message, RowsRequest
+from phpmq_lite.model import AuditEntry, Inspection, Message, Reply, RowsRequest, Validated
 
-Piece = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
+NewMessage = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
 
 
 class Published(list[str]):
@@ -22,7 +22,7 @@ class Published(list[str]):
         self.quarantined = dict(quarantined or {})  # by id
 
 
-MOST_AT_ONCE: Final = 1_000
+PUBLISH_MAX: Final = 1_000
 KEY_BYTES: Final = 64
 _LAST: Final = b":last"  # behind a key padded to 64 bytes: no client's key is as long
 
@@ -31,13 +31,13 @@ def publish(
     core: Broker,
     entry: AuditEntry,
     name: str,
-    messages: Sequence[Piece],
-    answer: Answer,
+    messages: Sequence[NewMessage],
+    answer: Reply,
     *,
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
     create: bool = True,
-    judged: Mapping[int, Judged] | None = None,
+    judged: Mapping[int, Validated] | None = None,
 ) -> None:
     """Store messages at the end of a queue, all or none; answers with ``Published``.
 
@@ -63,14 +63,14 @@ def publish(
     queue = lives.queue(name, entry.actor)
     if queue is None:  # goal() has looked
         raise RefusedError("too_many_queues", "no room for another queue")
-    looked = _looked(core, queue, messages, judged or {})
+    looked = _inspected(core, queue, messages, judged or {})
     if looked is None:
         again = partial(
             publish, core, entry, name, messages, answer, key=key, source=source, create=create
         )
-        _judge_ahead(core, queue, messages, again, answer)
+        _validate_in_background(core, queue, messages, again, answer)
         return
-    bad = _bad(core, queue, messages, looked)
+    bad = _invalid(core, queue, messages, looked)
     client = core.client_of(entry)
     made = [
         lives.publish(queue, body, ttl_s, client, found)
@@ -80,19 +80,19 @@ def publish(
     if key is not None and made:
         _remember(core, queue, key, made)
     if source is not None and made:
-        _tie(core, made[0], *source)
-    audit.count(core, entry, len(made))
+        _link_source(core, made[0], *source)
+    audit.record(core, entry, len(made))
     ids = [message.message_id.decode() for message in made]
     lives.batch.answers.append((answer, Published(ids, {ids[at]: bad[at] for at in bad})))
 
 
-def _looked(
-    core: Broker, queue: Queue, messages: Sequence[Piece], judged: Mapping[int, Judged]
-) -> list[Looked | None] | None:
+def _inspected(
+    core: Broker, queue: Queue, messages: Sequence[NewMessage], judged: Mapping[int, Validated]
+) -> list[Inspection | None] | None:
     """Judge what the queue judges; None: it is too much for one batch, judge it ahead."""
     if not queue.judges:
         return [None] * len(messages)
-    found: list[Looked | None] = []
+    found: list[Inspection | None] = []
     for at, (body, _) in enumerate(messages):
         looked = judging.verdict(core.lives, queue, body, judged.get(at))
         if looked is None:
@@ -101,8 +101,8 @@ def _looked(
     return found
 
 
-def _bad(
-    core: Broker, queue: Queue, messages: Sequence[Piece], looked: Sequence[Looked | None]
+def _invalid(
+    core: Broker, queue: Queue, messages: Sequence[NewMessage], looked: Sequence[Inspection | None]
 ) -> dict[int, str]:
     """Give the reasons of those that may not reach a consumer, by place in the list.
 
@@ -121,17 +121,17 @@ def _bad(
     return bad
 
 
-def _judge_ahead(
+def _validate_in_background(
     core: Broker,
     queue: Queue,
-    messages: Sequence[Piece],
+    messages: Sequence[NewMessage],
     again: Callable[..., None],
-    answer: Answer,
+    answer: Reply,
 ) -> None:
     """Judge all of them in a thread; then it begins ``again``, with what came of it."""
     works = {at: judging.work(core.lives, queue, body) for at, (body, _) in enumerate(messages)}
 
-    def go_on(judged: dict[int, Judged]) -> None:
+    def go_on(judged: dict[int, Validated]) -> None:
         try:
             again(judged=judged)
         except RefusedError as error:
@@ -140,18 +140,18 @@ def _judge_ahead(
     core.lives.batch.aside.append((lambda: {at: work() for at, work in works.items()}, go_on))
 
 
-def _check(core: Broker, messages: Sequence[Piece], key: bytes | None) -> None:
+def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:
     if core.is_draining:
         raise RefusedError("draining", "the broker stops: it takes no messages")
-    if len(messages) > MOST_AT_ONCE:
+    if len(messages) > PUBLISH_MAX:
         raise RefusedError(
-            "too_many", f"{len(messages)} messages at once, the limit is {MOST_AT_ONCE}"
+            "too_many", f"{len(messages)} messages at once, the limit is {PUBLISH_MAX}"
         )
     if key is not None and not 0 < len(key) <= KEY_BYTES:
         raise RefusedError("bad_key", f"the key has {len(key)} bytes, it may have 1 to {KEY_BYTES}")
 
 
-def _check_room(core: Broker, queue: Queue | None, messages: Sequence[Piece]) -> None:
+def _check_room(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
     """Refuse all of them, and count it, where one would be too many."""
     if (refusal := _refusal(core, queue, messages)) is not None:
         code, reason, detail = refusal
@@ -162,7 +162,7 @@ def _check_room(core: Broker, queue: Queue | None, messages: Sequence[Piece]) ->
 
 
 def _refusal(
-    core: Broker, queue: Queue | None, messages: Sequence[Piece]
+    core: Broker, queue: Queue | None, messages: Sequence[NewMessage]
 ) -> tuple[str, str, str] | None:
     """Return why all of them are not taken: a code, the reason for the counter, and for people."""
     if (shut := core.lives.shut) is not None:
@@ -221,13 +221,13 @@ def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> No
 
 
 def _repeat(
-    core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, answer: Answer
+    core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, answer: Reply
 ) -> None:
     """Answer as the first time: the tokens of all messages are on disk, alive or settled."""
     if (known := core.lives.queues.get(name)) is not None:
         known.totals.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
-    seqs = tuple(range(first, min(last, first + 2 * MOST_AT_ONCE - 1) + 1))
+    seqs = tuple(range(first, min(last, first + 2 * PUBLISH_MAX - 1) + 1))
     found: dict[int, Message] = {}
 
     def take(page: list[Message], _is_last: bool) -> None:
@@ -241,7 +241,7 @@ def _repeat(
     rows = core.lives.batch.rows
     rows.append(RowsRequest(take, seqs))
     rows.append(RowsRequest(take_last, seqs, settled=True))
-    audit.count(core, entry, 0)
+    audit.record(core, entry, 0)
 
 
 def _as_published(rows: Sequence[Message], first: int) -> Published:
@@ -264,7 +264,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
     return published
 
 
-def _tie(core: Broker, message: Message, source_seq: int, kind: str) -> None:
+def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
     """Write an event on both sides; the source's token is looked up as its row is stored."""
     batch = core.lives.batch
     at_ms = core.lives.now.wall_ms

@@ -7,28 +7,28 @@ from typing import Final
 from phpmq_lite.broker import judging
 from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.queue import Queue, home_of
-from phpmq_lite.model import Judged, Looked, Message, State
+from phpmq_lite.model import Inspection, Message, State, Validated
 
 
 @dataclass(slots=True, frozen=True)
-class Read:
+class RedriveContent:
     """What a record contains; read in a thread where it is large."""
 
     origin: str | None  # the queue that it says it came from
     content: bytes  # as it is sent again
-    judged: Judged | None  # None: the queue that it went to did not judge then
+    judged: Validated | None  # None: the queue that it went to did not judge then
 
 
-READS: Final[Mapping[int, Read]] = {}  # nothing was read ahead
+NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read ahead
 
 
 @dataclass(slots=True, frozen=True)
-class Way:
+class RedriveDestination:
     """Where a record goes, and as what."""
 
     queue: Queue
     content: bytes
-    looked: Looked | None  # None: it is looked at when it is stored
+    looked: Inspection | None  # None: it is looked at when it is stored
 
     @property
     def poison(self) -> str | None:
@@ -44,16 +44,16 @@ def is_record(lives: Lives, message: Message) -> bool:
     return lives.envelopes is not None and lives.by_id[message.queue_id].is_dead_letter_queue
 
 
-def find(
+def find_destination(
     lives: Lives,
     record: Message,
     body: bytes | None,
     target: Queue | None,
     queues: frozenset[int] | None = None,
     *,
-    reads: Mapping[int, Read] = READS,
+    reads: Mapping[int, RedriveContent] = NO_CONTENTS,
     is_dry_run: bool = False,
-) -> Way | str | None:
+) -> RedriveDestination | str | None:
     """Find the way of a record, or say why it stays; None: have it read ahead (``reading``).
 
     Without a target it goes where it died, else where it says that it came from.  ``queues`` are
@@ -70,7 +70,7 @@ def find(
     if read is None:
         if not lives.takes_at_once(len(body)):
             return None
-        read = reading(lives, record, body, target)()
+        read = content_reader(lives, record, body, target)()
     origin = _origin(lives, record, read.origin) if target is None else target
     if origin is None:
         names_one = record.source_queue_id is not None or read.origin is not None
@@ -80,20 +80,22 @@ def find(
     if target is None and queues is not None and origin.queue_id not in queues:
         return "foreign queue"
     if (reason := origin.refusal()) is not None:
-        return _short(reason)
+        return _refusal_code(reason)
     if not origin.judges:
-        return Way(origin, read.content, None)
+        return RedriveDestination(origin, read.content, None)
     if read.judged is None or read.judged.settings is not origin.settings:
         return None  # the queue was configured meanwhile
     looked = read.judged.looked
     if looked.reason is not None and not is_dry_run:
         full = lives.refuses_dead(origin)
         if full is not None:
-            return _short(full[1])
-    return Way(origin, read.content, looked)
+            return _refusal_code(full[1])
+    return RedriveDestination(origin, read.content, looked)
 
 
-def reading(lives: Lives, record: Message, body: bytes, target: Queue | None) -> Callable[[], Read]:
+def content_reader(
+    lives: Lives, record: Message, body: bytes, target: Queue | None
+) -> Callable[[], RedriveContent]:
     """Give what reads a record, to be called at once or in a thread.
 
     The thread may see a queue before or after a change; ``find`` compares the settings.
@@ -102,9 +104,9 @@ def reading(lives: Lives, record: Message, body: bytes, target: Queue | None) ->
     died_in = lives.by_id.get(record.source_queue_id or 0)
     is_whole = died_in is not None and not died_in.looks  # its records have the original bytes
 
-    def read() -> Read:
+    def read() -> RedriveContent:
         if envelopes is None:
-            return Read(None, body, None)
+            return RedriveContent(None, body, None)
         name = None
         if target is None and record.source_queue_id is None:
             name = envelopes.origin(body)
@@ -113,22 +115,26 @@ def reading(lives: Lives, record: Message, body: bytes, target: Queue | None) ->
         judged = None
         if goal is not None and goal.judges:
             judged = judging.judge(envelopes, goal.name, goal.settings, content, at_ms, stand_in)
-        return Read(name, content, judged)
+        return RedriveContent(name, content, judged)
 
     return read
 
 
-def read_ahead(
+def read_in_background(
     lives: Lives,
     page: Sequence[Message],
     target: Queue | None,
-    reads: dict[int, Read],
+    reads: dict[int, RedriveContent],
     go_on: Callable[[], None],
 ) -> None:
     """Read records in a thread; ``reads`` gets them, and no others any more, then it goes on."""
-    works = {row.seq: reading(lives, row, row.body, target) for row in page if row.body is not None}
+    works = {
+        row.seq: content_reader(lives, row, row.body, target)
+        for row in page
+        if row.body is not None
+    }
 
-    def take(made: dict[int, Read]) -> None:
+    def take(made: dict[int, RedriveContent]) -> None:
         reads.clear()
         reads.update(made)
         go_on()
@@ -136,13 +142,13 @@ def read_ahead(
     lives.batch.aside.append((lambda: {seq: work() for seq, work in works.items()}, take))
 
 
-def redrive(
+def redrive_record(
     lives: Lives,
     record: Message,
     body: bytes,
     origin: Queue,
     ttl_s: int | None,
-    looked: Looked | None = None,
+    looked: Inspection | None = None,
 ) -> Message:
     """Store what a dead-letter record is about as a new message; the record settles."""
     message = lives.publish(origin, body, ttl_s, record.publisher, looked)
@@ -162,6 +168,6 @@ def _origin(lives: Lives, record: Message, name: str | None) -> Queue | None:
     return lives.queues.get(home_of(name) or name)
 
 
-def _short(refusal: str) -> str:
+def _refusal_code(refusal: str) -> str:
     """Give the reason of a refusal without its bound: ``queue full``."""
     return refusal.removesuffix(": messages").removesuffix(": bytes")

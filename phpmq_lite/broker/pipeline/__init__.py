@@ -1,0 +1,1 @@
+"""Commands of the pipeline: subscriptions that claim messages, and staged rows."""
