@@ -244,11 +244,11 @@ class Walk:
             self._walk(self.consuming, ends)
         with meter.step("core: publish"):
             self._walk(self.publishing, frames)
-        lives = core.lives
-        lives.hungry.clear()  # these are dispatched in the next batch, once they are stored
+        state = core.state
+        state.hungry.clear()  # these are dispatched in the next batch, once they are stored
         with meter.step("core: dispatch, finish"):
             batch = core.finish()
-        lives.hungry.update((queue.queue_id, queue) for queue in lives.by_id.values())
+        state.hungry.update((queue.queue_id, queue) for queue in state.by_id.values())
         with meter.step("commit, whole"):
             self.loaded = self.store.commit(batch)
 

@@ -247,7 +247,7 @@ class Validated(NamedTuple):
     """A content that was looked at ahead of its batch, because it is large."""
 
     settings: QueueSettings  # by which; where the queue has others by now it is worth nothing
-    looked: Inspection
+    inspection: Inspection
 
 
 class RecordSource(NamedTuple):
@@ -274,22 +274,22 @@ class EnvelopeInspector(Protocol):
     def index(self, content: bytes) -> Indexed | None:
         """Read what is indexed, and no more; None: there is nothing."""
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
         """Give the verdict, with what is indexed."""
 
-    def unread(self, content: bytes) -> str | None:
+    def read_only_reason(self, content: bytes) -> str | None:
         """Give the reason for which nobody here may change an envelope, not even by a block."""
 
-    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
+    def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Make the content of a dead-letter record."""
 
-    def source(self, content: bytes) -> RecordSource | None:
+    def record_source(self, content: bytes) -> RecordSource | None:
         """Read what a record is about; None: it does not say."""
 
-    def revive(self, content: bytes) -> bytes:
+    def redrive_content(self, content: bytes) -> bytes:
         """Give what is published again when a record is redriven."""
 
-    def origin(self, content: bytes) -> str | None:
+    def origin_queue(self, content: bytes) -> str | None:
         """Name the queue that a record or an envelope came from, as it says itself."""
 
 
@@ -355,54 +355,54 @@ class Batch:
     """
 
     __slots__ = (
-        "answers",
-        "aside",
-        "asked",
+        "background",
         "bodies",
         "body_seqs",
-        "born",
-        "born_bytes",
         "changed",
         "closed_clients",
         "commands",
         "configured",
         "copied",
         "counters",
+        "created",
+        "created_bytes",
         "dispatched",
         "due_at",
         "events",
-        "filled",
         "first_number",
         "has_left",
+        "inspected_bytes",
         "keys",
-        "looked_bytes",
-        "named",
         "new_queues",
         "opened_clients",
         "pages",
+        "queries",
         "queue_rows",
         "rare",
         "record_seqs",
+        "replies",
         "rows",
         "sends",
+        "seqs",
         "settled",
         "several",
         "wakes",
         "wall_ms",
+        "windows",
     )
 
     def __init__(self, wall_ms: int, first_number: int = 1) -> None:
         self.wall_ms = wall_ms
         self.first_number = first_number  # what has a smaller seq was on disk before
         self.commands = 0  # for the bound of a batch
-        self.looked_bytes = 0  # of contents judged or made into records in it: bounded too
+        self.inspected_bytes = 0  # of contents judged or made into records in it: bounded too
         # -- stored
         self.new_queues: list[QueueRow] = []
         self.queue_rows: dict[int, QueueRow] = {}  # their counters changed
         self.configured: list[QueueRow] = []  # their settings changed
-        self.born: list[Message] = []
+        self.created: list[Message] = []
         self.bodies: list[Any] = []  # of those born; flat: seq, content
-        self.born_bytes = 0
+        self.created_bytes = 0
         self.dispatched: list[Message] = []  # on disk before, now dispatched
         self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
         self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs
@@ -416,29 +416,29 @@ class Batch:
         self.rare: list[tuple[str, str, tuple[Any, ...]]] = []  # (file, statement, parameters)
         self.copied: list[CopiedRows] = []  # stored by rare rows; for who looks at the batch
         # -- loaded after the commit
-        self.filled: list[WindowRequest] = []
-        self.named: set[int] = set()
+        self.windows: list[WindowRequest] = []
+        self.seqs: set[int] = set()
         self.body_seqs: set[int] = set()
         self.record_seqs: dict[int, tuple[int, int, int]] = {}  # a client's record may be there:
         # seq -> queue_ids of its dead-letter queue and of NAME.dlq, and who had it last; 0: none
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
-        self.asked: list[tuple[Callable[[list[Any]], None], str, str, tuple[Any, ...]]] = []
+        self.queries: list[tuple[Callable[[list[Any]], None], str, str, tuple[Any, ...]]] = []
         # (whom to give the rows, file, statement, parameters)
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
         self.has_left = False  # some of it was sent before: who got it works meanwhile
         self.wakes: set[Any] = set()  # connections whose publishers need not wait any more
-        self.answers: list[tuple[Callable[[Any], None], Any]] = []
-        self.aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.replies: list[tuple[Callable[[Any], None], Any]] = []
+        self.background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         # (what takes long and needs no batch, whom to give its result in a later batch)
 
     @property
     def stores(self) -> bool:
         """Tell whether there is anything to store."""
         return bool(
-            self.born
+            self.created
             or self.dispatched
             or self.settled
             or self.changed
@@ -454,12 +454,12 @@ class Batch:
             or self.rare
         )
 
-    def shows(self, next_number: int) -> bool:
+    def implies_next_number(self, next_number: int) -> bool:
         """Tell whether the line of numbers can be seen on disk without a counter.
 
         The number before is that of a body then.  A rare row may take bodies away.
         """
-        born = self.born
+        born = self.created
         last = born[-1].seq if born else self.first_number - 1
         return last == next_number - 1 and not self.rare
 
@@ -467,13 +467,13 @@ class Batch:
     def loads(self) -> bool:
         """Tell whether there is anything to load."""
         return bool(
-            self.filled
-            or self.named
+            self.windows
+            or self.seqs
             or self.body_seqs
             or self.record_seqs
             or self.pages
             or self.rows
-            or self.asked
+            or self.queries
             or self.due_at is not None
         )
 
@@ -484,17 +484,17 @@ class Loaded:
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
     # (queue_id, messages in order, True where the queue has no more)
-    named: dict[int, Message | None] = field(default_factory=dict)  # None: not alive
+    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None: not alive
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     # by the seq they are about: id and content of the records that clients wrote, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
     )  # whom to give it, messages in order, True where there are no more
-    asked: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
+    query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
     due: list[Message] = field(default_factory=list)  # ready, deadline passed, soonest first
     next_deadline_ms: int | None = None  # of the ready messages behind ``due``
-    asked_due: bool = False
+    has_due: bool = False
 
 
 @dataclass(slots=True)

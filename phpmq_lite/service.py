@@ -295,13 +295,13 @@ class Service:
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
         clock.take_disturbance()  # a start may take long; what it found is stored here
-        doubt = clock.doubt_counters(core.lives.next_number)
+        doubt = clock.doubt_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
             _log.warning("clock_in_doubt", away_or_ahead_ms=clock.doubt_ms)
         stack.push_async_callback(writer.run, lambda store: _note_clock(store, clock))
         _log.info("recovered", queues=len(stored.queues), returned=stored.returned,
-                  keys=len(core.receipts))  # fmt: skip
+                  keys=len(core.publish_keys))  # fmt: skip
         return engine
 
     async def _end_reading(self) -> None:

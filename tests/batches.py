@@ -9,7 +9,7 @@ def newborn(*seqs: int) -> Batch:
     row = QueueRow(seqs[0], f"queue {seqs[0]}", 0, live_count=len(seqs), live_bytes=len(seqs))
     batch.new_queues, batch.queue_rows = [row], {row.queue_id: row}
     for seq in seqs:
-        batch.born.append(Message(seq, 1, row.queue_id, seq, 0, None, None, 0, None, None, 0, 0, 1,
-                                  checksum(seq, b"b"), None, None))  # fmt: skip
+        batch.created.append(Message(seq, 1, row.queue_id, seq, 0, None, None, 0, None, None, 0, 0,
+                                     1, checksum(seq, b"b"), None, None))  # fmt: skip
         batch.bodies += (seq, b"b")
     return batch

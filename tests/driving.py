@@ -122,7 +122,7 @@ class Client:
         def publish(core: Broker, me: Connection) -> Result:
             result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
             if result is Result.JUDGE:
-                core.judge_ahead(queue, body, judged.append)
+                core.validate_in_background(queue, body, judged.append)
                 return Result.LOAD
             return result
 
@@ -159,7 +159,7 @@ class Client:
 
     def choke(self, *, is_choked: bool) -> "Command":
         def choke(core: Broker, me: Connection) -> Result:
-            core.choke(me, is_choked=is_choked)
+            core.set_blocked(me, is_choked=is_choked)
             return Result.DONE
 
         return self._give(choke, "choke", is_choked)
@@ -242,11 +242,11 @@ class Look:
 
     @classmethod
     def at(cls, core: Broker) -> "Look":
-        batch = core.lives.batch
+        batch = core.state.batch
         return cls(
             {seq: (State(o), why) for (o, why), seqs in batch.settled.items() for seq in seqs},
             {seq: (m.queue_id, m.position) for seq, m in batch.changed.items()},
-            frozenset(core.lives.dying),
+            frozenset(core.state.pending),
         )
 
 
@@ -352,7 +352,7 @@ class Driver:
             or bool(self._late)
             or bool(self._aside)
             or bool(self._opening)
-            or self.core.wants_batch
+            or self.core.needs_batch
             or (wake_ms is not None and wake_ms <= self.clock.steady_ms)
             or any(isinstance(c, Question) or not c.client.is_parked for c in self.inbox)
         )
@@ -393,7 +393,7 @@ class Driver:
             if isinstance(item, Question):
                 self._put(core, item)
                 done.append(item)
-            elif item.client in waiting or (item.client.is_open and item.client.connection.dying):
+            elif item.client in waiting or (item.client.is_open and item.client.connection.pending):
                 kept.append(item)
             elif item.client.is_open:
                 self._try(core, item)
@@ -409,7 +409,7 @@ class Driver:
 
     def _try(self, core: Broker, command: Command) -> None:
         client = command.client
-        command.number = core.lives.next_number
+        command.number = core.state.next_number
         command.result = command.action(core, client.connection)
         client.is_parked = command.result is Result.PARK and not client.is_leaving
         client.is_refused = client.is_refused or command.result is Result.CLOSE
@@ -421,7 +421,7 @@ class Driver:
             assert not question.is_answered, "answered twice"
             question.answer = value
 
-        question.number = core.lives.next_number
+        question.number = core.state.next_number
         try:
             question.ask(core, answer)
         except RefusedError as error:
@@ -432,11 +432,11 @@ class Driver:
         for connection, (dispatches, receipts) in batch.sends.items():
             if late := connection.peer.send(dispatches, receipts, now_ms):
                 self._late.append((connection, late))
-        for answer, value in batch.answers:
+        for answer, value in batch.replies:
             answer(value)
         for connection in batch.wakes:
             connection.peer.resume()
-        self._aside += batch.aside
+        self._aside += batch.background
 
     # -- whole stories
 

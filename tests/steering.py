@@ -163,7 +163,7 @@ class Program:
         self.house.got.append(frame)
         seq = int(frame.message_id[:16], 16)
         assert self.house.on_disk(seq) == (frame.message_id, frame.queue, frame.content)
-        message = self.house.core.lives.known[seq]
+        message = self.house.core.state.messages[seq]
         assert message.holder.connection is self.session.connection, "it holds another's message"
         if message.deliveries == 1 and self.house.dispatches(seq) == 1:
             assert seq > self.first_seqs.get(frame.queue, 0), "dispatches out of order"
@@ -274,7 +274,7 @@ class House:
 
     def dispatches(self, seq: int) -> int:
         """Return how often a message was dispatched, also where it was not sent."""
-        batches = [*self.writer.batches, self.core.lives.batch]
+        batches = [*self.writer.batches, self.core.state.batch]
         unique = {id(batch): batch for batch in batches}.values()
         return sum(message.seq == seq for batch in unique for message in batch.dispatched)
 
@@ -289,7 +289,7 @@ class House:
 
     def message(self, seq: int) -> Message:
         """Give a message that is in memory."""
-        return self.core.lives.known[seq]
+        return self.core.state.messages[seq]
 
 
 def without_time(patch: pytest.MonkeyPatch, linger_s: float = 0.0) -> None:

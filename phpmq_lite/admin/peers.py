@@ -154,7 +154,7 @@ async def look_at(request: web.Request, client: int, *, is_watching: bool) -> Lo
 
 
 def _add_held(look: Look, core: Broker, connection: Any, allowed: frozenset[int] | None) -> None:
-    now_ms = core.lives.now.steady_ms
+    now_ms = core.state.now.steady_ms
     for consumer in connection.consumers.values():
         if allowed is not None and consumer.queue.queue_id not in allowed:
             continue

@@ -108,7 +108,7 @@ class Tail(Kept):
     def note(self, batch: Batch) -> None:
         """Write down what a batch did; nothing is read here."""
         contents = batch.bodies
-        for at, message in enumerate(batch.born):
+        for at, message in enumerate(batch.created):
             is_ours = message.queue_id == self.queue_id
             place = _place(message, contents[2 * at + 1]) if is_ours else None
             self._learn(message.seq, place)

@@ -153,7 +153,7 @@ async def listening(hub: Hub, tap: Tap) -> AsyncIterator[asyncio.Event]:
     woken = asyncio.Event()
 
     def look(batch: Batch) -> None:
-        if batch.born or batch.copied or batch.settled:
+        if batch.created or batch.copied or batch.settled:
             woken.set()
 
     hub.waits[woken] = owner

@@ -17,17 +17,15 @@ from enum import IntEnum
 from hmac import compare_digest
 from typing import Any
 
-from phpmq_lite.broker import dispatching, judging
-from phpmq_lite.broker.judging import bury_aside
-from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker import dead_letters, dispatching, transitions, validation
+from phpmq_lite.broker.dead_letters import ClientRecords, settle_dead_in_background
+from phpmq_lite.broker.deadlines import AckTimeouts
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.queue_settings import check_name
 from phpmq_lite.broker.ready_window import ReadyWindow
-from phpmq_lite.broker.records import Written
-from phpmq_lite.broker.runs import Part
-from phpmq_lite.broker.timeouts import Timeouts
+from phpmq_lite.broker.state import BrokerState, QueueRun
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
@@ -48,79 +46,83 @@ from phpmq_lite.model import (
 )
 
 
-def take_loaded(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
+def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
     """Take in what was loaded; return what was loaded by seq for the commands of this batch.
 
     Windows come first, before anything joins them at their end.  Bodies come last, because a
     message is dying, and passed over, until its body is here.
     """
-    lives.gone.clear()
+    state.transitioned.clear()
     for queue_id, page, reaches_end in loaded.windows:
-        _extend_window(lives, lives.by_id[queue_id], page, reaches_end)
-    named = _loaded_by_seq(lives, loaded) if loaded.named else {}
+        _extend_window(state, state.by_id[queue_id], page, reaches_end)
+    named = _loaded_by_seq(state, loaded) if loaded.by_seq else {}
     for _, page, _ in loaded.pages:
-        _mark_claimed(lives, page)
-    if loaded.asked_due:
-        lives.next_deadline_ms = loaded.next_deadline_ms
+        _mark_claimed(state, page)
+    if loaded.has_due:
+        state.next_deadline_ms = loaded.next_deadline_ms
         for row in loaded.due:
-            if lives.dying.is_full:  # the others are asked for again
-                lives.note_deadline(row.deadline_ms)
+            if state.pending.is_full:  # the others are asked for again
+                state.note_deadline(row.deadline_ms)
                 break
-            if row.seq not in lives.dying:
-                lives.gone.add(row.seq)
-                lives.expire(lives.known.get(row.seq, row))
+            if row.seq not in state.pending:
+                state.transitioned.add(row.seq)
+                transitions.expire(state, state.messages.get(row.seq, row))
     for give, page, is_last in loaded.pages:
         give(page, is_last)
-    for give_rows, found in loaded.asked:
+    for give_rows, found in loaded.query_results:
         give_rows(found)
     for seq, body in loaded.bodies.items():
-        _take_body(lives, seq, body, loaded.records.get(seq, ()))
+        _take_body(state, seq, body, loaded.records.get(seq, ()))
     return named
 
 
-def _loaded_by_seq(lives: Lives, loaded: Loaded) -> dict[int, Message | None]:
+def _loaded_by_seq(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
     """Return what was loaded by seq, but not what is in memory or may have a turn now."""
     others = {row.seq for row in loaded.due}
     for _, page, _ in loaded.pages:
         others.update(row.seq for row in page)
-    others.update(lives.dying)
+    others.update(state.pending)
     named = {
         seq: row
-        for seq, row in loaded.named.items()
-        if seq not in lives.known and seq not in others
+        for seq, row in loaded.by_seq.items()
+        if seq not in state.messages and seq not in others
     }
-    _mark_claimed(lives, [row for row in named.values() if row is not None])
+    _mark_claimed(state, [row for row in named.values() if row is not None])
     return named
 
 
-def _mark_claimed(lives: Lives, rows: list[Message]) -> None:
+def _mark_claimed(state: BrokerState, rows: list[Message]) -> None:
     """What is dispatched on disk, and held by no connection, is held by a subscription."""
     for row in rows:
-        if row.state == State.DISPATCHED and not (row.seq in lives.known or row.seq in lives.dying):
+        if row.state == State.DISPATCHED and not (
+            row.seq in state.messages or row.seq in state.pending
+        ):
             row.holder = SUBSCRIPTION
 
 
-def _take_body(lives: Lives, seq: int, body: bytes | None, written: Written) -> None:
-    if seq in lives.dying:
-        if body is None or not bury_aside(lives, seq, body, written):
-            lives.bury(*lives.dying[seq], body, written=written)
-    elif (message := lives.known.get(seq)) is not None and message.holder is None:
-        queue = lives.by_id[message.queue_id]
+def _take_body(state: BrokerState, seq: int, body: bytes | None, written: ClientRecords) -> None:
+    if seq in state.pending:
+        if body is None or not settle_dead_in_background(state, seq, body, written):
+            dead_letters.settle_dead(state, *state.pending[seq], body, written=written)
+    elif (message := state.messages.get(seq)) is not None and message.holder is None:
+        queue = state.by_id[message.queue_id]
         if body is None:  # damaged: never delivered
-            lives.bury(message, "crc", None)
+            dead_letters.settle_dead(state, message, "crc", None)
         elif queue.window is not None:
-            queue.window.keep_body(message, body)
-            lives.hungry[queue.queue_id] = queue
+            queue.window.set_body(message, body)
+            state.needs_dispatch[queue.queue_id] = queue
 
 
-def _extend_window(lives: Lives, queue: Queue, page: list[Message], reaches_end: bool) -> None:
+def _extend_window(
+    state: BrokerState, queue: Queue, page: list[Message], reaches_end: bool
+) -> None:
     if queue.window is None:
         return
-    page = [message for message in page if message.seq not in lives.dying]
+    page = [message for message in page if message.seq not in state.pending]
     queue.window.extend(page, reaches_end)
     for message in page:
-        lives.known[message.seq] = message
-    lives.hungry[queue.queue_id] = queue
+        state.messages[message.seq] = message
+    state.needs_dispatch[queue.queue_id] = queue
 
 
 class Result(IntEnum):
@@ -145,26 +147,28 @@ class Broker:
         envelopes: EnvelopeInspector | None = None,
     ) -> None:
         self.limits = limits
-        self.lives = lives = Lives(limits, defaults, envelopes)
+        self.state = state = BrokerState(limits, defaults, envelopes)
         for row in stored.queues:
-            lives.adopt(row)
-        lives.next_queue_id = max(lives.next_queue_id, stored.counters.get("next_queue_id", 1))
-        lives.next_number = stored.counters.get("next_number", 1)
-        lives.next_deadline_ms = stored.next_deadline_ms
+            state.registry.load(row)
+        state.registry.next_queue_id = max(
+            state.registry.next_queue_id, stored.counters.get("next_queue_id", 1)
+        )
+        state.next_number = stored.counters.get("next_number", 1)
+        state.next_deadline_ms = stored.next_deadline_ms
         self._next_client = stored.counters.get("next_client", 1)
         self._next_audit = stored.counters.get("next_audit", 1)
         self.audited: Counter[str] = Counter()  # rows of the audit since the start, by action
         self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
-        self.receipts = PublishKeys(limits.receipts, limits.receipt_window_ms)
-        self.receipts.recall(stored.receipts)
+        self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
+        self.publish_keys.recall(stored.receipts)
         self.connections: dict[int, Connection] = {}  # by client number
         self.ignored: Counter[str] = Counter()  # commands that changed nothing, by reason
         self.refused: Counter[str] = Counter()  # publishes, by reason
         self.batch_number = 0
-        self._drained: Reply | None = None  # whom to tell when nothing is held any more
-        self._named: dict[int, Message | None] = {}  # loaded by seq, for this batch only
-        self.timeouts = Timeouts()
-        self.subscriptions = Subscriptions(lives, stored.pipeline)
+        self._on_drained: Reply | None = None  # whom to tell when nothing is held any more
+        self._loaded: dict[int, Message | None] = {}  # loaded by seq, for this batch only
+        self.ack_timeouts = AckTimeouts()
+        self.subscriptions = Subscriptions(state, stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
 
     # -- the frame of a batch
@@ -172,77 +176,81 @@ class Broker:
     @property
     def next_wake_ms(self) -> int | None:
         """When the next deadline or timeout is due (steady ms); None: only commands matter."""
-        deadline_ms = None if self.lives.dying.is_full else self.lives.next_deadline_ms
-        times = (deadline_ms, self.timeouts.next_ms, self.staging.due_ms)
+        deadline_ms = None if self.state.pending.is_full else self.state.next_deadline_ms
+        times = (deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms)
         return min([at for at in times if at is not None], default=None)
 
     @property
-    def wants_batch(self) -> bool:
+    def needs_batch(self) -> bool:
         """Tell whether the next batch should follow at once, without a command."""
-        return bool(self.lives.limited)
+        return bool(self.state.limited)
 
     def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
         """Open a batch: take in what was loaded, ask for what is due."""
-        lives = self.lives
-        lives.now = now
-        lives.batch = batch = Batch(now.wall_ms, lives.next_number)
+        state = self.state
+        batch = Batch(now.wall_ms, state.next_number)
+        state.open_batch(batch, now)
         self.batch_number += 1
-        self._named = {} if loaded is None else take_loaded(lives, loaded)
-        while lives.limited:
-            self.wake(lives.limited.pop())
-        if (due_ms := lives.next_deadline_ms) is not None and due_ms <= now.steady_ms:
-            batch.due_at = None if lives.dying.is_full else now.steady_ms
+        self._loaded = {} if loaded is None else take_loaded(state, loaded)
+        while state.limited:
+            self.wake(state.limited.pop())
+        if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
+            batch.due_at = None if state.pending.is_full else now.steady_ms
         if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
-            self.staging.drop_old(lives)
+            self.staging.drop_old(state)
         return batch
 
-    def go_on(self, now: Now) -> None:
-        """Set the clock of the open batch: commands follow on others after some time."""
-        self.lives.now = now
-        self.lives.batch.wall_ms = now.wall_ms
+    def update_clock(self, now: Now) -> None:
+        """Advance the clock of the open batch."""
+        self.state.now = now
+        self.state.batch.wall_ms = now.wall_ms
 
     def dispatch(self) -> None:
-        """Give what is ready to who has credit; any number of times in a batch.
+        """Dispatch ready messages to consumers with credit.  May be called repeatedly in a batch.
 
-        What is overdue goes back behind the commands: an end may have waited long to be decided.
+        Timed-out messages return after the commands, because a queued disconnect may settle them
+        first.
         """
-        lives = self.lives
-        self.timeouts.give_back(lives, self.connections.values())
-        if self._drained is None and lives.hungry:
-            dispatching.dispatch_ready(lives, self.batch_number)
+        state = self.state
+        for message in self.ack_timeouts.take_overdue(
+            self.connections.values(), state.now.steady_ms
+        ):
+            transitions.return_message(state, message, "acknowledgement timeout", is_charged=True)
+        if self._on_drained is None and state.needs_dispatch:
+            dispatching.dispatch_ready(state, self.batch_number)
 
     def finish(self) -> Batch:
         """Dispatch, and close the batch: it is ready to be stored."""
-        lives = self.lives
-        batch = lives.batch
+        state = self.state
+        batch = state.batch
         self.dispatch()
-        if self._drained is not None and not lives.held:
-            batch.answers.append((self._drained, None))
+        if self._on_drained is not None and not state.held:
+            batch.replies.append((self._on_drained, None))
         if batch.dispatched:
-            self.timeouts.note(lives, batch.dispatched)
-        if not batch.shows(lives.next_number):
-            batch.counters["next_number"] = lives.next_number
+            self.ack_timeouts.watch(state.by_id, batch.dispatched, state.now.steady_ms)
+        if not batch.implies_next_number(state.next_number):
+            batch.counters["next_number"] = state.next_number
         return batch
 
     def drain(self, answer: Reply) -> None:
         """Dispatch nothing any more; answers once nothing is held.  Everything else goes on."""
-        self._drained = answer
+        self._on_drained = answer
 
     # -- connections
 
     def connect(self, peer: Peer, kind: str, address: str) -> Connection:
         """Take in a new connection; it gets the next client number."""
-        lives = self.lives
+        state = self.state
         number = self._number_client()
-        connection = Connection(number, peer, kind, address, lives.now.wall_ms)
+        connection = Connection(number, peer, kind, address, state.now.wall_ms)
         self.connections[number] = connection
-        lives.batch.opened_clients += (number, kind, address, lives.now.wall_ms)
+        state.batch.opened_clients += (number, kind, address, state.now.wall_ms)
         return connection
 
     def _number_client(self) -> int:
         number = self._next_client
         self._next_client = number + 1
-        self.lives.batch.counters["next_client"] = self._next_client
+        self.state.batch.counters["next_client"] = self._next_client
         return number
 
     def disconnect(
@@ -273,33 +281,33 @@ class Broker:
                 default=None,
             )
         for consumer in consumers:
-            self.lives.end_consumer(consumer, "connection ended", charged=oldest)
+            transitions.remove_consumer(self.state, consumer, "connection ended", charged=oldest)
         if connection.parked is not None:
             connection.parked.parked.discard(connection)
-        self.lives.limited.discard(connection)
-        self.lives.batch.closed_clients.append(
-            (self.lives.now.wall_ms, framing, revision, reason, connection.number)
+        self.state.limited.discard(connection)
+        self.state.batch.closed_clients.append(
+            (self.state.now.wall_ms, framing, revision, reason, connection.number)
         )
 
-    def choke(self, connection: Connection, *, is_choked: bool) -> None:
+    def set_blocked(self, connection: Connection, *, is_choked: bool) -> None:
         """The connection's write buffer is full, or has drained: stop or go on dispatching."""
-        connection.is_choked = is_choked
+        connection.is_blocked = is_choked
         if not is_choked:
             self.wake(connection)
 
     def wake(self, connection: Connection) -> None:
         """Let a connection's consumers take their turns again."""
         for consumer in connection.consumers.values():
-            if not consumer.in_turn:
-                consumer.in_turn = True
-                consumer.queue.turns.append(consumer)
-            self.lives.hungry[consumer.queue.queue_id] = consumer.queue
+            if not consumer.is_waiting:
+                consumer.is_waiting = True
+                consumer.queue.waiting_consumers.append(consumer)
+            self.state.needs_dispatch[consumer.queue.queue_id] = consumer.queue
 
     def take_back(self, connection: Connection, messages: list[Message]) -> None:
         """These were not sent to it: their deadlines passed while the batch was stored."""
         for message in messages:
             if message.holder is not None and message.holder.connection is connection:
-                self.lives.take_back(message)
+                transitions.undo_dispatch(self.state, message)
 
     # -- commands of a connection
 
@@ -316,50 +324,53 @@ class Broker:
 
         ``judged`` is what ``judge_ahead`` gave for this content.
         """
-        lives = self.lives
-        queue = lives.queues.get(name) or lives.queue(name, connection.creator)
+        state = self.state
+        queue = state.queues.get(name) or state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return self._refuse(connection, name, key, "too many queues", None)
         if key is not None and (
-            self.receipts.find(queue.queue_id, key, lives.now.steady_ms) is not None
+            self.publish_keys.find(queue.queue_id, key, state.now.steady_ms) is not None
         ):
-            queue.totals.deduplicated += 1
+            queue.counters.deduplicated += 1
             self._answers(connection).append(Receipt(name, (key,)))
             return Result.DONE
         if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
         looked: Inspection | None = None
-        if queue.judges:
-            looked = judging.verdict(lives, queue, body, judged)
+        if queue.validates:
+            looked = validation.validate(state, queue, body, judged)
             if looked is None:
                 return Result.JUDGE
-            if looked.reason is not None and (full := lives.refuses_dead(queue)) is not None:
+            if (
+                looked.reason is not None
+                and (full := state.registry.dead_letter_refusal(queue)) is not None
+            ):
                 return self._refuse(connection, name, key, full[1], full[0])
-        message = lives.publish(queue, body, ttl_s, connection.number, looked)
+        message = transitions.publish(state, queue, body, ttl_s, connection.number, looked)
         connection.published += 1
         if key is not None:
-            now_ms = lives.now.steady_ms
-            self.receipts.add(queue.queue_id, key, message.seq, now_ms)
-            lives.batch.keys += (queue.queue_id, key, message.seq, now_ms)
+            now_ms = state.now.steady_ms
+            self.publish_keys.add(queue.queue_id, key, message.seq, now_ms)
+            state.batch.keys += (queue.queue_id, key, message.seq, now_ms)
             self._answers(connection).append(Receipt(name, (key,)))
         return Result.DONE
 
-    def plain_queue(self, name: str) -> Queue | None:
+    def unchecked_queue(self, name: str) -> Queue | None:
         """Return a queue that takes any number of messages unseen; None: it is not such a one."""
-        queue = self.lives.queues.get(name)
-        return None if queue is None or queue.judges or queue.is_bounded else queue
+        queue = self.state.queues.get(name)
+        return None if queue is None or queue.validates or queue.is_bounded else queue
 
     def publish_run(
         self,
         connection: Connection,
-        parts: Sequence[Part],
+        parts: Sequence[QueueRun],
         bodies: Sequence[bytes],
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
         """Store messages of ``plain_queue``s, in order; with ``keys``, each once (``publish``)."""
         if keys is None or self._remember(connection, parts, keys):
-            self.lives.publish_run(parts, bodies, ttls, connection.number)
+            transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
             return
         names = [queue.name for queue, count in parts for _ in range(count)]
@@ -367,7 +378,7 @@ class Broker:
             self.publish(connection, name, body, ttl_s, key)
 
     def _remember(
-        self, connection: Connection, parts: Sequence[Part], keys: Sequence[bytes]
+        self, connection: Connection, parts: Sequence[QueueRun], keys: Sequence[bytes]
     ) -> bool:
         """Store and answer the keys of new messages; False: not all are new, nothing was done."""
         given: list[tuple[int, Sequence[bytes]]] = []
@@ -378,14 +389,14 @@ class Broker:
             given.append((queue.queue_id, some))
             receipts.append(Receipt(queue.name, some))
             at += count
-        rows = self.receipts.add_new(given, self.lives.next_number, self.lives.now.steady_ms)
+        rows = self.publish_keys.add_new(given, self.state.next_number, self.state.now.steady_ms)
         if rows:
-            self.lives.batch.keys += rows
+            self.state.batch.keys += rows
             self._answers(connection).extend(receipts)
         return bool(rows)
 
     def _answers(self, connection: Connection) -> list[Receipt]:
-        return self.lives.batch.sends.setdefault(connection, ([], []))[1]
+        return self.state.batch.sends.setdefault(connection, ([], []))[1]
 
     def _refuse(
         self, connection: Connection, name: str, key: bytes | None, reason: str,
@@ -397,16 +408,18 @@ class Broker:
             return Result.PARK
         self.refused[reason] += 1
         if queue is not None:
-            queue.totals.refused += 1
+            queue.counters.refused += 1
         if key is None:
             return Result.CLOSE
         self._answers(connection).append(Receipt(name, (key,), reason))
         return Result.DONE
 
-    def judge_ahead(self, name: str, body: bytes, give: Callable[[Validated], None]) -> None:
+    def validate_in_background(
+        self, name: str, body: bytes, give: Callable[[Validated], None]
+    ) -> None:
         """Have a content judged in a thread, after Result.JUDGE; ``give`` is called in a batch."""
-        work = judging.work(self.lives, self.lives.queues[name], body)
-        self.lives.batch.aside.append((work, give))
+        work = validation.background_validation(self.state, self.state.queues[name], body)
+        self.state.batch.background.append((work, give))
 
     def force_publish(
         self,
@@ -420,38 +433,43 @@ class Broker:
 
         Not where there is no room at all: acknowledgements of others need what little comes free.
         """
-        if self.lives.shut is not None and self.lives.shut.is_bare:
+        if (
+            self.state.registry.publishing_stop is not None
+            and self.state.registry.publishing_stop.is_bare
+        ):
             return Result.PARK
-        queue = self.lives.queue(name, connection.creator)
+        queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is not None:
             looked: Inspection | None = None
-            if queue.judges:
-                looked = judging.verdict(self.lives, queue, body, judged)
+            if queue.validates:
+                looked = validation.validate(self.state, queue, body, judged)
                 if looked is None:
                     return Result.JUDGE
             if connection.parked is not None:  # it, or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
-            self.lives.publish(queue, body, ttl_s, connection.number, looked)
+            transitions.publish(self.state, queue, body, ttl_s, connection.number, looked)
         return Result.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:
         """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""
-        queue = self.lives.queue(name, connection.creator)
+        queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return Result.CLOSE
         former = connection.consumers.get(queue.queue_id)
         if former is not None:
-            self.lives.end_consumer(former, "credit replaced", is_leaving=count == 0)
+            transitions.remove_consumer(
+                self.state, former, "credit replaced", is_leaving=count == 0
+            )
         if count == 0:
             return Result.DONE
         consumer = Consumer(connection, queue, min(count, self.limits.credit))
         connection.consumers[queue.queue_id] = queue.consumers[connection] = consumer
-        consumer.in_turn = True
-        queue.turns.append(consumer)
+        consumer.is_waiting = True
+        queue.waiting_consumers.append(consumer)
         if queue.window is None:
-            queue.window = ReadyWindow(self.limits.window, self.lives.bodies)
-        self.lives.hungry[queue.queue_id] = queue
+            queue.window = ReadyWindow(self.limits.window, self.state.bodies)
+        self.state.needs_dispatch[queue.queue_id] = queue
         return Result.DONE
 
     def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> Result:
@@ -460,7 +478,7 @@ class Broker:
         if isinstance(found, Result):
             return found
         connection.acked += 1
-        self.lives.acknowledge(found, self.lives.by_id[found.queue_id])
+        transitions.acknowledge(self.state, found, self.state.by_id[found.queue_id])
         return Result.DONE
 
     def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
@@ -468,7 +486,7 @@ class Broker:
 
         Returns how many, up to the first that it does not hold: give that to ``acknowledge``.
         """
-        count = self.lives.acknowledge_held(connection, ends)
+        count = self.state.acknowledge_held(connection, ends)
         connection.acked += count
         return count
 
@@ -477,16 +495,16 @@ class Broker:
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
             return found
-        self.lives.requeue(found, ttl_s)
-        return Result.WAIT if self.lives.dying.holds_up(connection, found.seq) else Result.DONE
+        transitions.requeue(self.state, found, ttl_s)
+        return Result.WAIT if self.state.pending.delays(connection, found.seq) else Result.DONE
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> Result:
         """Make a dead letter of what this connection holds, or nobody does."""
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
             return found
-        self.lives.kill(found, "client")
-        return Result.WAIT if self.lives.dying.holds_up(connection, found.seq) else Result.DONE
+        dead_letters.dead_letter(self.state, found, "client")
+        return Result.WAIT if self.state.pending.delays(connection, found.seq) else Result.DONE
 
     def _find(self, connection: Connection, name: str, message_id: bytes) -> Message | Result:
         """Return the message a command names, or what to do: wait for it, or ignore it."""
@@ -494,71 +512,71 @@ class Broker:
             seq = int(message_id[:16], 16)
         except ValueError:
             return self._ignore("unknown")
-        if len(message_id) != 32 or not 0 < seq < self.lives.next_number:
+        if len(message_id) != 32 or not 0 < seq < self.state.next_number:
             return self._ignore("unknown")
-        if seq in self.lives.dying:
+        if seq in self.state.pending:
             return self._ignore("settled")
-        message = self.lives.known.get(seq)
+        message = self.state.messages.get(seq)
         if message is None:
-            if seq not in self._named:
-                self.lives.batch.named.add(seq)
+            if seq not in self._loaded:
+                self.state.batch.seqs.add(seq)
                 return Result.LOAD
-            message = self._named[seq]
+            message = self._loaded[seq]
         if message is None:
             return self._ignore("settled")
         if not compare_digest(message.message_id, message_id):
             return self._ignore("unknown")
-        if self.lives.by_id[message.queue_id].name != name:
+        if self.state.by_id[message.queue_id].name != name:
             return self._ignore("wrong_queue")
         if message.holder is not None and message.holder.connection is not connection:
             return self._ignore("foreign")
-        self._named.pop(seq, None)  # its row changes with this batch: load it again
+        self._loaded.pop(seq, None)  # its row changes with this batch: load it again
         return message
 
     def _ignore(self, reason: str) -> Result:
         self.ignored[reason] += 1
         return Result.DONE
 
-    def look_ahead(self, message_ids: list[bytes]) -> None:
+    def preload(self, message_ids: list[bytes]) -> None:
         """Ask for messages that the next commands name, so that they wait one batch together."""
         for message_id in message_ids:
             try:
                 seq = int(message_id[:16], 16)
             except ValueError:
                 continue
-            if 0 < seq < self.lives.next_number and seq not in self.lives.known:
-                self.lives.batch.named.add(seq)
+            if 0 < seq < self.state.next_number and seq not in self.state.messages:
+                self.state.batch.seqs.add(seq)
 
     # -- for commands of an operator, see operations.py
 
     @property
     def is_draining(self) -> bool:
         """Tell whether the broker is about to stop."""
-        return self._drained is not None
+        return self._on_drained is not None
 
-    def existing(self, name: str) -> Queue:
+    def find_queue(self, name: str) -> Queue:
         """Return a queue by its name.
 
         Raises:
             RefusedError: ``unknown_queue``.
         """
-        queue = self.lives.queues.get(name)
+        queue = self.state.queues.get(name)
         if queue is None:
             raise RefusedError("unknown_queue", f"there is no queue {name!r}")
         return queue
 
-    def goal(self, name: str, creator: str, *, create: bool) -> Queue | None:
-        """Return a queue that messages are to come to; None: ``lives.queue`` will make it.
+    def destination(self, name: str, creator: str, *, create: bool) -> Queue | None:
+        """Return the queue that messages are to be moved to; None: it will be created.
 
         Raises:
             RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
         """
-        queue = self.lives.queues.get(name)
+        queue = self.state.queues.get(name)
         if queue is None:
             if not create:
-                return self.existing(name)
+                return self.find_queue(name)
             check_name(name)
-            if not self.lives.counts_with_origin(name):
+            if not self.state.registry.counts_with_origin(name):
                 self.check_queues(creator, 1)
         return queue
 
@@ -568,20 +586,21 @@ class Broker:
         Raises:
             RefusedError: ``too_many_queues``.
         """
-        lives = self.lives
-        if not lives.takes_queues(creator, more):
+        if not self.state.registry.has_room(creator, more):
+            created = self.state.registry.created
             raise RefusedError(
                 "too_many_queues",
-                f"{lives.created.total()} queues count, {lives.created[creator]} of them made by"
-                f" {creator!r}; the limit is {lives.limits.queues} (limits.max_queues). Remove"
+                f"{created.total()} queues count, {created[creator]} of them made by"
+                f" {creator!r}; the limit is {self.limits.queues} (limits.max_queues). Remove"
                 " empty queues, or raise the limit.",
             )
 
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
         """Have new settings count for what is held, for who waits, and for who is hungry."""
         if "ack_timeout_s" in changes:
-            self.timeouts.next_ms = self.lives.now.steady_ms  # look at all that is held anew
-        self.lives.settings_changed(queue, changes)
+            self.ack_timeouts.next_ms = self.state.now.steady_ms  # look at all that is held anew
+        self.state.needs_dispatch[queue.queue_id] = queue
+        self.state.registry.settings_changed(queue, changes)
 
     def client_of(self, entry: AuditEntry) -> int:
         """Return the client number of somebody without a connection; a new one the first time."""
@@ -592,8 +611,8 @@ class Broker:
             address = f"{entry.actor} ({entry.address})".encode(
                 "utf-8", "backslashreplace"
             ).decode()
-            self.lives.batch.opened_clients += (
-                number, entry.source, address, self.lives.now.wall_ms,
+            self.state.batch.opened_clients += (
+                number, entry.source, address, self.state.now.wall_ms,
             )  # fmt: skip
         return number
 
@@ -601,5 +620,5 @@ class Broker:
         """Take the next number of the audit; stored with the batch that uses it."""
         number = self._next_audit
         self._next_audit = number + 1
-        self.lives.batch.counters["next_audit"] = self._next_audit
+        self.state.batch.counters["next_audit"] = self._next_audit
         return number

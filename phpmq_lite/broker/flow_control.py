@@ -42,9 +42,9 @@ class QueueShare:
         # acknowledgement, for 20 ms, a publisher can send 25,000 messages, to come back from disk.
         self._silent = 0
 
-    def left(self, queue: Queue, batch_number: int) -> int:
+    def available(self, queue: Queue, batch_number: int) -> int:
         """Tell how many messages may be published to the queue now."""
-        totals, window = queue.totals, queue.window
+        totals, window = queue.counters, queue.window
         if self._batch != batch_number:
             self._batch = batch_number
             self._silent = self._silent + 1 if totals.acked == self._acked else 0
@@ -69,17 +69,17 @@ class FlowControl:
         self._core = core
         self._lines: dict[int, deque[_Place]] = {}  # by queue_id
 
-    def left(self, name: str, *, is_called: bool = False) -> int:
+    def available(self, name: str, *, is_called: bool = False) -> int:
         """Tell how many messages one publisher may publish to a queue now, 0: it waits in line.
 
         Nobody comes ahead of a line but who was called out of it.
         """
-        queue = self._core.lives.queues.get(name)
+        queue = self._core.state.queues.get(name)
         if queue is None:
             return UNLIMITED
         if queue.queue_id in self._lines and not is_called:
             return 0
-        left = self._left(queue)
+        left = self._available(queue)
         return left if left == UNLIMITED else min(left, PER_PUBLISHER)
 
     def line_up(
@@ -90,21 +90,21 @@ class FlowControl:
         ``at_front``: it was called, and others had taken the room.
         """
         self.waiting += 1
-        line = self._lines.setdefault(self._core.lives.queues[name].queue_id, deque())
+        line = self._lines.setdefault(self._core.state.queues[name].queue_id, deque())
         place = (command, min(count, PER_PUBLISHER))
         if at_front:
             line.appendleft(place)
         else:
             line.append(place)
 
-    def call_up(self) -> list[Callable[[Broker], None]]:
+    def take_ready(self) -> list[Callable[[Broker], None]]:
         """Take out of the lines whose turn it is: as many as there is room for in all."""
         called: list[Callable[[Broker], None]] = []
         if not self._lines:
             return called
         for queue_id, line in tuple(self._lines.items()):
-            queue = self._core.lives.by_id.get(queue_id)
-            left = UNLIMITED if queue is None else self._left(queue)
+            queue = self._core.state.by_id.get(queue_id)
+            left = UNLIMITED if queue is None else self._available(queue)
             while line and left > 0:
                 command, count = line.popleft()
                 called.append(command)
@@ -114,11 +114,11 @@ class FlowControl:
         self.waiting -= len(called)
         return called
 
-    def _left(self, queue: Queue) -> int:
+    def _available(self, queue: Queue) -> int:
         if queue.window is None:  # it has no consumers
             queue.share = None
             return UNLIMITED
         share: QueueShare | None = queue.share
         if share is None:
             share = queue.share = QueueShare()
-        return share.left(queue, self._core.batch_number)
+        return share.available(queue, self._core.batch_number)

@@ -23,14 +23,14 @@ class Connection:
         "batch_bytes",
         "batch_number",
         "consumers",
-        "dying",
-        "is_choked",
+        "is_blocked",
         "is_open",
         "kind",
         "number",
         "opened_at",
         "parked",
         "peer",
+        "pending",
         "published",
     )
 
@@ -42,11 +42,11 @@ class Connection:
         self.opened_at = opened_at  # Unix ms
         self.consumers: dict[int, Consumer] = {}  # by queue_id
         self.is_open = True
-        self.is_choked = False  # its write buffer is full
+        self.is_blocked = False  # its write buffer is full
         self.batch_number = 0  # the batch that batch_bytes is about
         self.batch_bytes = 0  # dispatched to it in that batch
         self.parked: Queue | None = None  # its publish waits until this queue takes messages
-        self.dying: set[int] = set()  # its later commands wait until these are dead
+        self.pending: set[int] = set()  # its later commands wait until these are dead
         self.published = 0
         self.acked = 0
 
@@ -70,7 +70,7 @@ SUBSCRIPTION: Final = SubscriptionHolder()
 class Consumer:
     """A connection's credit on one queue, and what it holds under it, oldest first."""
 
-    __slots__ = ("connection", "credit", "held", "held_bytes", "in_turn", "queue")
+    __slots__ = ("connection", "credit", "held", "held_bytes", "is_waiting", "queue")
 
     def __init__(self, connection: Connection, queue: "Queue", credit: int) -> None:
         self.connection = connection
@@ -78,7 +78,7 @@ class Consumer:
         self.credit = credit  # messages
         self.held: dict[bytes, Message] = {}  # by message id
         self.held_bytes = 0
-        self.in_turn = False  # waits in queue.turns
+        self.is_waiting = False  # waits in queue.turns
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class QueueCounters:
     refused: int = 0
 
     @property
-    def turns(self) -> int:
+    def activity(self) -> int:
         """All that has happened: where it has not grown, nothing has."""
         return (
             self.published + self.deduplicated + self.dispatched + self.acked + self.requeued
@@ -132,24 +132,24 @@ class Queue:
         "claimed_bytes",
         "claimed_to",
         "consumers",
+        "counters",
         "deaths",
         "held",
         "held_bytes",
         "hold",
+        "inspects",
         "is_bounded",
         "is_dead_letter_queue",
-        "judges",
-        "looks",
         "name",
         "parked",
         "queue_id",
         "row",
         "settings",
         "share",
-        "shut",
-        "totals",
-        "turns",
+        "stop_reason",
+        "validates",
         "wait",
+        "waiting_consumers",
         "window",
     )
 
@@ -159,12 +159,14 @@ class Queue:
         self.name = row.name
         self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)  # has records of others
         self.settings = settings_of(row, defaults)
-        self.looks = False  # at contents; this and the next are set by Queues.configure
-        self.judges = False  # what is no proper envelope is dead at once
+        self.inspects = False  # at contents; this and the next are set by Queues.configure
+        self.validates = False  # what is no proper envelope is dead at once
         self.is_bounded = False  # it may refuse a message; set by Queues, too
-        self.shut: str | None = None  # why the whole broker takes no messages
+        self.stop_reason: str | None = None  # why the whole broker takes no messages
         self.consumers: dict[Connection, Consumer] = {}
-        self.turns: deque[Consumer] = deque()  # those with free credit, whose turn it is first
+        self.waiting_consumers: deque[Consumer] = (
+            deque()
+        )  # those with free credit, whose turn it is first
         self.window: ReadyWindow | None = None
         self.claimed_to = 0  # no ready message stands at or before this position
         self.held = 0  # messages dispatched, claimed ones too
@@ -173,7 +175,7 @@ class Queue:
         self.claimed_bytes = 0
         self.share: Any = None  # shares.Share, once something was published beside consumers
         self.parked: set[Connection] = set()  # publishers that wait until it takes messages
-        self.totals = QueueCounters()
+        self.counters = QueueCounters()
         self.deaths: dict[str, int] = {}  # of totals.dead, by reason
         # Histograms, see histogram.py; None until there is something to count: most queues of
         # many are idle, and each list takes 2 KB.
@@ -192,8 +194,8 @@ class Queue:
         One message may be longer than what is left: its size is not asked.
         """
         settings, row = self.settings, self.row
-        if self.shut is not None:
-            return self.shut
+        if self.stop_reason is not None:
+            return self.stop_reason
         if settings.publishing_paused:
             return "paused"
         if settings.max_messages and row.live_count + number > settings.max_messages:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.queue import DEAD_LETTER_SUFFIX
-from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.errors import RefusedError
 
 NAME_BYTES: Final = 255

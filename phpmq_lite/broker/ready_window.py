@@ -49,7 +49,7 @@ class ReadyWindow:
         return iter(self._ready.values())
 
     @property
-    def is_dry(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Tell whether nothing of the queue is ready, here or on disk."""
         return self.reaches_end and not self._ready and not self._returned
 
@@ -95,9 +95,9 @@ class ReadyWindow:
 
     def append(self, message: Message) -> bool:
         """Put a message at the end; False where it must wait in SQLite."""
-        return self.join((message,)) == 1
+        return self.add((message,)) == 1
 
-    def join(self, messages: Sequence[Message]) -> int:
+    def add(self, messages: Sequence[Message]) -> int:
         """Put messages at the end, in order; return how many: the others wait in SQLite."""
         if not self.reaches_end:
             return 0
@@ -116,7 +116,7 @@ class ReadyWindow:
             self.bodies.total_bytes += size
         return len(messages)
 
-    def put_back(self, message: Message) -> bool:
+    def insert(self, message: Message) -> bool:
         """Put a message into its old place; False where that place lies behind the window."""
         if message.position > self.covered_to:
             if not self.reaches_end:
@@ -145,7 +145,7 @@ class ReadyWindow:
             self.covered_to = page[-1].position
         self.reaches_end = reaches_end
 
-    def keep_body(self, message: Message, body: bytes) -> None:
+    def set_body(self, message: Message, body: bytes) -> None:
         """Give a message of this window its body, which came from disk."""
         if message.body is None:
             self._count(message.size)
@@ -157,7 +157,7 @@ class ReadyWindow:
             message.body = None
         self._count(-self.body_bytes)
 
-    def cut(self) -> list[Message]:
+    def trim(self) -> list[Message]:
         """Give up what is above the limit, from the end; return it, to be forgotten."""
         if self._returned:
             self._merge()
@@ -173,7 +173,7 @@ class ReadyWindow:
         return given_up
 
     @property
-    def wants_more(self) -> bool:
+    def needs_page(self) -> bool:
         """Tell whether it is time to ask for the next page."""
         return not (self.reaches_end or self.is_loading) and len(self) <= self.limit // 2
 

@@ -48,7 +48,7 @@ class Intake:
         """Read what is indexed; None where it is no JSON object, or too long."""
         return index.indexed(content)
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
         """Give the verdict of layers A and B, and of the schema where the queue asks for it."""
         is_checked = settings.schema_mode != "off"
         right = quick.indexed_where_right(content)
@@ -78,13 +78,13 @@ class Intake:
             return None
         return schemas.check(urn, {} if is_empty else _data_of(content))
 
-    def unread(self, content: bytes) -> str | None:
+    def read_only_reason(self, content: bytes) -> str | None:
         """Give ``unsupported_schema_version`` where it is that; its record has no block."""
         problem = verdict.judge(content).problem
         is_unread = problem is not None and problem.reason == _UNREAD
         return _UNREAD if is_unread else None
 
-    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
+    def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
         found = index.index_of(content)
         block = record.Block(
@@ -98,7 +98,7 @@ class Intake:
         )
         return record.build(content, block, is_kept=settings.payload_policy == "opaque")
 
-    def source(self, content: bytes) -> RecordSource | None:
+    def record_source(self, content: bytes) -> RecordSource | None:
         """Read whole id and exact cause out of a block; None where it names no message."""
         block = record.read_block(content)
         if block is None or not block.message_id:
@@ -107,11 +107,11 @@ class Intake:
         cause = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", cause)
         return RecordSource(block.message_id.encode(), cause, block.error)
 
-    def revive(self, content: bytes) -> bytes:
+    def redrive_content(self, content: bytes) -> bytes:
         """Give what is sent again: no block, attempts 0, a wrapper unwrapped."""
         return record.revive(content)
 
-    def origin(self, content: bytes) -> str | None:
+    def origin_queue(self, content: bytes) -> str | None:
         """Give ``dead_letter.original_queue``, else ``meta.queue``."""
         block = record.read_block(content)
         if block is not None and block.original_queue:

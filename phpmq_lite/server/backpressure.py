@@ -19,10 +19,10 @@ class Reader(Protocol):
 
     is_parked: bool  # it waits for something else, and keeps its bytes meanwhile
 
-    def hold(self, reason: str) -> None:
+    def pause_reading(self, reason: str) -> None:
         """Read nothing more."""
 
-    def go_on(self, reason: str) -> None:
+    def resume_reading(self, reason: str) -> None:
         """This reason to wait has gone."""
 
 
@@ -59,13 +59,13 @@ class ReadBackpressure:
     def _judge(self, reader: Reader, held_bytes: int) -> None:
         oldest = self._oldest()
         if oldest is not None:
-            self._let_go_on(oldest)
+            self._resume(oldest)
         if held_bytes < FREE_BYTES:
-            self._let_go_on(reader)
+            self._resume(reader)
         elif reader is not oldest and reader not in self._held:
             self.times += not self._held
             self._held.add(reader)
-            reader.hold(self.REASON)
+            reader.pause_reading(self.REASON)
 
     def _oldest(self) -> Reader | None:
         """Return who may finish its message; who is parked cannot."""
@@ -74,15 +74,15 @@ class ReadBackpressure:
                 return reader
         return None
 
-    def _let_go_on(self, reader: Reader) -> None:
+    def _resume(self, reader: Reader) -> None:
         if reader in self._held:
             self._held.discard(reader)
-            reader.go_on(self.REASON)
+            reader.resume_reading(self.REASON)
 
     def _release(self) -> None:
         held, self._held = self._held, set()
         for reader in held:
-            reader.go_on(self.REASON)
+            reader.resume_reading(self.REASON)
 
 
 REASON: Final = "resident"  # why a publisher is not read
@@ -143,7 +143,7 @@ class MemoryBrake:
         was_on, self._is_on = self._is_on, resident > self.bound_bytes
         self.times += self._is_on and not was_on
         for session in self._held:
-            session.go_on(REASON)
+            session.resume_reading(REASON)
         self._held.clear()
         if not self._is_on:
             return
@@ -156,7 +156,7 @@ class MemoryBrake:
 
     def _hold(self, session: Publisher) -> None:
         if session in self._held:
-            session.hold(REASON)
+            session.pause_reading(REASON)
 
 
 _INFO_BYTES: Final = 128
@@ -220,7 +220,7 @@ class TimedSession(Protocol):
     """A session whose times are compared with ``TimeLimits``; seconds of the loop's clock."""
 
     frame_began_at: float | None
-    choked_at: float | None
+    blocked_at: float | None
     closing_at: float | None
     last_read_at: float
     has_eof: bool
@@ -245,7 +245,7 @@ def overdue(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str 
         allowed_s = limits.frame_s + session.frame_bytes / limits.frame_bytes_per_s
         if now_s - began_s > allowed_s:
             return TOO_SLOW
-    if session.choked_at is not None and now_s - session.choked_at > limits.write_s:
+    if session.blocked_at is not None and now_s - session.blocked_at > limits.write_s:
         return NOT_READ
     if session.closing_at is not None and now_s - session.closing_at > limits.write_s:
         return NOT_TAKEN
@@ -272,7 +272,7 @@ def excuse(session: TimedSession, seconds: float) -> None:
     session.last_read_at += seconds
     if session.frame_began_at is not None:
         session.frame_began_at += seconds
-    if session.choked_at is not None:
-        session.choked_at += seconds
+    if session.blocked_at is not None:
+        session.blocked_at += seconds
     if session.closing_at is not None:
         session.closing_at += seconds

@@ -48,7 +48,7 @@ class CommitCounters:
     def note(self, batch: Batch, seconds: float) -> None:
         """Count one that was stored."""
         self.last_ms = seconds * 1_000
-        self.last_rows = len(batch.born) + sum(map(len, batch.settled.values()))
+        self.last_rows = len(batch.created) + sum(map(len, batch.settled.values()))
         self.count += 1
         if batch.stores:
             self.seconds_counts[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1

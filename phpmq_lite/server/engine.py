@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.runs import ACKED_KEY
+from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
@@ -63,7 +63,7 @@ class Engine:
     ) -> None:
         self.core = core
         self.clock = clock
-        self.shares = FlowControl(core)
+        self.flow_control = FlowControl(core)
         self.commits = CommitCounters()
         self.is_stopping = False
         self.taps: set[Tap] = set()  # called with each batch that was stored, before it is told
@@ -90,7 +90,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Commands that no batch has taken yet."""
-        return len(self._inbox) + len(self._first) + self.shares.waiting
+        return len(self._inbox) + len(self._first) + self.flow_control.waiting
 
     # -- giving commands
 
@@ -288,14 +288,14 @@ class Engine:
         recording = self._recording
         if recording is None:
             return bool(
-                self.waiting or self._loaded is not None or self.core.wants_batch
+                self.waiting or self._loaded is not None or self.core.needs_batch
                 or (self._open is not None and not self._lingers)
             )  # fmt: skip
         if recording.done.done():
             return True
         if not self._may_decide:
             return False
-        return bool(self._inbox or (self._open is None and (self.waiting or self.core.wants_batch)))
+        return bool(self._inbox or (self._open is None and (self.waiting or self.core.needs_batch)))
 
     @property
     def _may_decide(self) -> bool:
@@ -308,7 +308,7 @@ class Engine:
         if batch is None:
             return True
         limits = self.core.limits
-        return batch.commands < limits.batch_commands and batch.born_bytes < limits.batch_bytes
+        return batch.commands < limits.batch_commands and batch.created_bytes < limits.batch_bytes
 
     @property
     def _lingers(self) -> bool:
@@ -324,9 +324,9 @@ class Engine:
             and not (self.is_stopping or self.waiting)
             and 0 < batch.commands < _LINGER_COMMANDS
             and len(batch.settled.get(ACKED_KEY, ())) == batch.commands
-            and not (batch.loads or batch.answers or batch.wakes or batch.aside)
+            and not (batch.loads or batch.replies or batch.wakes or batch.background)
             and not any(d or r for d, r in batch.sends.values())
-            and not self.core.wants_batch
+            and not self.core.needs_batch
             and self._loop.time() < self._lingers_until
         )
 
@@ -345,14 +345,14 @@ class Engine:
             for command in first:
                 command(core)
         else:
-            core.go_on(now)
+            core.update_clock(now)
         limits = core.limits
         for _ in range(len(inbox)):  # what gives itself again comes after the others
-            if batch.commands >= limits.batch_commands or batch.born_bytes >= limits.batch_bytes:
+            if batch.commands >= limits.batch_commands or batch.created_bytes >= limits.batch_bytes:
                 break
             inbox.popleft()(core)
         core.dispatch()
-        inbox += self.shares.call_up()
+        inbox += self.flow_control.take_ready()
         if batch.sends:
             self._send_stored(batch)
 
@@ -360,7 +360,7 @@ class Engine:
         """Have a jump stored ahead of what is decided after it; count no time that stood still."""
         gap_ms, jump_ms = self.clock.take_disturbance()
         if gap_ms:
-            self.core.timeouts.excuse(self.core.connections.values(), gap_ms)
+            self.core.ack_timeouts.postpone(self.core.connections.values(), gap_ms)
         if jump_ms:
             noting = self._writer.start(jump_noted(self.clock.counters(now)))
             noting.add_done_callback(self._end_noting)
@@ -432,11 +432,11 @@ class Engine:
             for connection, (dispatches, receipts) in batch.sends.items():
                 if dispatches or receipts:
                     self._send(connection, dispatches, receipts, now_ms)
-        for answer, value in batch.answers:
+        for answer, value in batch.replies:
             answer(value)
         for connection in batch.wakes:
             connection.peer.resume()
-        for work, give in batch.aside:
+        for work, give in batch.background:
             self._set_aside(work, give)
         self._look_after(is_idle=False)  # also where nothing was stored: all may be refused
 

@@ -155,11 +155,11 @@ def _outcome(frame: Parsed) -> str:
     match frame:
         case Publish(queue, content, ttl_s, key):
             if ttl_s is None:
-                lives = "it lives for the queue's default_ttl_s, without one for ever"
+                expiry = "it expires after the queue's default_ttl_s, if that is set"
             else:
-                lives = f"it expires after {ttl_s:,} s" if ttl_s else "it never expires"
+                expiry = f"it expires after {ttl_s:,} s" if ttl_s else "it never expires"
             size = f"{len(content):,} byte{'' if len(content) == 1 else 's'}"
-            stored = f"Store a message of {size} at the end of {queue!r}; {lives}. "
+            stored = f"Store a message of {size} at the end of {queue!r}; {expiry}. "
             if key is None:
                 return stored + "There is no answer."
             return stored + (
@@ -177,9 +177,9 @@ def _outcome(frame: Parsed) -> str:
         case Acknowledge(queue, message_id):
             return f"Settle {_text(message_id)} of {queue!r} as acked. {_HELD}"
         case Requeue(queue, message_id, ttl_s):
-            lives = f"expires after {ttl_s:,} s" if ttl_s else "never expires"
+            expiry = f"expires after {ttl_s:,} s" if ttl_s else "never expires"
             where = f"Move {_text(message_id)} to the end of {queue!r}"
-            return f"{where}, under the same id; it {lives} from now on. {_HELD}"
+            return f"{where}, under the same id; it {expiry} from now on. {_HELD}"
         case DeadLetter(queue, message_id):
             where = f"Take {_text(message_id)} out of {queue!r}, whatever its TTL"
             return f"{where}, and put a record into its dead-letter queue. {_HELD}"

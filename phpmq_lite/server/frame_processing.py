@@ -6,7 +6,7 @@ from itertools import islice
 
 from phpmq_lite.broker.broker import Broker, Result
 from phpmq_lite.broker.queue import Connection, Queue
-from phpmq_lite.broker.runs import Part
+from phpmq_lite.broker.state import QueueRun
 from phpmq_lite.model import Validated
 from phpmq_lite.protocol.frames import (
     Acknowledge,
@@ -21,22 +21,22 @@ from phpmq_lite.protocol.frames import (
 class PublishQuota:
     """How many messages queues still take in one walk over frames: asked once, then counted."""
 
-    __slots__ = ("_ask", "_left")
+    __slots__ = ("_ask", "_available")
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask
-        self._left: dict[str, int] = {}
+        self._available: dict[str, int] = {}
 
-    def left(self, name: str) -> int:
+    def available(self, name: str) -> int:
         """Tell how many messages a queue takes now, 0: it must wait."""
-        left = self._left.get(name)
+        left = self._available.get(name)
         if left is None:
-            left = self._left[name] = self._ask(name)
+            left = self._available[name] = self._ask(name)
         return left
 
     def use(self, name: str, count: int) -> None:
         """Note that so many were published; only after ``left`` has allowed them."""
-        self._left[name] -= count
+        self._available[name] -= count
 
 
 def apply_frame(
@@ -93,14 +93,14 @@ def _publishes(
     first: Publish,
     most: int,
     rooms: PublishQuota,
-) -> tuple[list[Part], list[Publish]]:
+) -> tuple[list[QueueRun], list[Publish]]:
     """Give the first frames, while they publish to plain queues, all with keys or all without.
 
     As many as there are ``rooms`` for, and as the batch takes, in bytes of content.
     """
     run: list[Publish] = []
-    parts: list[Part] = []
-    room = core.limits.batch_bytes - core.lives.batch.born_bytes
+    parts: list[QueueRun] = []
+    room = core.limits.batch_bytes - core.state.batch.created_bytes
     queue: Queue | None = None
     name, began, end = "", 0, 0  # of the last part: its places in the run, at most
     has_key = first.key is not None
@@ -114,10 +114,10 @@ def _publishes(
                 parts.append((queue, len(run) - began))
                 rooms.use(name, len(run) - began)
             name, began = frame.queue, len(run)
-            queue = core.plain_queue(name)
+            queue = core.unchecked_queue(name)
             if queue is None:
                 break
-            end = began + rooms.left(name)
+            end = began + rooms.available(name)
         if len(run) >= end:
             break
         room -= len(frame.content)

@@ -30,7 +30,7 @@ def set_limits(core: Broker, limits: Limits) -> None:
 
     Where more is held than it may now be, nothing is dispatched until it has become less.
     """
-    core.limits = core.lives.limits = limits
+    core.limits = core.state.limits = limits
 
 
 def queue_defaults_of(settings: Settings) -> QueueSettings:

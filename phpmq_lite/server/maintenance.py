@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from phpmq_lite import logs
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import message_actions
-from phpmq_lite.broker.queues import Shut
+from phpmq_lite.broker.registry import PublishingStop
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.server.counters import ConnectionCounters
@@ -337,7 +337,9 @@ class DiskSpaceMonitor:
 
 def _shut(core: Broker, shortage: Shortage | None) -> None:
     if shortage is None:
-        core.lives.shut_for(None)
+        core.state.registry.stop_publishing(None)
         return
     is_bare = (shortage.code, shortage.reason) == DISK_FULL
-    core.lives.shut_for(Shut(shortage.code, shortage.reason, shortage.detail, is_bare))
+    core.state.registry.stop_publishing(
+        PublishingStop(shortage.code, shortage.reason, shortage.detail, is_bare)
+    )

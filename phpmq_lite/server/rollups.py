@@ -232,7 +232,7 @@ class Rollups:
     def _take(self, queue: Queue) -> bool:
         """Take in one queue; tell whether there was anything."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
-        counts: tuple[int, ...] = _counts(queue.totals)
+        counts: tuple[int, ...] = _counts(queue.counters)
         before = self._counted(queue)
         live = row.live_count
         if not live and counts == before and queue_id not in self._filled:
@@ -262,8 +262,8 @@ class Rollups:
     def _counted(self, queue: Queue) -> tuple[int, ...]:
         """Give what was taken in before: nothing of a queue that was removed and is back."""
         queue_id = queue.queue_id
-        totals, counts = self._before.get(queue_id, (queue.totals, _ZEROS))
-        if totals is queue.totals:
+        totals, counts = self._before.get(queue_id, (queue.counters, _ZEROS))
+        if totals is queue.counters:
             return counts
         self._forget(queue_id)
         return _ZEROS
@@ -273,7 +273,7 @@ class Rollups:
         if counts == before:
             return RollupSum()
         happened = RollupSum(tuple(map(sub, counts, before)))
-        self._before[queue_id] = queue.totals, counts
+        self._before[queue_id] = queue.counters, counts
         happened.wait = _grown(self._waits, queue_id, queue.wait)
         happened.hold = _grown(self._holds, queue_id, queue.hold)
         return happened
@@ -438,17 +438,17 @@ class RollupSampler:
 
     async def sample(self) -> None:
         """Take one sample and store what is complete with it."""
-        rollups, lives = self._rollups, self._engine.core.lives
+        rollups, state = self._rollups, self._engine.core.state
         await self._look()
         now_s = self._now_ms() // 1_000
         await self._go_through(rollups.close(now_s))
         if not now_s % MINUTE_S // SLOT_S:
             rollups.note_refused(now_s, self._engine.core.refused)
-            rollups.forget(lives.by_id)
+            rollups.forget(state.by_id)
 
     async def _look(self) -> None:
         rollups = self._rollups
-        await self._go_through(rollups.collect(list(self._engine.core.lives.by_id.values())))
+        await self._go_through(rollups.collect(list(self._engine.core.state.by_id.values())))
         with suppress(StorageError):  # the ages stay as they were
             rollups.ages = await self._read_ages(rollups.waiting)
 
@@ -476,15 +476,15 @@ class RollupSampler:
         def finish(core: Broker, answer: Reply) -> None:
             for writes in self._rest(core):
                 _store(core, writes)
-            core.lives.batch.answers.append((answer, None))
+            core.state.batch.replies.append((answer, None))
 
         await self._engine.call(finish)
 
     def _rest(self, core: Broker) -> Iterator[Writes]:
         yield from self._work  # a sample that was cancelled half-way
-        yield from self._rollups.collect(list(core.lives.by_id.values()))
+        yield from self._rollups.collect(list(core.state.by_id.values()))
         yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
 
 
 def _store(core: Broker, writes: Iterable[tuple[str, str, tuple[object, ...]]]) -> None:
-    core.lives.batch.rare += writes
+    core.state.batch.rare += writes

@@ -194,7 +194,7 @@ class Session(asyncio.Protocol):
         self.frame_began_at: float | None = None  # loop time; None between frames
         self.frame_bytes = 0  # of the frame that has begun
         self.last_read_at = 0.0
-        self.choked_at: float | None = None  # loop time of the last progress while choked
+        self.blocked_at: float | None = None  # loop time of the last progress while choked
         self.closing_at: float | None = None  # the same while what was written may still leave
         self._progress = WriteProgress()
         self.first_dispatch_at: float | None = None
@@ -286,13 +286,13 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The peer does not read: nothing more is dispatched to it until it does."""
-        self.choked_at = self._loop.time()
+        self.blocked_at = self._loop.time()
         self._engine.submit(lambda core: self._choke(core, is_choked=True))
 
     def resume_writing(self) -> None:
         """The peer reads again."""
-        self.choked_at = None
-        self.go_on("receipts")
+        self.blocked_at = None
+        self.resume_reading("receipts")
         self._engine.submit(lambda core: self._choke(core, is_choked=False))
 
     # -- the engine calls
@@ -316,8 +316,8 @@ class Session(asyncio.Protocol):
             if dispatches and self.first_dispatch_at is None:
                 self.first_dispatch_at = self._loop.time()
             write_data(self.transport, self._descriptor, data)
-            if receipts and self.choked_at is not None:
-                self.hold("receipts")  # it does not read the answers to what it sends
+            if receipts and self.blocked_at is not None:
+                self.pause_reading("receipts")  # it does not read the answers to what it sends
             if self.has_eof and dispatches:
                 self._finish("closed by the peer")
         self._figures.late += len(late)
@@ -333,7 +333,7 @@ class Session(asyncio.Protocol):
 
     def _stop_dispatching(self) -> None:
         if self.connection is not None:
-            self.connection.is_choked = True  # at once: the next batch may be bounded
+            self.connection.is_blocked = True  # at once: the next batch may be bounded
 
     def resume(self) -> None:
         """See ``model.Peer``: the queue takes messages again."""
@@ -346,9 +346,9 @@ class Session(asyncio.Protocol):
 
     def note_writing(self, now_s: float) -> None:
         """See whether a peer that was slow to read has read anything since the last look."""
-        is_slow = self.choked_at is not None or self.closing_at is not None
+        is_slow = self.blocked_at is not None or self.closing_at is not None
         if is_slow and self._progress.is_made(self.transport):
-            self.choked_at = None if self.choked_at is None else now_s
+            self.blocked_at = None if self.blocked_at is None else now_s
             self.closing_at = None if self.closing_at is None else now_s
 
     @property
@@ -370,7 +370,7 @@ class Session(asyncio.Protocol):
 
     # -- reading and waiting
 
-    def hold(self, reason: str) -> None:
+    def pause_reading(self, reason: str) -> None:
         """Read nothing until ``go_on`` was called for every reason."""
         if not self.paused and not self.transport.is_closing():
             self.transport.pause_reading()
@@ -378,7 +378,7 @@ class Session(asyncio.Protocol):
             self.paused.add(reason)
             self._figures.paused[reason] += 1
 
-    def go_on(self, reason: str) -> None:
+    def resume_reading(self, reason: str) -> None:
         """This reason not to read has gone."""
         if reason in self.paused:
             self.paused.discard(reason)
@@ -400,7 +400,7 @@ class Session(asyncio.Protocol):
         self.frame_bytes = partial
         limits = self._limits
         if len(self._frames) > limits.unstored_frames or self._frame_bytes > limits.unstored_bytes:
-            self.hold("unstored")
+            self.pause_reading("unstored")
         if partial or self._frame_bytes:
             self._report()
 
@@ -446,26 +446,26 @@ class Session(asyncio.Protocol):
 
     def _choke(self, core: Broker, *, is_choked: bool) -> None:
         if self.connection is not None and self.connection.is_open:
-            core.choke(self.connection, is_choked=is_choked or self._end_reason is not None)
+            core.set_blocked(self.connection, is_choked=is_choked or self._end_reason is not None)
 
     def _walk(self, core: Broker) -> None:
         """Give the core the frames in order, until one must wait or the batch is full."""
         self._is_queued = False
-        frames, batch, connection = self._frames, core.lives.batch, self.connection
+        frames, batch, connection = self._frames, core.state.batch, self.connection
         if connection is None or not connection.is_open:
             self._drop_frames()
             return
-        if connection.dying:  # what follows on a dead letter waits until it is stored
+        if connection.pending:  # what follows on a dead letter waits until it is stored
             self.is_parked = True
             return
         room = core.limits.batch_commands - batch.commands
         limit_bytes = core.limits.batch_bytes
-        shares = self._engine.shares
+        shares = self._engine.flow_control
         called_for, self._waits_for = self._waits_for, None
-        rooms = PublishQuota(lambda name: shares.left(name, is_called=name == called_for))
+        rooms = PublishQuota(lambda name: shares.available(name, is_called=name == called_for))
         done = 0
         while frames:
-            if done >= room or batch.born_bytes >= limit_bytes:
+            if done >= room or batch.created_bytes >= limit_bytes:
                 self._submit()
                 break
             frame = frames[0]
@@ -473,7 +473,7 @@ class Session(asyncio.Protocol):
             if self._judged is None:
                 count, size = apply_frames(core, connection, frames, room - done, rooms)
             if not count:
-                if type(frame) is Publish and not rooms.left(frame.queue):
+                if type(frame) is Publish and not rooms.available(frame.queue):
                     self._is_queued, self._waits_for = True, frame.queue
                     is_again = frame.queue == called_for and not done
                     shares.line_up(frame.queue, self._walk, len(frames), at_front=is_again)
@@ -507,7 +507,7 @@ class Session(asyncio.Protocol):
         if result is Result.LOAD:
             ahead = islice(self._frames, _LOOK_AHEAD)
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
-            core.look_ahead([end.message_id for end in ends])
+            core.preload([end.message_id for end in ends])
             self._walk_next()
             return True
         if result is Result.WAIT:  # other dead letters may wait together with it
@@ -520,7 +520,7 @@ class Session(asyncio.Protocol):
             return True
         if result is Result.JUDGE and isinstance(frame, Publish):
             self._is_queued = True  # what follows waits for the verdict
-            core.judge_ahead(frame.queue, frame.content, self._take_verdict)
+            core.validate_in_background(frame.queue, frame.content, self._take_verdict)
             return True
         if result is Result.CLOSE:
             self._drop_frames()
@@ -567,7 +567,7 @@ class Session(asyncio.Protocol):
             and len(self._frames) <= limits.unstored_frames // 2
             and self._frame_bytes <= limits.unstored_bytes // 2
         ):
-            self.go_on("unstored")
+            self.resume_reading("unstored")
         self._report()
         if self._frames:
             return
@@ -586,7 +586,7 @@ class Session(asyncio.Protocol):
         self._stop_dispatching()
         self._release()  # the http guard: the end lets it go
         if not self.transport.is_closing():
-            self.hold("ending")
+            self.pause_reading("ending")
         if self.is_parked:
             self._submit()
         if not self._frames:
@@ -602,7 +602,7 @@ class Session(asyncio.Protocol):
         if (
             self.first_dispatch_at is None
             and self._batches_left
-            and any(window is not None and not window.is_dry for window in windows)
+            and any(window is not None and not window.is_exhausted for window in windows)
         ):
             self._batches_left -= 1
             self._engine.submit_first(self._end_half_closed)  # after what is being loaded
@@ -627,7 +627,7 @@ class Session(asyncio.Protocol):
                 connection, self.side.framing, self.side.revision, reason,
                 is_charged=self._is_charged,
             )  # fmt: skip
-        core.lives.batch.answers.append((self._close_transport, None))
+        core.state.batch.replies.append((self._close_transport, None))
 
     def _close_transport(self, _: Any) -> None:
         """After the batch: its receipts have been written, so closing loses none of them."""

@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
+from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, QueueSettings, Reply
 from phpmq_lite.server.addresses import PhpmqListener
@@ -145,7 +145,7 @@ class Rates:
         counts = {
             number: (totals, totals.published, totals.dispatched, totals.acked)
             for number, queue in queues.items()
-            for totals in (queue.totals,)
+            for totals in (queue.counters,)
         }
         self._samples.append((at_s, counts))
         while at_s - self._samples[0][0] > RATE_WINDOW_S:
@@ -156,7 +156,7 @@ class Rates:
         if not self._samples:
             return NO_RATES
         since, counts = self._samples[0]
-        totals, span_s = queue.totals, max(at_s - since, 0.5)
+        totals, span_s = queue.counters, max(at_s - since, 0.5)
         before = counts.get(queue.queue_id)
         if before is None or before[0] is not totals:  # new, or back under its number: from 0
             before = (totals, 0, 0, 0)
@@ -264,14 +264,14 @@ class BrokerHandle:
             )
         if engine is None:
             return replace(base, acks_ignored={}, refused={})
-        core, lives, commits = engine.core, engine.core.lives, engine.commits
+        core, state, commits = engine.core, engine.core.state, engine.commits
         return replace(
             base,
             clients=tuple(_client(connection) for connection in core.connections.values()),
-            held=lives.held,
-            held_bytes=lives.held_bytes,
-            window_messages=sum(len(q.window) for q in lives.queues.values() if q.window),
-            body_cache_bytes=lives.bodies.total_bytes,
+            held=state.held,
+            held_bytes=state.held_bytes,
+            window_messages=sum(len(q.window) for q in state.queues.values() if q.window),
+            body_cache_bytes=state.bodies.total_bytes,
             inbox=engine.waiting,
             commits=commits.count,
             batch_rows_last=commits.last_rows,
@@ -290,8 +290,8 @@ class BrokerHandle:
             clock_steady_ms=engine.clock.now().steady_ms,
             consumer_bytes=_most_held(core.connections.values()),
             unsent_bytes=_most_unsent(core.connections.values()),
-            held_times=lives.held_times,
-            queue_count=len(lives.queues),
+            held_times=state.dispatch_pauses,
+            queue_count=len(state.queues),
         )
 
     def _limited(self) -> dict[str, Any]:
@@ -320,23 +320,23 @@ class BrokerHandle:
         engine = self.engine
         if engine is None:
             return
-        lives = engine.core.lives
-        queues = list(lives.queues.values())
+        state = engine.core.state
+        queues = list(state.queues.values())
         if is_wanted is not None:
             queues = [queue for queue in queues if is_wanted(queue.name)]
         at_s = asyncio.get_running_loop().time()
         for at in range(0, len(queues), size):
             some = queues[at : at + size]
-            yield [self._queue(queue, lives, at_s) for queue in some]
-        if len(self._quiet) > 2 * len(lives.queues):
+            yield [self._queue(queue, state, at_s) for queue in some]
+        if len(self._quiet) > 2 * len(state.queues):
             self._quiet.clear()  # many are gone
 
-    def _queue(self, queue: Queue, lives: Lives, at_s: float) -> QueueStatus:
+    def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
         """Give the figures of a queue: those of the last time, where it has been quiet since."""
-        goal = lives.dead_letter_name(queue)
-        dead = 0 if queue.is_dead_letter_queue else _records(lives, goal)
+        goal = state.registry.dead_letter_name(queue)
+        dead = 0 if queue.is_dead_letter_queue else _records(state, goal)
         rates = self.rates.of(queue, at_s)
-        turns, row = queue.totals.turns, queue.row
+        turns, row = queue.counters.activity, queue.row
         if queue.consumers or rates is not NO_RATES:
             return _queue(queue, goal, dead, rates)
         last = self._quiet.get(queue.queue_id)
@@ -367,8 +367,8 @@ def _most_unsent(connections: Iterable[Connection]) -> int:
                default=0)  # fmt: skip
 
 
-def _records(lives: Lives, name: str) -> int:
-    records = lives.queues.get(name)
+def _records(state: BrokerState, name: str) -> int:
+    records = state.queues.get(name)
     return 0 if records is None else records.row.live_count
 
 
@@ -390,7 +390,7 @@ def _queue(queue: Queue, goal: str, dead: int, rates: tuple[float, float, float]
         delivery_paused=queue.settings.delivery_paused,
         publishing_paused=queue.settings.publishing_paused,
         settings=queue.settings,  # replaced as a whole when it changes
-        totals=dict(zip(_TOTALS, _totals(queue.totals), strict=True)),
+        totals=dict(zip(_TOTALS, _totals(queue.counters), strict=True)),
         wait=queue.wait or (),
         hold=queue.hold or (),
         deaths=queue.deaths,
@@ -414,7 +414,11 @@ def _client(connection: Connection) -> ClientStatus:
     if not isinstance(session, Session):
         return status
     queue = connection.parked
-    parked = {"disk" if queue is not None and queue.shut else "queue"} if session.is_parked else ()
+    parked = (
+        {"disk" if queue is not None and queue.stop_reason else "queue"}
+        if session.is_parked
+        else ()
+    )
     return replace(
         status,
         framing=session.side.framing,

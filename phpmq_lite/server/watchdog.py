@@ -70,7 +70,7 @@ class SessionMonitor:
             for session in longest_silent(self._sessions, now_s, self._limits)[:crowd]:
                 session.end(SILENT)
         if self._front.engine is not None:
-            self._front.rates.sample(self._front.engine.core.lives.by_id, now_s)
+            self._front.rates.sample(self._front.engine.core.state.by_id, now_s)
 
 
 class EngineWatchdog:

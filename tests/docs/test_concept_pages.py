@@ -7,10 +7,10 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.broker import interventions
+from phpmq_lite.broker import transitions
 from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.model import Message
 from phpmq_lite.settings import SETTINGS, Settings, as_text
 from phpmq_lite.storage.statements import load
@@ -62,20 +62,20 @@ class Scene:
         self.rig.turn(lambda: self.core.consume(self.consumer, "orders", 0))
 
     def release(self) -> None:
-        self.rig.turn(lambda: interventions.release(self.core.lives, self.first, ""))
+        self.rig.turn(lambda: transitions.release(self.core.state, self.first, ""))
 
     def requeue_by_operator(self) -> None:
-        self.rig.turn(lambda: interventions.requeue(self.core.lives, self.first, None, ""))
+        self.rig.turn(lambda: transitions.requeue_uncharged(self.core.state, self.first, None, ""))
 
     def move(self) -> None:
         target = self.rig.queue("elsewhere")
         self.ask_anew()
-        self.rig.turn(lambda: interventions.move(self.core.lives, self.first, target))
+        self.rig.turn(lambda: transitions.move(self.core.state, self.first, target))
 
     def forward(self) -> None:
         target = self.rig.queue("elsewhere")
         self.ask_anew()
-        self.rig.turn(lambda: self.core.lives.forward(self.first, target))
+        self.rig.turn(lambda: transitions.forward(self.core.state, self.first, target))
 
 
 def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:

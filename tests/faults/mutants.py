@@ -14,11 +14,11 @@ from typing import Any, Final
 import aiosqlite
 
 from phpmq_lite import service
-from phpmq_lite.broker import broker
-from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker import broker, transitions
+from phpmq_lite.broker.deadlines import AckTimeouts
 from phpmq_lite.broker.publish_keys import PublishKeys
-from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.timeouts import Timeouts
+from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import StorageFullError
@@ -84,27 +84,28 @@ async def _slowly(stored: asyncio.Future[Loaded | None]) -> Loaded | None:
     return loaded
 
 
-class CountsFromTheFirstDispatch(Timeouts):
+class CountsFromTheFirstDispatch(AckTimeouts):
     """Takes what was held long ago for overdue at once, again and again."""
 
     def __init__(self) -> None:
         super().__init__()
         self._first: dict[int, int] = {}  # seq -> when it was dispatched first
 
-    def note(self, lives: Lives, dispatched: Iterable[Message]) -> None:
+    def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
         """Keep the first time."""
-        super().note(lives, dispatched)
+        super().watch(by_id, dispatched, now_ms)
         for message in dispatched:
             message.held_since_ms = self._first.setdefault(message.seq, message.held_since_ms)
 
-    def excuse(self, connections: Iterable[Connection], gap_ms: int) -> None:
+    def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
         """Let the time count in which nobody could have been heard."""
 
-    def give_back(self, lives: Lives, connections: Iterable[Connection]) -> None:
+    def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
         """Look again soon."""
-        super().give_back(lives, connections)
-        soon_ms = lives.now.steady_ms + _SOON_MS
+        overdue = super().take_overdue(connections, now_ms)
+        soon_ms = now_ms + _SOON_MS
         self.next_ms = min(self.next_ms or soon_ms, soon_ms)
+        return overdue
 
 
 class CountsGapsTwice(Clock):
@@ -166,12 +167,12 @@ def _stay_half_alive() -> None:
 
 def _charge_all() -> None:
     """Have a lost connection count against all that it held."""
-    give_back = Lives.give_back
+    return_message = transitions.return_message
 
-    def charge(self: Lives, message: Message, detail: str, *, is_charged: bool) -> None:
-        give_back(self, message, detail, is_charged=True)
+    def charge(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
+        return_message(state, message, detail, is_charged=True)
 
-    setattr(Lives, "give_back", charge)  # noqa: B010 - a method is not assigned to
+    setattr(transitions, "return_message", charge)  # noqa: B010 - a function is not assigned to
 
 
 def _set(module: Any, name: str, defect: Any) -> Callable[[], None]:
@@ -183,12 +184,12 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "ForgetsAcknowledgements": _set(service, "Engine", ForgetsAcknowledgements),
     "ForgetsKeys": _set(service, "Engine", ForgetsKeys),
     "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
-    "CountsFromTheFirstDispatch": _set(broker, "Timeouts", CountsFromTheFirstDispatch),
+    "CountsFromTheFirstDispatch": _set(broker, "AckTimeouts", CountsFromTheFirstDispatch),
     "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
     "KeepsItsTransactions": _set(service, "Readers", KeepsItsTransactions),
-    "IgnoresKeys": _set(broker, "Receipts", IgnoresKeys),
-    "ReturnsToTheEnd": _set(Lives, "put_in_place", Lives.put_at_end),
+    "IgnoresKeys": _set(broker, "PublishKeys", IgnoresKeys),
+    "ReturnsToTheEnd": _set(BrokerState, "make_ready", BrokerState.make_ready_at_end),
     "ChargesAllThatWasHeld": _charge_all,
     "StaysHalfAlive": _stay_half_alive,
     "AnswersFullAsStored": _answer_full_as_stored,

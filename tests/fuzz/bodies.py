@@ -38,11 +38,11 @@ def check_body(content: bytes) -> str:
         if right is not None:
             said = judged.problem, judged.is_tolerated, judged.warnings, judged.index
             assert said == (None, False, (), right), "the quick verdict differs"
-        looked = _INTAKE.judge(content, QueueSettings(empty_list_data=mode))
+        looked = _INTAKE.validate(content, QueueSettings(empty_list_data=mode))
         assert looked.reason == (judged.problem and judged.problem.reason)
         _check_indexed(looked.indexed)
         assert bool(verdict.lint(content, mode)) or judged.problem is None
-    _INTAKE.origin(content)
+    _INTAKE.origin_queue(content)
     _check_against_json(content, found)
     _check_record(content, found)
     return _outcome(content, found, is_quick=right is not None)
@@ -89,18 +89,18 @@ def _levels(value: Any) -> int:
 def _check_record(content: bytes, found: verdict.Verdict) -> None:
     """See that a record says who died and why, and gives back what died."""
     settings = QueueSettings(payload_policy="envelope")
-    made = _INTAKE.record(content, settings, _DEATH)
-    assert _INTAKE.record(content, QueueSettings(payload_policy="opaque"), _DEATH) == content
+    made = _INTAKE.make_record(content, settings, _DEATH)
+    assert _INTAKE.make_record(content, QueueSettings(payload_policy="opaque"), _DEATH) == content
     if found.problem is not None and found.problem.reason == "unsupported_schema_version":
         assert made == content, "what may not be changed was changed"
-        assert _INTAKE.unread(content) is not None
+        assert _INTAKE.read_only_reason(content) is not None
         return
-    source = _INTAKE.source(made)
+    source = _INTAKE.record_source(made)
     assert source is not None, "the record has no block"
     assert source[:2] == (_DEATH.message_id, _DEATH.reason)
-    assert _INTAKE.origin(made) == _DEATH.queue
+    assert _INTAKE.origin_queue(made) == _DEATH.queue
     assert isinstance(_as_json(made), dict), "the record is no JSON object"
-    back = _INTAKE.revive(made)
+    back = _INTAKE.redrive_content(made)
     if found.problem is None:
         assert verdict.judge(back).problem is None, "what was right is not right again"
     elif not _has_block(content):

@@ -28,11 +28,11 @@ def test_queues_count_with_who_made_them_after_a_restart(make: MakeDriver) -> No
     driver = make(Limits(queues=4))
     driver.publish(b"a", queue="mails")
     ask(driver, "create_queue", "late")
-    created = +driver.core.lives.created
+    created = +driver.core.state.registry.created
     assert sum(created.values()) == 2
     assert len(created) == 2
     driver.kill_and_restart()
-    assert +driver.core.lives.created == created
+    assert +driver.core.state.registry.created == created
 
 
 def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) -> None:
@@ -129,16 +129,16 @@ def test_settings_of_a_queue_survive_a_restart(make: MakeDriver) -> None:
     driver.ask("configure", "orders", changes)
     driver.ask("pause", "orders", "delivery", True)
     driver.step()
-    own = driver.core.lives.queues["orders"].row.own
+    own = driver.core.state.queues["orders"].row.own
     assert own == changes | {"delivery_paused": True}
     driver.kill_and_restart()
-    queue = driver.core.lives.queues["orders"]
+    queue = driver.core.state.queues["orders"]
     assert queue.row.own == own
     assert (queue.settings.max_deliveries, queue.settings.delivery_paused) == (7, True)
     driver.ask("configure", "orders", dict.fromkeys(own))
     driver.step()
     driver.kill_and_restart()
-    assert driver.core.lives.queues["orders"].settings == QueueSettings()
+    assert driver.core.state.queues["orders"].settings == QueueSettings()
 
 
 def test_connections_are_closed_in_their_rows_at_the_next_start(make: MakeDriver) -> None:

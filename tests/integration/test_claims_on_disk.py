@@ -41,7 +41,7 @@ def publish(driver: Driver, *numbers: int, ttl_s: int = 0) -> None:
 
 def figures(driver: Driver) -> tuple[int, int]:
     """Return how many messages are ready and dispatched, as the core counts them."""
-    queue = driver.core.lives.queues["orders"]
+    queue = driver.core.state.queues["orders"]
     return queue.row.live_count - queue.held, queue.held
 
 
@@ -277,7 +277,7 @@ def test_kill_in_the_middle_leaves_nothing_half_done(
     driver.kill_and_restart()
     held = len(claimed(driver))
     assert driver.rows("SELECT count(*) FROM message WHERE state = 1") == [(held,)]
-    assert driver.core.lives.queues["orders"].held == held
+    assert driver.core.state.queues["orders"].held == held
     if verb == "claim":
         hi = claim(driver, 6, after=0) if turns else claim(driver, 6)
         assert [number for number, _ in claimed(driver)] == list(range(1, hi + 1))

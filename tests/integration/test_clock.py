@@ -121,7 +121,7 @@ async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
     await house.settle()
     ((before_ms,),) = house.rows("SELECT deadline_ms FROM message")
     entry = AuditEntry("local", "cli", "", "clock.decide")
-    number = house.core.lives.next_number
+    number = house.core.state.next_number
     house.engine.submit(
         lambda core: operations.decide_clock(
             core, entry, 10_000, number, is_right=True, answer=lambda _: None

@@ -30,7 +30,7 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         ))  # fmt: skip
         (message_id,), tapped = ids
         assert tapped == 1
-        assert [m.message_id.decode() for m in seen[0].born] == [message_id]
+        assert [m.message_id.decode() for m in seen[0].created] == [message_id]
         assert seen[0].bodies == [1, b"a"]
         outcome = await front.call(lambda core, answer: operations.act_on_messages(
             core, entry("message.delete"), Action.DELETE, [1], ActionOptions(), answer

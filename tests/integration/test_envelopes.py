@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import queues
+from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.intake import Intake
 from tests.envelope_cases import body
 from tests.integration.site import Site, running_site
 from tests.preloaded import broker_process
 
-LARGE = body(x='"%s"' % ("x" * queues.ASIDE_BYTES))
-LARGE_BAD = body(trace_id=None, x='"%s"' % ("x" * queues.ASIDE_BYTES))
+LARGE = body(x='"%s"' % ("x" * BACKGROUND_BYTES))
+LARGE_BAD = body(trace_id=None, x='"%s"' % ("x" * BACKGROUND_BYTES))
 
 
 @pytest.fixture
@@ -63,16 +63,16 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    intake = site.broker.service.front.engine.core.lives.envelopes  # type: ignore[union-attr]
+    intake = site.broker.service.front.engine.core.state.inspector  # type: ignore[union-attr]
     assert isinstance(intake, Intake)
-    judge = Intake.judge
+    judge = Intake.validate
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
-        if len(content) > queues.ASIDE_BYTES:
+        if len(content) > BACKGROUND_BYTES:
             threads.append(threading.current_thread().name)
         return judge(self, content, settings)
 
-    monkeypatch.setattr(Intake, "judge", note)
+    monkeypatch.setattr(Intake, "validate", note)
     contents = [body(attempts="1"), LARGE, body(attempts="2"), LARGE_BAD, LARGE, body(attempts="3")]
     async with site.client() as client:
         await client.publish_many("orders", contents)
@@ -178,7 +178,7 @@ def test_record_of_a_worker_stays_the_only_one_over_kill_9(tmp_path: Path) -> No
 def live(site: Site, queue: str) -> int:
     engine = site.broker.service.front.engine
     assert engine is not None
-    queues = engine.core.lives.queues
+    queues = engine.core.state.queues
     return queues[queue].row.live_count if queue in queues else 0
 
 
@@ -186,13 +186,13 @@ async def test_receipt_waits_for_the_record_of_a_large_dead_letter_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    make = Intake.record
+    make = Intake.make_record
 
     def wait(self: Any, *given: Any) -> bytes:
         release.wait(10)
         return make(self, *given)
 
-    monkeypatch.setattr(Intake, "record", wait)
+    monkeypatch.setattr(Intake, "make_record", wait)
     async with running_site(tmp_path / "data") as site, site.client() as client:
         await client.publish_confirmed("orders", LARGE)
         async with client.consume("orders") as deliveries:
@@ -209,7 +209,7 @@ async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_t
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    judge = Intake.judge
+    judge = Intake.validate
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
         threads.append(threading.current_thread().name.partition("_")[0])
@@ -218,7 +218,7 @@ async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_t
     await site.api("PUT", "/queues/orders", {"max_messages": 1})
     async with site.client() as client, client.consume("other") as _:
         await client.publish_confirmed("orders", body())
-        monkeypatch.setattr(Intake, "judge", note)
+        monkeypatch.setattr(Intake, "validate", note)
         await client.publish("orders", LARGE)
         for _ in range(250):
             if live(site, "orders") == 2:

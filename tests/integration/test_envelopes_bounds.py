@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from phpmq_lite.broker.broker import Result
-from phpmq_lite.broker.dying import MOST, MOST_BYTES
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.queues import AT_ONCE_BYTES
+from phpmq_lite.broker.state import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import DeadLetterCause, Inspection, Limits, QueueSettings
@@ -27,17 +26,17 @@ class Counting(Intake):
         super().__init__()
         self.bytes = 0
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
         self.bytes += len(content)
-        return super().judge(content, settings)
+        return super().validate(content, settings)
 
-    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
+    def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         self.bytes += len(content)
-        return super().record(content, settings, death)
+        return super().make_record(content, settings, death)
 
-    def revive(self, content: bytes) -> bytes:
+    def redrive_content(self, content: bytes) -> bytes:
         self.bytes += len(content)
-        return super().revive(content)
+        return super().redrive_content(content)
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def most_in_a_turn(driver: Driver) -> int:
 
 def live(driver: Driver) -> dict[str, int]:
     """Return how many messages are alive, by queue; none is left out."""
-    queues = driver.core.lives.queues.values()
+    queues = driver.core.state.queues.values()
     return {queue.name: queue.row.live_count for queue in queues if queue.row.live_count}
 
 
@@ -89,7 +88,7 @@ def test_records_of_many_that_expire_are_bounded_in_a_batch(make: Make) -> None:
     driver.ask("publish", "orders", [(padded(60_000), 5)] * 60)
     driver.step()
     driver.clock.advance(10)
-    assert most_in_a_turn(driver) <= AT_ONCE_BYTES
+    assert most_in_a_turn(driver) <= INLINE_BYTES
     assert live(driver) == {"orders.dlq": 60}
 
 
@@ -100,14 +99,14 @@ def test_verdicts_on_many_of_a_connection_are_bounded_in_a_batch(make: Make, is_
     content = padded(60_000) if is_good else body(data=None, x='"%s"' % ("x" * 60_000))
     for _ in range(20):
         client.publish("orders", content)
-    assert most_in_a_turn(driver) <= AT_ONCE_BYTES + 120_000  # the last one, and its record
+    assert most_in_a_turn(driver) <= INLINE_BYTES + 120_000  # the last one, and its record
     assert sum(live(driver).values()) == 20
 
 
 def test_verdicts_on_a_list_are_bounded_in_a_batch(make: Make) -> None:
     driver = make(payload_policy="envelope")
     asked = driver.ask("publish", "orders", [(padded(60_000), None)] * 20)
-    assert most_in_a_turn(driver) <= AT_ONCE_BYTES
+    assert most_in_a_turn(driver) <= INLINE_BYTES
     assert len(asked.answer) == 20
     assert live(driver) == {"orders": 20}
 
@@ -137,12 +136,12 @@ def test_forced_publish_of_a_large_one_is_judged_ahead(make: Make) -> None:
     assert core.publish(connection, "orders", large, None, None) is Result.PARK
     assert core.force_publish(connection, "orders", large, None) is Result.JUDGE
     judged: list[Any] = []
-    core.judge_ahead("orders", large, judged.append)
-    [(work, give)] = core.finish().aside
+    core.validate_in_background("orders", large, judged.append)
+    [(work, give)] = core.finish().background
     give(work())
     core.begin(driver.clock.now())
     assert core.force_publish(connection, "orders", large, None, judged[0]) is Result.DONE
-    assert len(core.finish().born) == 1
+    assert len(core.finish().created) == 1
 
 
 # -- many that wait for their record
@@ -165,13 +164,13 @@ def test_nothing_goes_round_while_many_are_dying(make: Make, number: int, size: 
         driver._aside = []
         turns += 1
         assert turns < 10, "batch follows batch"
-        dying = driver.core.lives.dying
-        assert len(dying) <= MOST
-        assert dying.size <= MOST_BYTES + size
+        dying = driver.core.state.pending
+        assert len(dying) <= PENDING_MAX
+        assert dying.size <= PENDING_BYTES_MAX + size
     driver._aside = held
     driver.step()
     assert live(driver) == {"orders.dlq": number}
-    assert (driver.core.lives.dying, driver.core.lives.dying.size) == ({}, 0)
+    assert (driver.core.state.pending, driver.core.state.pending.size) == ({}, 0)
 
 
 # -- the order of a connection
@@ -281,7 +280,7 @@ def test_records_of_any_size_are_read_ahead_and_go_back_in_order(
         asked = driver.ask("redrive", "orders.dlq")
     else:
         asked = driver.ask("act", Action.REDRIVE, seqs, ActionOptions(), audit="dead.redrive")
-    assert most_in_a_turn(driver) <= 3 * AT_ONCE_BYTES  # as it is read, judged, made a record
+    assert most_in_a_turn(driver) <= 3 * INLINE_BYTES  # as it is read, judged, made a record
     if is_sweep:
         assert asked.answer == len(contents)
     else:
@@ -397,7 +396,7 @@ def test_dead_letter_queue_judges_nothing_whatever_it_is_told(make: Make) -> Non
     driver.ask("configure", "orders.dlq", {"payload_policy": "envelope"})
     driver.publish(padded(1_000), queue="orders.dlq")
     assert counted(driver) == 0
-    assert driver.core.lives.queues["orders.dlq"].settings.payload_policy == "observe"
+    assert driver.core.state.queues["orders.dlq"].settings.payload_policy == "observe"
 
 
 @pytest.mark.parametrize(
@@ -436,12 +435,12 @@ def test_list_that_is_judged_ahead_makes_no_queue_that_it_may_not_make(make: Mak
     driver._aside = held
     driver.step()
     assert isinstance(asked.answer, RefusedError)
-    assert "orders" not in driver.core.lives.queues
+    assert "orders" not in driver.core.state.queues
 
 
 def test_reason_of_a_client_has_no_control_characters() -> None:
     block = {"reason": "a\0b\nc\u202ed\x9be", "original_queue": "q", "message_id": "x"}
     content = json.dumps({"dead_letter": block}).encode()
-    source = Intake().source(content)
+    source = Intake().record_source(content)
     assert source is not None
     assert source.reason == "a\ufffdb\ufffdc\ufffdd\ufffde"

@@ -7,7 +7,7 @@ import pytest
 
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.operator.publishing import Published
-from phpmq_lite.broker.queues import ASIDE_BYTES
+from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import QueueSettings, State
@@ -83,7 +83,7 @@ def test_bad_content_is_in_history_and_quarantine_in_one_transaction(
     client = driver.connect()
     client.publish("orders", case.content, 0, b"k")
     turns = driver.step()
-    assert len([turn for turn in turns if turn.batch.born]) == 1
+    assert len([turn for turn in turns if turn.batch.created]) == 1
     assert worker.take() == []
     assert [receipt.reason for receipt in client.receipts] == [None]
     assert driver.outcomes() == [(1, 1, State.DEAD, case.reason)]
@@ -115,10 +115,10 @@ def test_right_content_reaches_its_consumer_byte_for_byte(make: MakeDriver, case
 
 def test_large_bad_content_is_quarantined_too(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
-    large = body(trace_id=None, x='"%s"' % ("x" * ASIDE_BYTES))
+    large = body(trace_id=None, x='"%s"' % ("x" * BACKGROUND_BYTES))
     driver.publish(large, body())
     assert driver.outcomes() == [(1, 1, State.DEAD, "missing_trace_id")]
-    assert json.loads(content(driver, 2))["x"] == "x" * ASIDE_BYTES
+    assert json.loads(content(driver, 2))["x"] == "x" * BACKGROUND_BYTES
     [(message_id,)] = driver.rows("SELECT printf('%016x%016x', seq, token) FROM history")
     assert block(driver, 2)["message_id"] == message_id
 
@@ -332,7 +332,7 @@ def test_named_dead_letter_queue_is_one_after_a_restart_too(make: MakeDriver) ->
     driver.step()
     driver.publish(b"{}", queue="orders.failed")
     driver.kill_and_restart()
-    failed = driver.core.lives.queues["orders.failed"]
+    failed = driver.core.state.queues["orders.failed"]
     assert (failed.is_dead_letter_queue, failed.settings.max_deliveries) == (True, 0)
     worker = driver.consume()
     [held] = worker.take()

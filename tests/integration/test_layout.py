@@ -49,14 +49,14 @@ class Batches:
             return
         self.core.dispatch()
         self.clock.advance(0.007)
-        self.core.go_on(self.clock.now())
+        self.core.update_clock(self.clock.now())
 
     def consume(self, credit: int) -> None:
         self.core.consume(self.worker, "orders", credit)
 
     def acknowledge(self, *seqs: int) -> None:
         for seq in seqs:
-            message = self.core.lives.known[seq]
+            message = self.core.state.messages[seq]
             self.core.acknowledge(self.worker, "orders", message.message_id)
 
 
@@ -94,7 +94,7 @@ def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> li
         story(batches)
         batches.end()
         assert store.execute("SELECT count(*) FROM message WHERE state = 1").fetchone() == (
-            batches.core.lives.held,
+            batches.core.state.held,
         )
         rows: list[Any] = store.execute(HISTORY).fetchall()
         return rows

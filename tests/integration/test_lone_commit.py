@@ -66,11 +66,11 @@ def test_lone_commit_writes_one_page_of_each_table_and_no_counter(driver: Driver
 
 def test_kill_leaves_right_counts_and_gives_no_number_twice(driver: Driver) -> None:
     one_by_one(driver, 10)
-    number = driver.core.lives.next_number
+    number = driver.core.state.next_number
     assert driver.rows("SELECT value FROM counter WHERE name = 'next_number'") == []
     driver.kill_and_restart()
-    row = driver.core.lives.queues["orders"].row
-    assert driver.core.lives.next_number == number
+    row = driver.core.state.queues["orders"].row
+    assert driver.core.state.next_number == number
     assert (row.live_count, row.live_bytes) == (1, 256)
 
 
@@ -79,9 +79,9 @@ def test_number_of_a_requeue_is_not_given_again(driver: Driver) -> None:
     client = driver.clients[0]
     client.requeue("orders", client.got.pop().message_id)
     driver.turn()
-    number = driver.core.lives.next_number
+    number = driver.core.state.next_number
     driver.kill_and_restart()
-    assert (number, driver.core.lives.next_number) == (3, 3)
+    assert (number, driver.core.state.next_number) == (3, 3)
 
 
 def test_counts_are_stored_only_where_they_differ(driver: Driver) -> None:

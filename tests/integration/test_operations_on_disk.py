@@ -169,7 +169,7 @@ def test_removed_queue_stays_known_as_long_as_the_history_has_it(make: MakeDrive
     for name in ("orders", "empty"):
         assert ask(driver, "remove_queue", name) is True
     driver.kill_and_restart()
-    assert driver.core.lives.queues == {}
+    assert driver.core.state.queues == {}
     assert driver.rows("SELECT queue_id, name FROM queue") == [(1, "orders")]
     assert isinstance(ask(driver, "purge", "orders"), RefusedError)
     driver.publish(b"b", queue="other")
@@ -178,7 +178,7 @@ def test_removed_queue_stays_known_as_long_as_the_history_has_it(make: MakeDrive
         (1, "orders", "{}"), (3, "other", "{}"),  # 2 is not given again
     ]  # fmt: skip
     driver.kill_and_restart()
-    assert sorted(driver.core.lives.queues) == ["orders", "other"]
+    assert sorted(driver.core.state.queues) == ["orders", "other"]
 
 
 def test_numbers_of_the_audit_go_on_after_a_restart(make: MakeDriver) -> None:

@@ -268,7 +268,7 @@ async def test_failure_behind_a_commit_is_never_taken_for_a_batch_that_is_not_st
 ) -> None:
     monkeypatch.setattr(Store, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))
     batch = newborn(1)
-    batch.named.add(1)
+    batch.seqs.add(1)
     with pytest.raises(OutcomeUnknownError):
         await opened.commit(batch)
     assert seqs(opened.path) == [1]

@@ -102,7 +102,7 @@ async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
 
     def choked() -> list[Session]:
         peers = [one.peer for one in engine.core.connections.values()]
-        return [one for one in peers if isinstance(one, Session) and one.choked_at is not None]
+        return [one for one in peers if isinstance(one, Session) and one.blocked_at is not None]
 
     def look(now_s: float) -> None:
         SessionMonitor(

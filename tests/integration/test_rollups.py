@@ -34,7 +34,7 @@ async def ack(site: Site, queue: str, count: int) -> None:
 def totals(site: Site, queue: str) -> Any:
     engine = site.broker.service.front.engine
     assert engine is not None
-    return engine.core.lives.queues[queue].totals
+    return engine.core.state.queues[queue].counters
 
 
 def read(data: Path, text: str, *values: object) -> list[tuple[Any, ...]]:

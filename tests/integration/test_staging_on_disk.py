@@ -435,7 +435,7 @@ def test_removed_queue_is_made_again(make: MakeDriver) -> None:
     ask(driver, "remove_queue", "orders")
     driver.kill_and_restart()
     assert publish(driver, 1, "t") == PublishedStage(1, False, 0)
-    assert (order(driver), driver.core.lives.queues["orders"].row.live_count) == ([b"a"], 1)
+    assert (order(driver), driver.core.state.queues["orders"].row.live_count) == ([b"a"], 1)
 
 
 def test_removed_queue_that_finds_no_room_refuses_the_publish(make: MakeDriver) -> None:
@@ -452,7 +452,7 @@ def test_too_many_queues_are_refused_as_a_whole(make: MakeDriver) -> None:
     rows = [(name, b"x", None) for name in ("a", "b", "c")]
     assert ask(driver, "stage", "t", rows, after=0, is_whole=True) == "too_many_queues"
     assert ask(driver, "stage", "t", [("", b"x", None)], after=0, is_whole=True) == "bad_name"
-    assert driver.core.lives.queues == {}
+    assert driver.core.state.queues == {}
 
 
 def test_ttl_counts_from_the_publish(make: MakeDriver) -> None:
@@ -499,7 +499,7 @@ def test_what_is_no_envelope_is_dead_at_once(make: MakeDriver) -> None:
     )
     assert len(records) == 3
     assert all(message_id.encode() in record for record, message_id in records)
-    assert driver.core.lives.queues["orders"].totals.published == 4
+    assert driver.core.state.queues["orders"].counters.published == 4
 
 
 def test_too_many_bad_ones_are_refused(make: MakeDriver) -> None:

@@ -65,7 +65,7 @@ def test_batch_is_stored_whole_or_not_at_all(make: MakeDriver) -> None:
     driver.publish(b"a")
     batch = Batch(0, first_number=2)
     batch.new_queues.append(QueueRow(2, "mails", 0))
-    batch.born = [Message(seq, 1, 2, seq, 0, None, None, 0, None, None, 0, 0, 1,
+    batch.created = [Message(seq, 1, 2, seq, 0, None, None, 0, None, None, 0, 0, 1,
                           checksum(seq, b"b"), None, None) for seq in (2, 3, 1)]  # fmt: skip
     batch.bodies = [2, b"b", 3, b"b", 1, b"b"]
     batch.counters = {"next_number": 4}
@@ -75,7 +75,7 @@ def test_batch_is_stored_whole_or_not_at_all(make: MakeDriver) -> None:
     assert driver.states() == [(1, 0, 0)]
     assert driver.rows("SELECT name FROM queue") == [("orders",)]
     assert driver.rows("SELECT seq FROM body") == [(1,)]
-    assert driver.core.lives.next_number == 2
+    assert driver.core.state.next_number == 2
 
 
 def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:

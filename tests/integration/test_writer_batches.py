@@ -238,7 +238,7 @@ async def test_batch_is_stored_as_it_was_when_it_was_given(
     if is_delayed:
         opened.start(lambda _: gate.wait(30))
     batch = newborn(3)
-    [born] = batch.born
+    [born] = batch.created
     [row] = batch.new_queues
     batch.configured = [row]
     row.own = {"max_deliveries": 3}

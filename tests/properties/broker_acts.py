@@ -138,7 +138,7 @@ class Acts:
         touched = {*begun.settled, *begun.moved, *begun.dying}
         for under_way in self.under_way:
             touched.update(under_way.act.outcome.done[under_way.seen :])
-        answered = [value for _, value in turn.batch.answers]
+        answered = [value for _, value in turn.batch.replies]
         for under_way in list(self.under_way):
             is_over = any(value is under_way.act.outcome for value in answered)
             self._follow(under_way, turn, touched, is_over=is_over)

@@ -57,22 +57,22 @@ def _assert_history_agrees(model: Model, driver: Driver) -> None:
 
 def assert_memory_agrees(model: Model, driver: Driver) -> None:
     """Compare the core's memory with the model, and its sums with their parts."""
-    lives = driver.core.lives
-    assert lives.dying.keys() == {m.seq for m in model.alive.values() if m.dying is not None}
+    state = driver.core.state
+    assert state.pending.keys() == {m.seq for m in model.alive.values() if m.dying is not None}
     in_memory = {m.seq for m in model.alive.values() if m.holder is not None}
-    for queue in lives.queues.values():
+    for queue in state.queues.values():
         alive = model.of_queue(queue.name)
         on_disk = driver.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue.name)
         assert on_disk == [(len(alive), sum(len(m.body) for m in alive))]
         assert on_disk == [(queue.row.live_count, queue.row.live_bytes)]
         in_memory |= _assert_window_is_a_prefix(model, queue)
         _assert_consumers_agree(model, queue)
-    assert lives.known.keys() == in_memory
-    assert lives.held == sum(queue.held for queue in lives.queues.values())
-    assert lives.held_bytes == sum(queue.held_bytes for queue in lives.queues.values())
-    assert lives.held <= lives.limits.held + lives.limits.held // 4
-    windows = [queue.window for queue in lives.queues.values() if queue.window is not None]
-    assert lives.bodies.total_bytes == sum(window.body_bytes for window in windows)
+    assert state.messages.keys() == in_memory
+    assert state.held == sum(queue.held for queue in state.queues.values())
+    assert state.held_bytes == sum(queue.held_bytes for queue in state.queues.values())
+    assert state.held <= state.limits.held + state.limits.held // 4
+    windows = [queue.window for queue in state.queues.values() if queue.window is not None]
+    assert state.bodies.total_bytes == sum(window.body_bytes for window in windows)
 
 
 def _assert_window_is_a_prefix(model: Model, queue: Queue) -> set[int]:
@@ -97,8 +97,10 @@ def _assert_consumers_agree(model: Model, queue: Queue) -> None:
     held = [m for m in model.of_queue(queue.name) if m.holder is not None]
     assert (queue.held, queue.held_bytes) == (len(held), sum(len(m.body) for m in held))
     consumers = list(queue.consumers.values())
-    assert set(queue.turns) == {consumer for consumer in consumers if consumer.in_turn}
-    assert len(queue.turns) == len(set(queue.turns))
+    assert set(queue.waiting_consumers) == {
+        consumer for consumer in consumers if consumer.is_waiting
+    }
+    assert len(queue.waiting_consumers) == len(set(queue.waiting_consumers))
     for consumer in consumers:
         client = consumer.connection.peer
         mine = [m.seq for m in model.held(client, queue.name)]  # type: ignore[arg-type]

@@ -253,7 +253,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
     def memory_is_what_is_on_disk_where_nothing_is_open(self) -> None:
         house = self.house
         if house.is_stored:
-            for m in house.core.lives.known.values():
+            for m in house.core.state.messages.values():
                 row = (m.state, m.position, m.deliveries, m.charged, m.consumer,
                        m.first_dispatched_at, m.last_dispatched_at)  # fmt: skip
                 assert house.rows(ROW, m.seq) == [row]
@@ -278,7 +278,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
             await house.settle()
 
     def assert_nothing_is_lost(self) -> None:
-        house, lives = self.house, self.house.core.lives
+        house, state = self.house, self.house.core.state
         assert house.rows("SELECT seq FROM message") == []
         assert Counter(row[0] for row in house.rows("SELECT content FROM body")) == self.published
         settled = house.rows("SELECT seq, outcome, content FROM history JOIN body USING (seq)")
@@ -289,13 +289,13 @@ class PipelineOfBatches(RuleBasedStateMachine):
         assert {content for _, outcome, content in settled if outcome != State.ACKED} <= self.mortal
         assert {outcome for _, outcome, _ in settled} <= {State.ACKED, State.EXPIRED}
         assert {key for (key,) in house.rows("SELECT key FROM receipt")} == self.keys
-        assert (lives.held, lives.held_bytes, lives.known, lives.bodies.total_bytes) == (
+        assert (state.held, state.held_bytes, state.messages, state.bodies.total_bytes) == (
             0,
             0,
             {},
             0,
         )
-        for queue in lives.queues.values():
+        for queue in state.queues.values():
             assert (queue.held, queue.held_bytes) == (0, 0)
             assert (queue.row.live_count, queue.row.live_bytes) == (0, 0)
         assert house.rows("SELECT DISTINCT live_count, live_bytes FROM queue") in ([], [(0, 0)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.queues import ASIDE_BYTES
+from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.model import QueueSettings, State
 from tests.driving import Client, Delivery, Driver
@@ -25,8 +25,8 @@ CONTENTS = {
     "old block": body(dead_letter='{"reason":"failed"}'),
     "missing_trace_id": body(trace_id=None),
     "unsupported_schema_version": body(meta='{"schema_version":2}'),
-    "large": body(x='"%s"' % ("x" * ASIDE_BYTES)),
-    "large and bad": body(data=None, x='"%s"' % ("x" * ASIDE_BYTES)),
+    "large": body(x='"%s"' % ("x" * BACKGROUND_BYTES)),
+    "large and bad": body(data=None, x='"%s"' % ("x" * BACKGROUND_BYTES)),
 }
 GOOD = frozenset({"good", "old block", "large"})
 CAUSES = frozenset({
@@ -81,7 +81,7 @@ class Envelopes(RuleBasedStateMachine):
     def set_policy(self, policy: str) -> None:
         self.driver.ask("configure", "orders", {"payload_policy": policy})
         self._step()
-        self.policy, self.policy_since = policy, self.driver.core.lives.next_number
+        self.policy, self.policy_since = policy, self.driver.core.state.next_number
 
     @rule(name=st.sampled_from([None, "errors"]))
     def set_dead_letter_queue(self, name: str | None) -> None:

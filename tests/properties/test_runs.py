@@ -41,7 +41,7 @@ class Twin:
         core = self.rig.core
         for name in QUEUES:
             self.rig.turn(partial(core.publish, self.publisher, name, b"first", 0, None))
-        core.lives.queues["bounded"].settings.max_messages = 3
+        core.state.queues["bounded"].settings.max_messages = 3
         self.rig.turn(lambda: core.consume(self.one, "plain", 4))
         self.rig.turn(lambda: core.consume(self.two, "plain", 2))
         self.rig.turn(lambda: core.consume(self.two, "other", 3))
@@ -81,18 +81,18 @@ class Twin:
 
     def seen(self, batch: Batch) -> dict[str, Any]:
         """What the batch stores and sends, and what is counted; tokens are random."""
-        lives = self.rig.core.lives
+        state = self.rig.core.state
         return {
             "born": [
                 (m.seq, m.position, m.queue_id, m.state, m.ttl_s, m.deadline_ms, m.size, m.crc,
                  m.deliveries, m.consumer, m.publisher, m.body)
-                for m in batch.born
+                for m in batch.created
             ],
             "bodies": batch.bodies,
             "keys": batch.keys,
             "settled": batch.settled,
             "dispatched": [(m.seq, m.consumer) for m in batch.dispatched],
-            "sums": (batch.born_bytes, batch.counters, lives.held_bytes),
+            "sums": (batch.created_bytes, batch.counters, state.held_bytes),
             "rows": [(key, r.live_count, r.live_bytes) for key, r in batch.queue_rows.items()],
             "sent": {
                 c.number: (
@@ -101,10 +101,10 @@ class Twin:
                 )
                 for c, (messages, receipts) in batch.sends.items()
             },
-            "totals": [asdict(queue.totals) for queue in lives.queues.values()],
+            "totals": [asdict(queue.counters) for queue in state.queues.values()],
             "clients": [(c.published, c.acked) for c in self.rig.core.connections.values()],
-            "known": sorted(lives.known),
-            "due": lives.next_deadline_ms,
+            "known": sorted(state.messages),
+            "due": state.next_deadline_ms,
         }  # fmt: skip
 
 

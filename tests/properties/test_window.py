@@ -66,7 +66,7 @@ class WindowAgainstQueue(RuleBasedStateMachine):
     def put_back(self, pick: int) -> None:
         made = self.held.pop(list(self.held)[pick % len(self.held)])
         self.ready[made.position] = made
-        if not self.window.put_back(made):
+        if not self.window.insert(made):
             made.body = None
 
     @precondition(lambda self: self.held)
@@ -83,7 +83,7 @@ class WindowAgainstQueue(RuleBasedStateMachine):
 
     @rule()
     def cut(self) -> None:
-        given_up = self.window.cut()
+        given_up = self.window.trim()
         assert [m.position for m in given_up] == sorted(
             (m.position for m in given_up), reverse=True
         )
@@ -96,7 +96,7 @@ class WindowAgainstQueue(RuleBasedStateMachine):
         inside = list(self.window)
         if inside:
             made = inside[pick % len(inside)]
-            self.window.keep_body(made, b"x" * made.size)
+            self.window.set_body(made, b"x" * made.size)
 
     @rule()
     def drop_bodies(self) -> None:

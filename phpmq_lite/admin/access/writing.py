@@ -22,5 +22,5 @@ def note(core: Broker, entry: AuditEntry, more: int, answer: Answer) -> None:
         entry.count += more
         operations.record_only(core, entry)
     else:
-        core.lives.batch.rare.append(("audit", "advance", (more, entry.result, entry.audit_id)))
-    core.lives.batch.answers.append((answer, None))
+        core.state.batch.rare.append(("audit", "advance", (more, entry.result, entry.audit_id)))
+    core.state.batch.replies.append((answer, None))

@@ -71,7 +71,7 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
     """Give what each queue has of its own; read between two batches, nothing is changed."""
 
     def read(core: Broker, answer: Answer) -> None:
-        rows = (queue.row for queue in core.lives.queues.values())
+        rows = (queue.row for queue in core.state.queues.values())
         answer({row.name: dict(row.own) for row in sorted(rows, key=lambda row: row.name)})
 
     found: dict[str, dict[str, Any]] = await commands.call(context, read)
@@ -102,11 +102,11 @@ async def define(request: web.Request) -> web.StreamResponse:
     operations.check_rows(rows)  # what is refused within the batch is refused before any change
 
     def run(core: Broker, answer: Answer) -> None:
-        core.check_queues(entry.actor, len(queues.keys() - core.lives.queues.keys()))
+        core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
         _check_circles(core, queues)
         for name, settings in queues.items():
             operations.create_queue(core, entry, name, _nobody)
-            changes = dict.fromkeys(core.lives.queues[name].row.own) | settings
+            changes = dict.fromkeys(core.state.queues[name].row.own) | settings
             operations.configure(core, entry, name, changes, _nobody)
         operations.write(core, entry, rows, answer)
 
@@ -124,7 +124,7 @@ async def _check_saved(request: web.Request, asked: DefinitionsIn) -> None:
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
     """Refuse dead-letter queues that would send dead letters in a circle, before any change."""
     named = {
-        name: queue.settings.dead_letter_queue for name, queue in core.lives.queues.items()
+        name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
     for name, settings in queues.items():
         if target := settings.get("dead_letter_queue"):

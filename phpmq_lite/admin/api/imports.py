@@ -218,8 +218,8 @@ def _publish(entry: AuditEntry, runs: Sequence[Run], core: Broker, answer: Answe
     """
     count = 0
     for queue, messages in runs:
-        known = core.lives.queue(queue, entry.actor)
-        if known is None or known.judges:
+        known = core.state.registry.get_or_create(queue, entry.actor)
+        if known is None or known.validates:
             if not count:
                 publishing.publish(core, entry, queue, messages, partial(_counted, answer))
                 return
@@ -231,7 +231,7 @@ def _publish(entry: AuditEntry, runs: Sequence[Run], core: Broker, answer: Answe
                 raise
             break
         count += len(messages)
-    core.lives.batch.answers.append((answer, count))
+    core.state.batch.replies.append((answer, count))
 
 
 def _counted(answer: Answer, result: Any) -> None:

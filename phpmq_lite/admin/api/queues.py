@@ -203,9 +203,9 @@ def _matching(request: web.Request, name: str) -> Callable[[Broker], None]:
     given = request.headers.get("If-Match")
 
     def check(core: Broker) -> None:
-        if given is None or given.strip() == "*" or name not in core.lives.queues:
+        if given is None or given.strip() == "*" or name not in core.state.queues:
             return
-        known = etag_of(asdict(core.lives.queues[name].settings))
+        known = etag_of(asdict(core.state.queues[name].settings))
         if known not in {tag.strip() for tag in given.split(",")}:
             raise RefusedError(
                 "stale", f"the settings of {name!r} were changed meanwhile: they are {known} now"

@@ -84,12 +84,12 @@ async def turn_all(
     """Pause or resume a side of several queues, in one transaction."""
 
     def run(core: Broker, answer: Answer) -> None:
-        known = [name for name in names if name in core.lives.queues]
+        known = [name for name in names if name in core.state.queues]
         for name in known:
             operations.pause(core, entry, name, side, is_paused, _nobody)
         if not known:
             raise RefusedError("unknown_queue", "these queues are gone")
-        core.lives.batch.answers.append((answer, len(known)))
+        core.state.batch.replies.append((answer, len(known)))
 
     await commands.call(context, run)
 

@@ -12,7 +12,7 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
     """
     entry.count += number
     result = entry.result if is_last else "running"
-    rare = core.lives.batch.rare
+    rare = core.state.batch.rare
     if entry.audit_id is not None:
         rare.append(("audit", "advance", (number, to_storable_text(result), entry.audit_id)))
         return
@@ -24,7 +24,7 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
         "insert",
         (
             entry.audit_id,
-            core.lives.now.wall_ms,
+            core.state.now.wall_ms,
             *map(
                 to_storable_text,
                 (entry.actor, entry.source, entry.address, entry.action, entry.target),

@@ -11,11 +11,11 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-from phpmq_lite.broker import interventions
+from phpmq_lite.broker import dead_letters, deadlines, transitions
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.lives import Lives
 from phpmq_lite.broker.operator import audit, redrive
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, RowsRequest, State
 
@@ -84,7 +84,7 @@ class MessageAction:
         answer: Callable[[Any], None],
     ) -> None:
         self._core = core
-        self._lives = core.lives
+        self._state = core.state
         self._entry = entry
         self._action = action
         self._options = options
@@ -95,14 +95,14 @@ class MessageAction:
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
         self.outcome = ActionOutcome()
-        self._ask([seq for seq in self._all if 0 < seq < self._lives.next_number])
+        self._ask([seq for seq in self._all if 0 < seq < self._state.next_number])
 
     def _ask(self, seqs: Sequence[int]) -> None:
         self._asked = seqs
         if not seqs:
             self._end()
             return
-        self._lives.batch.rows.append(
+        self._state.batch.rows.append(
             RowsRequest(
                 self.take,
                 tuple(seqs),
@@ -122,12 +122,12 @@ class MessageAction:
                 break
             if reason is None:
                 if not self._options.is_dry_run:
-                    self._lives.gone.add(row.seq)
+                    self._state.transitioned.add(row.seq)
                 outcome.done.append(row.seq)
             else:
                 outcome.skipped[reason] += 1
         for queue in self._touched.values():
-            self._lives.cut_window(queue)
+            self._state.trim_window(queue)
         self._touched.clear()
         done = len(outcome.done) - before
         if again:
@@ -135,7 +135,7 @@ class MessageAction:
             seqs = self._asked[self._asked.index(again[0].seq) :]
             target = self._target(self._options.target or "")
             go_on = partial(self._ask, seqs)
-            redrive.read_in_background(self._lives, again, target, self._reads, go_on)
+            redrive.read_in_background(self._state, again, target, self._reads, go_on)
         elif is_last or not page:
             self._end(done)
         else:
@@ -147,7 +147,7 @@ class MessageAction:
         if gone := len(self._all) - len(outcome.done) - outcome.skipped.total():
             outcome.skipped["gone"] += gone
         self._count(done)
-        self._lives.batch.answers.append((self._answer, outcome))
+        self._state.batch.replies.append((self._answer, outcome))
 
     def _count(self, done: int, *, is_last: bool = True) -> None:
         if not self._options.is_dry_run:
@@ -155,10 +155,10 @@ class MessageAction:
 
     def _try(self, row: Message) -> str | None:
         """Act on one message; return why not."""
-        lives, seq = self._lives, row.seq
-        if seq in lives.dying or seq in lives.gone:
+        state, seq = self._state, row.seq
+        if seq in state.pending or seq in state.transitioned:
             return "gone"
-        message = row if self._action in _SETTLED else lives.known.get(seq, row)
+        message = row if self._action in _SETTLED else state.messages.get(seq, row)
         queues = self._options.queues
         if queues is not None and message.queue_id not in queues:
             return "foreign queue"
@@ -174,14 +174,14 @@ class MessageAction:
 
     def _requeue(self, message: Message, _body: bytes | None) -> str | None:
         self._note_place(message)
-        interventions.requeue(self._lives, message, self._options.ttl_s, self._detail)
+        transitions.requeue_uncharged(self._state, message, self._options.ttl_s, self._detail)
         return None
 
     def _release(self, message: Message, _body: bytes | None) -> str | None:
         if not self._is_held(message):
             return "not dispatched"
-        queue = self._lives.by_id[message.queue_id]
-        interventions.release(self._lives, message, self._detail)
+        queue = self._state.by_id[message.queue_id]
+        transitions.release(self._state, message, self._detail)
         self._touched[queue.queue_id] = queue
         return None
 
@@ -196,41 +196,41 @@ class MessageAction:
         if (reason := target.refusal()) is not None:
             return _refusal_code(reason)
         self._note_place(message)
-        interventions.move(self._lives, message, target)
+        transitions.move(self._state, message, target)
         return None
 
     def _place(self, message: Message, _body: bytes | None) -> str | None:
         if self._is_held(message):
             return "dispatched"
         place = self._options.places.get(message.seq)
-        if place is None or not 0 < place[1] < self._lives.next_number:
+        if place is None or not 0 < place[1] < self._state.next_number:
             return "no place"
         if place == (message.queue_id, message.position):
             return "there already"
         if self._options.queues is not None and place[0] not in self._options.queues:
             return "foreign queue"
-        target = self._lives.by_id.get(place[0])
+        target = self._state.by_id.get(place[0])
         if target is None:
             return "queue gone"
-        interventions.place(self._lives, message, target, place[1])
+        transitions.place(self._state, message, target, place[1])
         self._touched[target.queue_id] = target
         return None
 
     def _delete(self, message: Message, _body: bytes | None) -> str | None:
         if self._is_held(message) and not self._options.with_dispatched:
             return "dispatched"
-        self._lives.delete(message, self._entry.action.rpartition(".")[2] or "delete")
+        transitions.delete(self._state, message, self._entry.action.rpartition(".")[2] or "delete")
         return None
 
     def _redrive(self, record: Message, body: bytes | None) -> str | None:
-        lives, options = self._lives, self._options
-        if not redrive.is_record(lives, record):
+        state, options = self._state, self._options
+        if not redrive.is_record(state, record):
             return "not a record"
         target = None
         if options.target is not None and (target := self._target(options.target)) is None:
             return "queue gone"
         way = redrive.find_destination(
-            lives, record, body, target, options.queues,
+            state, record, body, target, options.queues,
             reads=self._reads, is_dry_run=options.is_dry_run,
         )  # fmt: skip
         if way is None:
@@ -243,42 +243,48 @@ class MessageAction:
         if options.is_dry_run:
             return None
         message = redrive.redrive_record(
-            lives, record, way.content, way.queue, options.ttl_s, way.looked
+            state, record, way.content, way.queue, options.ttl_s, way.looked
         )
-        way.queue.totals.count_source(self._entry.source)
+        way.queue.counters.count_source(self._entry.source)
         self.outcome.made[record.seq] = message.message_id.decode()
         return None
 
     def _restore(self, old: Message, body: bytes | None) -> str | None:
-        lives = self._lives
+        state = self._state
         if old.state == State.READY:  # see live.sql, settled_by_seq
             return "restored already"
         if old.state != State.DELETED:
             return "not deleted"
         if body is None:
             return "body gone"
-        queue = lives.by_id.get(old.queue_id) or lives.revive(old.queue_id, self._entry.actor)
+        queue = state.by_id.get(old.queue_id) or state.registry.recreate(
+            old.queue_id, self._entry.actor
+        )
         if queue is None:
             return "queue gone"
         if (reason := queue.refusal()) is not None and reason != "paused":
             return _refusal_code(reason)
         ttl_s, deadline_ms = old.ttl_s, old.deadline_ms
-        if deadline_ms is not None and deadline_ms <= lives.now.steady_ms:
+        if deadline_ms is not None and deadline_ms <= state.now.steady_ms:
             if self._options.ttl_s is None:
                 return "deadline passed"
-            ttl_s, deadline_ms = lives.deadline(self._options.ttl_s)
-        made = interventions.restore(lives, old, body, queue, ttl_s, deadline_ms)
+            ttl_s, deadline_ms = deadlines.deadline_of(self._options.ttl_s, state.now.steady_ms)
+        made = transitions.restore(state, old, body, queue, ttl_s, deadline_ms)
         self._touched[queue.queue_id] = queue
         self.outcome.made[old.seq] = made.message_id.decode()
         return None
 
     def _erase(self, message: Message, _body: bytes | None) -> str | None:
-        interventions.erase(self._lives, message, self._detail)
+        transitions.erase(self._state, message, self._detail)
         return None
 
     def _target(self, name: str, *, create: bool = False) -> Queue | None:
-        lives = self._lives
-        return lives.queue(name, self._entry.actor) if create else lives.queues.get(name)
+        state = self._state
+        return (
+            state.registry.get_or_create(name, self._entry.actor)
+            if create
+            else state.queues.get(name)
+        )
 
 
 def _refusal_code(refusal: str) -> str:
@@ -302,7 +308,7 @@ def check_action(
     if name is None or action not in (Action.MOVE, Action.REDRIVE):
         return
     may_create = options.create and action is Action.MOVE
-    core.goal(name, entry.actor, create=may_create)
+    core.destination(name, entry.actor, create=may_create)
 
 
 PAGE_ROWS = 1_000  # rows a batch
@@ -315,7 +321,7 @@ class QueueSweep:
 
     def __init__(
         self,
-        lives: Lives,
+        state: BrokerState,
         queue: Queue,
         act: ActOnRow,
         answer: Reply,
@@ -324,14 +330,14 @@ class QueueSweep:
         limit: int | None = None,
         read_ahead: Callable[[list[Message], Callable[[], None]], None] | None = None,
     ) -> None:
-        self._lives = lives
+        self._state = state
         self._queue = queue
         self._act = act  # True where it did something
         self._answer = answer
         self._note = note
         self._left = limit
         self._read_ahead = read_ahead  # None: no bodies are needed
-        self._upto = lives.next_number - 1
+        self._upto = state.next_number - 1
         self.done = 0
         self._ask(after=0)
 
@@ -340,36 +346,36 @@ class QueueSweep:
             self.take, self._queue.queue_id, after, self._upto, PAGE_ROWS,
             bodies=self._read_ahead is not None,
         )  # fmt: skip
-        self._lives.batch.pages.append(page)
+        self._state.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or answer."""
-        lives, before = self._lives, self.done
+        state, before = self._state, self.done
         for at, row in enumerate(page):
             if self._left == 0:
                 break
-            if row.seq in lives.dying or row.seq in lives.gone or row.seq > self._upto:
+            if row.seq in state.pending or row.seq in state.transitioned or row.seq > self._upto:
                 continue  # the last: restored meanwhile, to an old place
-            has_acted = self._act(lives.known.get(row.seq, row), row.body)
+            has_acted = self._act(state.messages.get(row.seq, row), row.body)
             if has_acted is None and self._read_ahead is not None:  # then from here again
                 self._note(self.done - before, False)
                 self._read_ahead(page[at:], partial(self._ask, after=row.position - 1))
                 return
             if has_acted:
-                lives.gone.add(row.seq)
+                state.transitioned.add(row.seq)
                 self.done += 1
                 if self._left is not None:
                     self._left -= 1
         is_over = is_last or self._left == 0 or not page
         self._note(self.done - before, is_over)
         if is_over:
-            self._lives.batch.answers.append((self._answer, self.done))
+            self._state.batch.replies.append((self._answer, self.done))
         else:
             self._ask(after=page[-1].position)
 
 
 def sweep_purge(
-    lives: Lives,
+    state: BrokerState,
     queue: Queue,
     answer: Reply,
     note: CountPage,
@@ -382,14 +388,14 @@ def sweep_purge(
     def act(message: Message, _body: bytes | None) -> bool:
         if message.state == State.DISPATCHED and not with_dispatched:
             return False
-        lives.delete(message, "purge")
+        transitions.delete(state, message, "purge")
         return True
 
-    QueueSweep(lives, queue, act, answer, note, limit=limit)
+    QueueSweep(state, queue, act, answer, note, limit=limit)
 
 
 def sweep_redrive(
-    lives: Lives,
+    state: BrokerState,
     queue: Queue,
     answer: Reply,
     note: CountPage,
@@ -408,23 +414,23 @@ def sweep_redrive(
     reads: dict[int, redrive.RedriveContent] = {}
 
     def act(record: Message, body: bytes | None) -> bool | None:
-        goal = None if target_id is None else lives.by_id.get(target_id)
+        goal = None if target_id is None else state.by_id.get(target_id)
         if target_id is not None and goal is None:  # it is gone by now
             return False
-        way = redrive.find_destination(lives, record, body, goal, queues, reads=reads)
+        way = redrive.find_destination(state, record, body, goal, queues, reads=reads)
         if way is None:
             return None
         if isinstance(way, str):
             return False
-        redrive.redrive_record(lives, record, way.content, way.queue, ttl_s, way.looked)
-        way.queue.totals.count_source(source)
+        redrive.redrive_record(state, record, way.content, way.queue, ttl_s, way.looked)
+        way.queue.counters.count_source(source)
         return True
 
     def read_ahead(page: list[Message], go_on: Callable[[], None]) -> None:
-        goal = None if target_id is None else lives.by_id.get(target_id)
-        redrive.read_in_background(lives, page, goal, reads, go_on)
+        goal = None if target_id is None else state.by_id.get(target_id)
+        redrive.read_in_background(state, page, goal, reads, go_on)
 
-    QueueSweep(lives, queue, act, answer, note, limit=limit, read_ahead=read_ahead)
+    QueueSweep(state, queue, act, answer, note, limit=limit, read_ahead=read_ahead)
 
 
 def dead_letter_damaged(core: Broker, seqs: Sequence[int], answer: Callable[[Any], None]) -> None:
@@ -439,30 +445,30 @@ def dead_letter_damaged(core: Broker, seqs: Sequence[int], answer: Callable[[Any
 
 class _DamagedMessages:
     def __init__(self, core: Broker, seqs: list[int], answer: Callable[[Any], None]) -> None:
-        self._lives = core.lives
+        self._state = core.state
         self._seqs = seqs
         self._answer = answer
         self._done = 0
 
     def ask(self) -> None:
-        self._lives.batch.rows.append(RowsRequest(self.take, tuple(self._seqs), bodies=True))
+        self._state.batch.rows.append(RowsRequest(self.take, tuple(self._seqs), bodies=True))
 
     def take(self, page: list[Message], is_last: bool) -> None:
         for row in page:
             self._bury(row)
         if is_last or not page:
-            self._lives.batch.answers.append((self._answer, self._done))
+            self._state.batch.replies.append((self._answer, self._done))
             return
         self._seqs = self._seqs[self._seqs.index(page[-1].seq) + 1 :]
         self.ask()
 
     def _bury(self, row: Message) -> None:
-        lives, seq = self._lives, row.seq
-        if row.body is not None or seq in lives.dying or seq in lives.gone:
+        state, seq = self._state, row.seq
+        if row.body is not None or seq in state.pending or seq in state.transitioned:
             return
-        message = lives.known.get(seq, row)
+        message = state.messages.get(seq, row)
         if message.state == State.DISPATCHED or message.body is not None:
             return
-        lives.bury(message, "crc", None)
-        lives.gone.add(seq)
+        dead_letters.settle_dead(state, message, "crc", None)
+        state.transitioned.add(seq)
         self._done += 1

@@ -54,9 +54,9 @@ def purge(
     limit: int | None = None,
 ) -> None:
     """Settle what is in a queue as deleted, or its ``limit`` oldest; answers with the number."""
-    queue = core.existing(name)
+    queue = core.find_queue(name)
     message_actions.sweep_purge(
-        core.lives, queue, answer, _page_counter(core, entry),
+        core.state, queue, answer, _page_counter(core, entry),
         with_dispatched=with_dispatched, limit=limit,
     )  # fmt: skip
 
@@ -77,10 +77,10 @@ def redrive(
     ``ttl_s`` None is the default of the queue they come to, 0 never expires.  ``queues`` are those
     that they may go back to, by queue_id; None: all.
     """
-    queue = core.existing(name)
-    goal = None if target is None else core.existing(target)
+    queue = core.find_queue(name)
+    goal = None if target is None else core.find_queue(target)
     message_actions.sweep_redrive(
-        core.lives, queue, answer, _page_counter(core, entry),
+        core.state, queue, answer, _page_counter(core, entry),
         target=goal, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
     )  # fmt: skip
 
@@ -110,22 +110,22 @@ def configure(
     Raises:
         RefusedError: ``unknown_queue``, ``unknown_setting``, or ``bad_setting`` with the bound.
     """
-    queue = core.existing(name)
+    queue = core.find_queue(name)
     check_settings(name, changes)
     if target := changes.get("dead_letter_queue"):
-        check_circle(name, target, core.lives.named_dead_letter_queue)
+        check_circle(name, target, core.state.registry.configured_dead_letter_queue)
     before = values_of(queue.settings)
     former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
-    core.lives.configure(queue, former)
-    core.lives.batch.configured.append(queue.row)
+    core.state.registry.configure(queue, former)
+    core.state.batch.configured.append(queue.row)
     core.settings_changed(queue, changes)
     after = values_of(queue.settings)
     if not entry.detail:
         entry.detail = _difference(before, after)
     audit.record(core, entry, 1)
-    core.lives.batch.answers.append((answer, after))
+    core.state.batch.replies.append((answer, after))
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -140,11 +140,11 @@ def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> N
     Raises:
         RefusedError: ``bad_name`` or ``too_many_queues``.
     """
-    is_new = name not in core.lives.queues
-    core.goal(name, entry.actor, create=True)
-    core.lives.queue(name, entry.actor)
+    is_new = name not in core.state.queues
+    core.destination(name, entry.actor, create=True)
+    core.state.registry.get_or_create(name, entry.actor)
     audit.record(core, entry, int(is_new))
-    core.lives.batch.answers.append((answer, is_new))
+    core.state.batch.replies.append((answer, is_new))
 
 
 def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> None:
@@ -153,16 +153,16 @@ def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> N
     Raises:
         RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``.
     """
-    queue = core.existing(name)
+    queue = core.find_queue(name)
     if queue.row.live_count:
         raise RefusedError("queue_not_empty", f"{name!r} has {queue.row.live_count} messages")
     if queue.consumers:
         raise RefusedError("queue_consumed", f"{name!r} has {len(queue.consumers)} consumers")
     if queue.settings.pinned:
         raise RefusedError("queue_pinned", f"{name!r} is pinned")
-    core.lives.remove(queue)
+    core.state.remove_queue(queue)
     audit.record(core, entry, 1)
-    core.lives.batch.answers.append((answer, True))
+    core.state.batch.replies.append((answer, True))
 
 
 def disconnect(
@@ -188,7 +188,7 @@ def disconnect(
         raise RefusedError("foreign_queue", f"client {client} is not for your queues alone")
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
     audit.record(core, entry, held)
-    answers = core.lives.batch.answers
+    answers = core.state.batch.replies
     answers.append((connection.peer.end, DISCONNECTED))
     answers.append((answer, held))
 
@@ -203,10 +203,10 @@ def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: R
         RefusedError: ``bad_value``: SQLite cannot take one of the values.
     """
     check_rows(rows)
-    core.lives.batch.rare += rows
+    core.state.batch.rare += rows
     if entry is not None:
         audit.record(core, entry, 0 if entry.count else 1)
-    core.lives.batch.answers.append((answer, len(rows)))
+    core.state.batch.replies.append((answer, len(rows)))
 
 
 def check_rows(rows: Iterable[Row]) -> None:
@@ -242,17 +242,17 @@ def record_reader(core: Broker, name: str, offset: int, answer: Reply) -> None:
         raise RefusedError("bad_name", f"the name of the reader {problem}")
     if not 0 <= offset < 1 << 63:
         raise RefusedError("bad_value", f"offset is {offset}, not 0 to 2^63 - 1")
-    batch = core.lives.batch
-    batch.rare.append(("claims", "note_reader", (name, offset, core.lives.now.wall_ms)))
+    batch = core.state.batch
+    batch.rare.append(("claims", "note_reader", (name, offset, core.state.now.wall_ms)))
     batch.rare.append(("claims", "trim_readers", (READERS,)))
-    batch.answers.append((answer, None))
+    batch.replies.append((answer, None))
 
 
 def record_only(core: Broker, entry: AuditEntry, answer: Reply | None = None) -> None:
     """Store the audit row alone: a refusal, or what changed nothing here.  Answers None."""
     audit.record(core, entry, 0)
     if answer is not None:
-        core.lives.batch.answers.append((answer, None))
+        core.state.batch.replies.append((answer, None))
 
 
 def decide_clock(
@@ -262,20 +262,20 @@ def decide_clock(
 
     Whatever got a new place since then, by a requeue or a forward, got its deadline with it.
     """
-    lives = core.lives
+    state = core.state
     if is_right:
-        changed = list(lives.batch.changed)  # they are stored as they are in memory
-        for message in {**lives.known, **lives.batch.changed}.values():
+        changed = list(state.batch.changed)  # they are stored as they are in memory
+        for message in {**state.messages, **state.batch.changed}.values():
             if message.deadline_ms is not None and _existed_before(message, number):
                 message.deadline_ms -= away_ms
         given = (away_ms, number, number, json.dumps(changed))
-        lives.batch.rare.append(("clock", "count_away", given))
-        lives.note_deadline(lives.now.steady_ms)  # look at what is due
+        state.batch.rare.append(("clock", "count_away", given))
+        state.note_deadline(state.now.steady_ms)  # look at what is due
         # What changes later in this batch would be counted in memory and on disk: nothing does.
-        lives.batch.commands = core.limits.batch_commands
-    lives.batch.counters["clock_doubt_ms"] = 0
+        state.batch.commands = core.limits.batch_commands
+    state.batch.counters["clock_doubt_ms"] = 0
     audit.record(core, entry, 1)
-    lives.batch.answers.append((answer, None))
+    state.batch.replies.append((answer, None))
 
 
 def _existed_before(message: Message, number: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from phpmq_lite.broker import judging
+from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.queue import Queue
@@ -54,13 +54,13 @@ def publish(
             ``database_full``.
     """
     _check(core, messages, key)
-    known = core.goal(name, entry.actor, create=create)
+    known = core.destination(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
         _repeat(core, entry, name, key, first, answer)
         return
     _check_room(core, known, messages)
-    lives = core.lives
-    queue = lives.queue(name, entry.actor)
+    state = core.state
+    queue = state.registry.get_or_create(name, entry.actor)
     if queue is None:  # goal() has looked
         raise RefusedError("too_many_queues", "no room for another queue")
     looked = _inspected(core, queue, messages, judged or {})
@@ -73,28 +73,28 @@ def publish(
     bad = _invalid(core, queue, messages, looked)
     client = core.client_of(entry)
     made = [
-        lives.publish(queue, body, ttl_s, client, found)
+        transitions.publish(state, queue, body, ttl_s, client, found)
         for (body, ttl_s), found in zip(messages, looked, strict=True)
     ]
-    queue.totals.count_source(entry.source, len(made))
+    queue.counters.count_source(entry.source, len(made))
     if key is not None and made:
         _remember(core, queue, key, made)
     if source is not None and made:
         _link_source(core, made[0], *source)
     audit.record(core, entry, len(made))
     ids = [message.message_id.decode() for message in made]
-    lives.batch.answers.append((answer, Published(ids, {ids[at]: bad[at] for at in bad})))
+    state.batch.replies.append((answer, Published(ids, {ids[at]: bad[at] for at in bad})))
 
 
 def _inspected(
     core: Broker, queue: Queue, messages: Sequence[NewMessage], judged: Mapping[int, Validated]
 ) -> list[Inspection | None] | None:
     """Judge what the queue judges; None: it is too much for one batch, judge it ahead."""
-    if not queue.judges:
+    if not queue.validates:
         return [None] * len(messages)
     found: list[Inspection | None] = []
     for at, (body, _) in enumerate(messages):
-        looked = judging.verdict(core.lives, queue, body, judged.get(at))
+        looked = validation.validate(core.state, queue, body, judged.get(at))
         if looked is None:
             return None
         found.append(looked)
@@ -111,8 +111,8 @@ def _invalid(
     """
     bad = {at: found.reason for at, found in enumerate(looked) if found and found.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
-    if bad and (full := core.lives.refuses_dead(queue, len(bad), size)) is not None:
-        queue.totals.refused += 1
+    if bad and (full := core.state.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
+        queue.counters.refused += 1
         core.refused[full[1]] += 1
         code = "paused" if full[1].endswith("paused") else "queue_full"
         raise RefusedError(
@@ -129,7 +129,10 @@ def _validate_in_background(
     answer: Reply,
 ) -> None:
     """Judge all of them in a thread; then it begins ``again``, with what came of it."""
-    works = {at: judging.work(core.lives, queue, body) for at, (body, _) in enumerate(messages)}
+    works = {
+        at: validation.background_validation(core.state, queue, body)
+        for at, (body, _) in enumerate(messages)
+    }
 
     def go_on(judged: dict[int, Validated]) -> None:
         try:
@@ -137,7 +140,7 @@ def _validate_in_background(
         except RefusedError as error:
             answer(error)
 
-    core.lives.batch.aside.append((lambda: {at: work() for at, work in works.items()}, go_on))
+    core.state.batch.background.append((lambda: {at: work() for at, work in works.items()}, go_on))
 
 
 def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:
@@ -156,7 +159,7 @@ def _check_room(core: Broker, queue: Queue | None, messages: Sequence[NewMessage
     if (refusal := _refusal(core, queue, messages)) is not None:
         code, reason, detail = refusal
         if queue is not None:
-            queue.totals.refused += 1
+            queue.counters.refused += 1
         core.refused[reason] += 1
         raise RefusedError(code, detail)
 
@@ -165,7 +168,7 @@ def _refusal(
     core: Broker, queue: Queue | None, messages: Sequence[NewMessage]
 ) -> tuple[str, str, str] | None:
     """Return why all of them are not taken: a code, the reason for the counter, and for people."""
-    if (shut := core.lives.shut) is not None:
+    if (shut := core.state.registry.publishing_stop) is not None:
         return shut.code, shut.reason, shut.detail
     if queue is None:
         return None
@@ -197,11 +200,11 @@ def _last_key(key: bytes) -> bytes:
 
 def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
     """Return the seq stored under a key, also where the queue was removed since."""
-    known = core.lives.queues.get(name)
-    row = core.lives.removed.get(name) if known is None else known.row
+    known = core.state.queues.get(name)
+    row = core.state.registry.removed.get(name) if known is None else known.row
     if row is None:
         return None
-    return core.receipts.find(row.queue_id, key, core.lives.now.steady_ms)
+    return core.publish_keys.find(row.queue_id, key, core.state.now.steady_ms)
 
 
 def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
@@ -211,21 +214,21 @@ def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> No
     is forgotten, so is the first.
     """
     entries = [(key, made[0].seq)]
-    last = core.lives.next_number - 1
+    last = core.state.next_number - 1
     if last > made[0].seq:
         entries.append((_last_key(key), last))
-    now_ms = core.lives.now.steady_ms
+    now_ms = core.state.now.steady_ms
     for name, seq in entries:
-        core.receipts.add(queue.queue_id, name, seq, now_ms)
-        core.lives.batch.keys += (queue.queue_id, name, seq, now_ms)
+        core.publish_keys.add(queue.queue_id, name, seq, now_ms)
+        core.state.batch.keys += (queue.queue_id, name, seq, now_ms)
 
 
 def _repeat(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, answer: Reply
 ) -> None:
     """Answer as the first time: the tokens of all messages are on disk, alive or settled."""
-    if (known := core.lives.queues.get(name)) is not None:
-        known.totals.deduplicated += 1
+    if (known := core.state.queues.get(name)) is not None:
+        known.counters.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
     seqs = tuple(range(first, min(last, first + 2 * PUBLISH_MAX - 1) + 1))
     found: dict[int, Message] = {}
@@ -236,9 +239,9 @@ def _repeat(
     def take_last(page: list[Message], is_last: bool) -> None:
         take(page, is_last)
         rows = [found[seq] for seq in seqs if seq in found]
-        core.lives.batch.answers.append((answer, _as_published(rows, first)))
+        core.state.batch.replies.append((answer, _as_published(rows, first)))
 
-    rows = core.lives.batch.rows
+    rows = core.state.batch.rows
     rows.append(RowsRequest(take, seqs))
     rows.append(RowsRequest(take_last, seqs, settled=True))
     audit.record(core, entry, 0)
@@ -266,7 +269,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
 
 def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
     """Write an event on both sides; the source's token is looked up as its row is stored."""
-    batch = core.lives.batch
-    at_ms = core.lives.now.wall_ms
+    batch = core.state.batch
+    at_ms = core.state.now.wall_ms
     batch.events += (source_seq, at_ms, kind, message.message_id.decode())
     batch.rare.append(("rare", "tie", (message.seq, at_ms, kind, *[source_seq] * 3)))

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phpmq_lite.broker import judging
-from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.queue import Queue, home_of
+from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.model import Inspection, Message, State, Validated
 
 
@@ -33,19 +33,19 @@ class RedriveDestination:
     @property
     def poison(self) -> str | None:
         """Give the reason for which it would be quarantined again."""
-        is_judged = self.queue.judges and self.looked is not None
+        is_judged = self.queue.validates and self.looked is not None
         return self.looked.reason if is_judged and self.looked is not None else None
 
 
-def is_record(lives: Lives, message: Message) -> bool:
+def is_record(state: BrokerState, message: Message) -> bool:
     """Tell whether a message is a record: the broker's, or what a program may have published."""
     if message.source_queue_id is not None:
         return True
-    return lives.envelopes is not None and lives.by_id[message.queue_id].is_dead_letter_queue
+    return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue
 
 
 def find_destination(
-    lives: Lives,
+    state: BrokerState,
     record: Message,
     body: bytes | None,
     target: Queue | None,
@@ -60,7 +60,7 @@ def find_destination(
     those that it may go back to without a target, by queue_id; None: all.  A dry run makes no
     dead-letter queue where it would be needed.  ``reads`` has what was read ahead, by seq.
     """
-    if target is None and not is_record(lives, record):
+    if target is None and not is_record(state, record):
         return "not a record"
     if record.state == State.DISPATCHED:
         return "dispatched"
@@ -68,10 +68,10 @@ def find_destination(
         return "damaged"
     read = reads.get(record.seq)
     if read is None:
-        if not lives.takes_at_once(len(body)):
+        if not state.can_inspect_inline(len(body)):
             return None
-        read = content_reader(lives, record, body, target)()
-    origin = _origin(lives, record, read.origin) if target is None else target
+        read = content_reader(state, record, body, target)()
+    origin = _origin(state, record, read.origin) if target is None else target
     if origin is None:
         names_one = record.source_queue_id is not None or read.origin is not None
         return "queue gone" if names_one else "not a record"
@@ -81,47 +81,53 @@ def find_destination(
         return "foreign queue"
     if (reason := origin.refusal()) is not None:
         return _refusal_code(reason)
-    if not origin.judges:
+    if not origin.validates:
         return RedriveDestination(origin, read.content, None)
     if read.judged is None or read.judged.settings is not origin.settings:
         return None  # the queue was configured meanwhile
-    looked = read.judged.looked
+    looked = read.judged.inspection
     if looked.reason is not None and not is_dry_run:
-        full = lives.refuses_dead(origin)
+        full = state.registry.dead_letter_refusal(origin)
         if full is not None:
             return _refusal_code(full[1])
     return RedriveDestination(origin, read.content, looked)
 
 
 def content_reader(
-    lives: Lives, record: Message, body: bytes, target: Queue | None
+    state: BrokerState, record: Message, body: bytes, target: Queue | None
 ) -> Callable[[], RedriveContent]:
     """Give what reads a record, to be called at once or in a thread.
 
     The thread may see a queue before or after a change; ``find`` compares the settings.
     """
-    envelopes, at_ms, stand_in = lives.envelopes, lives.now.wall_ms, judging.token(lives)
-    died_in = lives.by_id.get(record.source_queue_id or 0)
-    is_whole = died_in is not None and not died_in.looks  # its records have the original bytes
+    envelopes, at_ms, stand_in = (
+        state.inspector,
+        state.now.wall_ms,
+        validation.placeholder_id(state),
+    )
+    died_in = state.by_id.get(record.source_queue_id or 0)
+    is_whole = died_in is not None and not died_in.inspects  # its records have the original bytes
 
     def read() -> RedriveContent:
         if envelopes is None:
             return RedriveContent(None, body, None)
         name = None
         if target is None and record.source_queue_id is None:
-            name = envelopes.origin(body)
-        content = body if is_whole else envelopes.revive(body)
-        goal = _origin(lives, record, name) if target is None else target
+            name = envelopes.origin_queue(body)
+        content = body if is_whole else envelopes.redrive_content(body)
+        goal = _origin(state, record, name) if target is None else target
         judged = None
-        if goal is not None and goal.judges:
-            judged = judging.judge(envelopes, goal.name, goal.settings, content, at_ms, stand_in)
+        if goal is not None and goal.validates:
+            judged = validation.validate_with(
+                envelopes, goal.name, goal.settings, content, at_ms, stand_in
+            )
         return RedriveContent(name, content, judged)
 
     return read
 
 
 def read_in_background(
-    lives: Lives,
+    state: BrokerState,
     page: Sequence[Message],
     target: Queue | None,
     reads: dict[int, RedriveContent],
@@ -129,7 +135,7 @@ def read_in_background(
 ) -> None:
     """Read records in a thread; ``reads`` gets them, and no others any more, then it goes on."""
     works = {
-        row.seq: content_reader(lives, row, row.body, target)
+        row.seq: content_reader(state, row, row.body, target)
         for row in page
         if row.body is not None
     }
@@ -139,11 +145,11 @@ def read_in_background(
         reads.update(made)
         go_on()
 
-    lives.batch.aside.append((lambda: {seq: work() for seq, work in works.items()}, take))
+    state.batch.background.append((lambda: {seq: work() for seq, work in works.items()}, take))
 
 
 def redrive_record(
-    lives: Lives,
+    state: BrokerState,
     record: Message,
     body: bytes,
     origin: Queue,
@@ -151,21 +157,21 @@ def redrive_record(
     looked: Inspection | None = None,
 ) -> Message:
     """Store what a dead-letter record is about as a new message; the record settles."""
-    message = lives.publish(origin, body, ttl_s, record.publisher, looked)
-    lives.event(message, "redrive", record.message_id.decode())
-    lives.event(record, "redrive", message.message_id.decode())
-    lives.delete(record, "redriven")
+    message = transitions.publish(state, origin, body, ttl_s, record.publisher, looked)
+    state.record_event(message, "redrive", record.message_id.decode())
+    state.record_event(record, "redrive", message.message_id.decode())
+    transitions.delete(state, record, "redriven")
     return message
 
 
-def _origin(lives: Lives, record: Message, name: str | None) -> Queue | None:
+def _origin(state: BrokerState, record: Message, name: str | None) -> Queue | None:
     """Find where a record goes without a target; who died in ``.retry`` would stay there."""
     if record.source_queue_id is not None:
-        died_in = lives.by_id.get(record.source_queue_id)
+        died_in = state.by_id.get(record.source_queue_id)
         name = None if died_in is None else died_in.name
     if name is None:
         return None
-    return lives.queues.get(home_of(name) or name)
+    return state.queues.get(home_of(name) or name)
 
 
 def _refusal_code(refusal: str) -> str:

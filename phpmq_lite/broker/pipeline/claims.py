@@ -8,7 +8,7 @@ rows each, and the commands of one subscription follow one another.
 from collections.abc import Callable
 from typing import Final
 
-from phpmq_lite.broker import interventions
+from phpmq_lite.broker import transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.operator import audit
@@ -54,17 +54,17 @@ def claim(
         raise RefusedError(
             "too_many", f"{max_messages} messages at once, it may be 1 to {CLAIM_MAX}"
         )
-    core.existing(queue_name)
+    core.find_queue(queue_name)
     found = core.subscriptions.get(name)
     if found is None:
         if after:
             raise _unknown(name, after, 0)
-        found = core.subscriptions.make(name, core.existing(queue_name).queue_id)
+        found = core.subscriptions.make(name, core.find_queue(queue_name).queue_id)
         audit.record(core, entry, 0)
     subscription = found
 
     def begin() -> None:
-        queue = core.existing(queue_name)
+        queue = core.find_queue(queue_name)
         _check_queue(core, subscription, queue)
         if after is not None and after > subscription.hi:
             raise _unknown(name, after, subscription.hi)
@@ -92,18 +92,18 @@ def ack_claims(
         raise _unknown(name, upto, subscription.hi)
 
     def settle(message: Message) -> None:
-        lives = core.lives
-        queue = lives.by_id[message.queue_id]
+        state = core.state
+        queue = state.by_id[message.queue_id]
         if message.last_dispatched_at is not None:
             hold = queue.hold = queue.hold or [0] * BUCKETS
-            hold[bucket(lives.now.wall_ms - message.last_dispatched_at)] += 1
-        lives.settle(message, _ACKED, None)
-        queue.totals.acked += 1
+            hold[bucket(state.now.wall_ms - message.last_dispatched_at)] += 1
+        state.settle(message, _ACKED, None)
+        queue.counters.acked += 1
 
     def end(count: int) -> None:
         if upto > subscription.acked_upto:
             subscription.acked_upto = upto
-            subscription.store(core.lives)
+            subscription.store(core.state)
         _finish(core, subscription, answer, count)
 
     def begin() -> None:
@@ -125,13 +125,13 @@ def release_claims(
     queues: dict[int, Queue] = {}
 
     def release(message: Message) -> None:
-        queue = queues[message.queue_id] = core.lives.by_id[message.queue_id]
-        interventions.release(core.lives, message, detail)
-        core.lives.cut_window(queue)
+        queue = queues[message.queue_id] = core.state.by_id[message.queue_id]
+        transitions.release(core.state, message, detail)
+        core.state.trim_window(queue)
 
     def end(count: int) -> None:
         subscription.acked_upto = subscription.hi
-        subscription.store(core.lives)
+        subscription.store(core.state)
         if forget and core.subscriptions.get(name) is subscription:
             core.subscriptions.forget(subscription)
         audit.record(core, entry, count)
@@ -163,7 +163,7 @@ def _settle_claims(
 
 
 def _finish(core: Broker, subscription: Subscription, answer: Reply, value: object) -> None:
-    core.lives.batch.answers.append((answer, value))
+    core.state.batch.replies.append((answer, value))
     subscription.end()
 
 
@@ -187,13 +187,13 @@ def _unknown(name: str, claim: int, hi: int) -> RefusedError:
 def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None:
     if subscription.queue_id == queue.queue_id:
         return
-    other = core.lives.by_id.get(subscription.queue_id)
+    other = core.state.by_id.get(subscription.queue_id)
     if other is not None:
         raise RefusedError(
             "other_queue", f"subscription {subscription.name!r} is of queue {other.name!r}"
         )
     subscription.queue_id = queue.queue_id  # its queue was removed, so it holds nothing
-    subscription.store(core.lives)
+    subscription.store(core.state)
 
 
 class ClaimOperation:
@@ -209,7 +209,7 @@ class ClaimOperation:
         max_bytes: int,
         answer: Reply,
     ) -> None:
-        self._core, self._lives = core, core.lives
+        self._core, self._state = core, core.state
         self._subscription = subscription
         self._queue = queue
         self._client = client
@@ -218,7 +218,7 @@ class ClaimOperation:
         self._answer = answer
         self._first = subscription.next_claim
         self._front: int | None = queue.claimed_to  # None: something ready is behind it
-        self._upto = core.lives.next_number - 1
+        self._upto = core.state.next_number - 1
         self._ask(queue.claimed_to)
 
     def _ask(self, after: int) -> None:
@@ -229,12 +229,12 @@ class ClaimOperation:
         page = PageRequest(
             self.take, self._queue.queue_id, after, self._upto, limit, which="ready_page"
         )
-        self._lives.batch.pages.append(page)
+        self._state.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
         """Claim the rows of a page that may be claimed; then the next page, or the end."""
-        lives, is_full = self._lives, False
-        queue = self._queue = lives.by_id.get(self._queue.queue_id, self._queue)
+        state, is_full = self._state, False
+        queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
             self._end()
             return
@@ -247,8 +247,8 @@ class ClaimOperation:
             if row.size > self._left_bytes and self._subscription.next_claim > self._first:
                 is_full = True
                 break
-            self._claim(lives.known.get(row.seq, row))
-        self._subscription.store(lives)
+            self._claim(state.messages.get(row.seq, row))
+        self._subscription.store(state)
         if is_full or is_last or not self._left or self._left_bytes <= 0:
             self._end()
         else:
@@ -256,24 +256,24 @@ class ClaimOperation:
 
     def _has_comeback(self) -> bool:
         """Tell whether something came back to its place since the page was loaded."""
-        batch, queue_id = self._lives.batch, self._queue.queue_id
+        batch, queue_id = self._state.batch, self._queue.queue_id
         return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
-            m.queue_id == queue_id and m.position != m.seq for m in batch.born
+            m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )
 
     def _is_free(self, row: Message) -> bool:
-        lives = self._lives
-        if row.seq in lives.dying or row.seq in lives.gone:
+        state = self._state
+        if row.seq in state.pending or row.seq in state.transitioned:
             return False
-        return row.deadline_ms is None or row.deadline_ms > lives.now.steady_ms
+        return row.deadline_ms is None or row.deadline_ms > state.now.steady_ms
 
     def _claim(self, message: Message) -> None:
         """The turn of one message; ``lives.dispatch`` is the same for a connection."""
-        lives, queue, subscription = self._lives, self._queue, self._subscription
-        wall_ms = lives.now.wall_ms
-        lives.let_go(message, queue)
-        lives.known.pop(message.seq, None)
-        lives.gone.add(message.seq)
+        state, queue, subscription = self._state, self._queue, self._subscription
+        wall_ms = state.now.wall_ms
+        state.detach(message, queue)
+        state.messages.pop(message.seq, None)
+        state.transitioned.add(message.seq)
         message.state = _CLAIMED
         message.holder = SUBSCRIPTION
         message.consumer = self._client
@@ -284,14 +284,14 @@ class ClaimOperation:
             wait = queue.wait = queue.wait or [0] * BUCKETS
             wait[bucket(wall_ms - message.published_at)] += 1
         else:
-            queue.totals.redelivered += 1
+            queue.counters.redelivered += 1
         queue.held += 1
         queue.held_bytes += message.size
         queue.claimed += 1
         queue.claimed_bytes += message.size
-        queue.totals.dispatched += 1
-        lives.batch.dispatched.append(message)
-        lives.batch.several.setdefault(("claims", "insert"), []).extend(
+        queue.counters.dispatched += 1
+        state.batch.dispatched.append(message)
+        state.batch.several.setdefault(("claims", "insert"), []).extend(
             (subscription.subscription_id, subscription.next_claim, message.seq, wall_ms)
         )
         subscription.next_claim += 1
@@ -315,7 +315,7 @@ class SettleClaims:
         act: Callable[[Message], None],
         end: Callable[[int], None],
     ) -> None:
-        self._lives = core.lives
+        self._state = core.state
         self._subscription_id = subscription.subscription_id
         self._upto = upto
         self._act = act
@@ -327,14 +327,14 @@ class SettleClaims:
         page = PageRequest(
             self.take, self._subscription_id, 0, self._upto, CLAIM_SLICE, which="claimed_page"
         )
-        self._lives.batch.pages.append(page)
+        self._state.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
         """Act on a page; what an operator took in this batch already has no claim any more."""
-        lives = self._lives
+        state = self._state
         for message in page:
-            if message.seq not in lives.gone:
-                lives.gone.add(message.seq)
+            if message.seq not in state.transitioned:
+                state.transitioned.add(message.seq)
                 self._act(message)
                 self._count += 1
         if is_last:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.broker import judging
+from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.lives import LOOKED_BYTES
+from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, Stage, StageQueue, StageWriter
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.runs import LONGEST_TTL_S
+from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, EnvelopeInspector, Inspection, Reply, has_room
 from phpmq_lite.pipeline_rows import CopiedRows
@@ -97,8 +97,8 @@ def stage(
         _GivenRow(queues[name], policies[queues[name].queue_id], body, ttl_s)
         for name, body, ttl_s in rows
     ]
-    if not any(queue.judges for queue in queues.values()):
-        envelopes = core.lives.envelopes
+    if not any(queue.validates for queue in queues.values()):
+        envelopes = core.state.inspector
         looked = [_inspect(envelopes, row.queue, row.body) for row in given]
         _store(core, entry.actor, token, given, looked, answer, is_whole=is_whole)
         return
@@ -109,9 +109,9 @@ def stage(
             _check_stage(core, entry.actor, token, rows, after)
             _store(core, entry.actor, token, given, found, answer, is_whole=is_whole)
         except RefusedError as error:
-            core.lives.batch.answers.append((answer, error))
+            core.state.batch.replies.append((answer, error))
 
-    core.lives.batch.aside.append((lambda: [work() for work in works], go_on))
+    core.state.batch.background.append((lambda: [work() for work in works], go_on))
 
 
 def _check_stage(
@@ -119,7 +119,7 @@ def _check_stage(
 ) -> None:
     if core.is_draining:
         raise RefusedError("draining", "the broker stops: it takes no messages")
-    if (shut := core.lives.shut) is not None:
+    if (shut := core.state.registry.publishing_stop) is not None:
         raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
         raise RefusedError(
@@ -164,18 +164,23 @@ def _check_stage(
 
 def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
     """Give the queues, made where there are none; all or nothing."""
-    lives = core.lives
+    state = core.state
     wanted = dict.fromkeys(names)
-    new = [name for name in wanted if core.goal(name, creator, create=True) is None]
-    new = [name for name in new if not lives.counts_with_origin(name)]
+    new = [name for name in wanted if core.destination(name, creator, create=True) is None]
+    new = [name for name in new if not state.registry.counts_with_origin(name)]
     core.check_queues(creator, len(new))
-    found = {name: lives.queue(name, creator) for name in wanted}
+    found = {name: state.registry.get_or_create(name, creator) for name in wanted}
     return {name: queue for name, queue in found.items() if queue is not None}
 
 
 def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> Inspection:
     """Find what a content is indexed by, as ``Lives.publish`` does."""
-    if envelopes is None or not queue.looks or len(body) > LOOKED_BYTES or body[:1] != b"{":
+    if (
+        envelopes is None
+        or not queue.inspects
+        or len(body) > INSPECTED_BYTES_MAX
+        or body[:1] != b"{"
+    ):
         return _NOT_INDEXED
     indexed = envelopes.index(body)
     return _NOT_INDEXED if indexed is None else Inspection(indexed)
@@ -183,10 +188,10 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
     """Give what looks at a content in a thread; the settings count that the queue has now."""
-    if not queue.judges:
-        return partial(_inspect, core.lives.envelopes, queue, body)
-    judge = judging.work(core.lives, queue, body)
-    return lambda: judge().looked
+    if not queue.validates:
+        return partial(_inspect, core.state.inspector, queue, body)
+    judge = validation.background_validation(core.state, queue, body)
+    return lambda: judge().inspection
 
 
 def _store(
@@ -199,18 +204,18 @@ def _store(
     *,
     is_whole: bool,
 ) -> None:
-    lives, staging = core.lives, core.staging
-    rare = lives.batch.rare
+    state, staging = core.state, core.staging
+    rare = state.batch.rare
     stage = staging.stages.get(token)
     if stage is None:
         stage = staging.stages[token] = Stage(
-            staging.next_id, token, lives.now.steady_ms + STAGE_KEPT_MS, actor=actor
+            staging.next_id, token, state.now.steady_ms + STAGE_KEPT_MS, actor=actor
         )
         staging.next_id += 1
         rare.append((
-            "staging", "insert_stage", (stage.stage_id, token, lives.now.wall_ms, stage.until_ms)
+            "staging", "insert_stage", (stage.stage_id, token, state.now.wall_ms, stage.until_ms)
         ))  # fmt: skip
-    flat = lives.batch.several.setdefault(("staging", "insert_rows"), [])
+    flat = state.batch.several.setdefault(("staging", "insert_rows"), [])
     touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
         kept_s = _ttl(queue, ttl_s)
@@ -224,14 +229,14 @@ def _store(
         _count(part, len(body), kept_s, is_bad=found.reason is not None)
         record_id, record = found.record or (None, None)
         flat += (
-            stage.first_row + stage.rows, queue.queue_id, kept_s, lives.token(), *found.indexed,
-            found.reason, found.detail or None, record_id, record, body,
+            stage.first_row + stage.rows, queue.queue_id, kept_s, state.take_token(),
+            *found.indexed, found.reason, found.detail or None, record_id, record, body,
         )  # fmt: skip
         stage.rows += 1
         staging.rows += 1
         stage.bytes += len(body)
         staging.bytes += len(body)
-        lives.batch.born_bytes += len(body)  # a batch has only so many
+        state.batch.created_bytes += len(body)  # a batch has only so many
     stage.is_whole = is_whole
     for part in touched.values():
         rare.append(("staging", "note_part", (
@@ -241,7 +246,7 @@ def _store(
     rare.append((
         "staging", "note_stage", (stage.rows, stage.bytes, int(is_whole), stage.stage_id)
     ))  # fmt: skip
-    lives.batch.answers.append((answer, Staged(stage.rows, stage.bytes)))
+    state.batch.replies.append((answer, Staged(stage.rows, stage.bytes)))
 
 
 def _ttl(queue: Queue, ttl_s: int | None) -> int | None:
@@ -262,7 +267,7 @@ def _count(part: StageQueue, size: int, ttl_s: int | None, *, is_bad: bool) -> N
 def _policy(queue: Queue) -> str:
     """Give what a verdict depends on; empty: the queue judges nothing."""
     settings = queue.settings
-    if not queue.judges:
+    if not queue.validates:
         return ""
     return f"{settings.payload_policy} {settings.schema_mode} {settings.empty_list_data}"
 
@@ -279,19 +284,21 @@ def unstage(
 
     Tokens with rows for queues that the writer may not use are passed over.
     """
-    answers, count = core.lives.batch.answers, 0
+    answers, count = core.state.batch.replies, 0
     for token in dict.fromkeys(tokens):
         stage = core.staging.stages.get(token)
         if stage is not None and _foreign_queue(core, writer, stage) is None:
-            count += core.staging.drop(core.lives, token)
+            count += core.staging.drop(core.state, token)
     answers.append((answer, count))
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | None:
     """Return a queue of a token that the writer may not use, None where there is none."""
     for queue_id in stage.parts:
-        queue = core.lives.by_id.get(queue_id)
-        removed = (row.name for row in core.lives.removed.values() if row.queue_id == queue_id)
+        queue = core.state.by_id.get(queue_id)
+        removed = (
+            row.name for row in core.state.registry.removed.values() if row.queue_id == queue_id
+        )
         name = next(removed, f"number {queue_id}") if queue is None else queue.name
         if not writer.may_use(name):
             return name
@@ -319,16 +326,16 @@ class _StagedPublish:
 
     def begin(self) -> None:
         """Check, then store; bad rows are read first, which takes a batch."""
-        core, lives = self.core, self.core.lives
+        core, state = self.core, self.core.state
         if core.is_draining:
             raise RefusedError("draining", "the broker stops: it takes no messages")
-        app_ids, now_ms = core.staging.app_ids, lives.now.steady_ms
+        app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
         known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
         if known is not None and self.version <= known.version:
-            app_ids.note_use(lives, self.writer, self.app_id)
+            app_ids.note_use(state, self.writer, self.app_id)
             unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
             audit.record(core, self.entry, 0)
-            lives.batch.answers.append((self.answer, PublishedStage(0, True, 0)))
+            state.batch.replies.append((self.answer, PublishedStage(0, True, 0)))
             return
         unfinished = core.staging.unfinished(self.app_id)
         rest = unfinished.get(self.version)
@@ -347,7 +354,7 @@ class _StagedPublish:
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_bad(s)]
         if spans != self.spans:  # not read yet, or a token was dropped and staged anew meanwhile
             self.spans = spans
-            lives.batch.asked.append((self.go_on, "staging", "bad_rows", (_json(spans),)))
+            state.batch.queries.append((self.go_on, "staging", "bad_rows", (_json(spans),)))
             return
         self._store(stages, parts, queues, whole)
 
@@ -357,7 +364,7 @@ class _StagedPublish:
         try:
             self.begin()
         except RefusedError as error:
-            self.core.lives.batch.answers.append((self.answer, error))
+            self.core.state.batch.replies.append((self.answer, error))
 
     def _stages(self) -> list[Stage]:
         stages = []
@@ -380,15 +387,15 @@ class _StagedPublish:
 
     def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
         """Find the queues; each takes all of its rows, or nothing is published."""
-        core, lives = self.core, self.core.lives
+        core, state = self.core, self.core.state
         queues = {}
         for queue_id, part in parts.items():
-            queue = lives.by_id.get(queue_id) or lives.revive(queue_id, self.entry.actor)
+            queue = state.by_id.get(queue_id) or state.registry.recreate(queue_id, self.entry.actor)
             if queue is None:
                 raise RefusedError(
                     "too_many_queues",
                     f"queue number {queue_id} was removed since its rows were staged, and"
-                    f" {lives.limits.queues} queues are the limit",
+                    f" {state.limits.queues} queues are the limit",
                 )
             if _policy(queue) != part.policy:
                 raise RefusedError(
@@ -396,13 +403,17 @@ class _StagedPublish:
                 )
             reason = queue.refusal(part.rows, part.bytes)
             if reason is None and part.bad_rows:
-                full = lives.refuses_dead(queue, part.bad_rows, part.bad_bytes)
+                full = state.registry.dead_letter_refusal(queue, part.bad_rows, part.bad_bytes)
                 reason = None if full is None else full[1]
             if reason is not None:
-                queue.totals.refused += 1
+                queue.counters.refused += 1
                 core.refused[reason] += 1
                 code = "paused" if reason.endswith("paused") else "queue_full"
-                code = code if lives.shut is None else lives.shut.code
+                code = (
+                    code
+                    if state.registry.publishing_stop is None
+                    else state.registry.publishing_stop.code
+                )
                 raise RefusedError(code, f"{queue.name!r} takes no {part.rows} messages: {reason}")
             queues[queue_id] = queue
         return queues
@@ -415,7 +426,7 @@ class _StagedPublish:
         whole: list[Stage],
     ) -> None:
         """Publish ``stages``, the first of ``whole``; the others wait for the next call."""
-        core, lives = self.core, self.core.lives
+        core, state = self.core, self.core.state
         staging, is_resumed = core.staging, " " in stages[0].token if stages else False
         remaining = sum(stage.rows for stage in whole[len(stages) :])
         client = core.client_of(self.entry)
@@ -423,53 +434,53 @@ class _StagedPublish:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
             made = None if record is None else (record_id, record)
             looked = Inspection(tuple(indexed), reason, detail or "", made)
-            lives.publish(queues[queue_id], body, ttl_s or 0, client, looked)
-        first = lives.next_number
+            transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, looked)
+        first = state.next_number
         for stage in stages:
             self._copy(stage, client)
-            staging.drop(lives, stage.token)
+            staging.drop(state, stage.token)
         if is_resumed:
             unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
-            staging.unseal(lives, self.app_id, self.version, len(stages))
+            staging.unseal(state, self.app_id, self.version, len(stages))
         elif remaining:
-            staging.seal(lives, self.app_id, self.version, whole[len(stages) :])
+            staging.seal(state, self.app_id, self.version, whole[len(stages) :])
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
-        lives.batch.copied.append(CopiedRows(first, lives.next_number, client, counts))
+        state.batch.copied.append(CopiedRows(first, state.next_number, client, counts))
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
         version = self.version - 1 if remaining else self.version  # it is not done yet
         staging.app_ids.note(
-            lives, self.writer, self.app_id, version, total, is_single=self.is_single
+            state, self.writer, self.app_id, version, total, is_single=self.is_single
         )
         audit.record(core, self.entry, total)
         done = PublishedStage(total, False, len(self.bad), remaining, is_resumed)
-        lives.batch.answers.append((self.answer, done))
+        state.batch.replies.append((self.answer, done))
 
     def _copy(self, stage: Stage, client: int) -> None:
         """Have the writer make messages of the good rows; the numbers of the others stay unused."""
-        lives = self.core.lives
-        first, lives.next_number = lives.next_number, lives.next_number + stage.rows
+        state = self.core.state
+        first, state.next_number = state.next_number, state.next_number + stage.rows
         span = (stage.first_row, stage.first_row + stage.rows)
-        given = (first - stage.first_row, lives.now.wall_ms, lives.now.steady_ms, client, *span)
-        lives.batch.rare.append(("staging", "publish_messages", given))
-        lives.batch.rare.append(("staging", "publish_bodies", (first - stage.first_row, *span)))
+        given = (first - stage.first_row, state.now.wall_ms, state.now.steady_ms, client, *span)
+        state.batch.rare.append(("staging", "publish_messages", given))
+        state.batch.rare.append(("staging", "publish_bodies", (first - stage.first_row, *span)))
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
         """Count what the writer stores in a queue; its window does not reach the end any more."""
-        lives = self.core.lives
+        state = self.core.state
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
         queue.row.live_count += rows
         queue.row.live_bytes += size
-        lives.batch.queue_rows[queue.queue_id] = queue.row
-        queue.totals.published += rows
-        queue.totals.count_source(self.entry.source, part.rows)
-        lives.batch.born_bytes += size
+        state.batch.queue_rows[queue.queue_id] = queue.row
+        queue.counters.published += rows
+        queue.counters.count_source(self.entry.source, part.rows)
+        state.batch.created_bytes += size
         if part.least_ttl_s is not None:
-            lives.note_deadline(lives.now.steady_ms + part.least_ttl_s * 1_000)
+            state.note_deadline(state.now.steady_ms + part.least_ttl_s * 1_000)
         if queue.window is not None and rows:
             queue.window.reaches_end = False
-            lives.hungry[queue.queue_id] = queue
+            state.needs_dispatch[queue.queue_id] = queue
 
 
 def _first_part(stages: Sequence[Stage]) -> list[Stage]:
@@ -594,6 +605,6 @@ def transfer_app_id(
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
     """
-    core.staging.app_ids.transfer(core.lives, app_id, owner)
+    core.staging.app_ids.transfer(core.state, app_id, owner)
     audit.record(core, entry, 1)
-    core.lives.batch.answers.append((answer, None))
+    core.state.batch.replies.append((answer, None))

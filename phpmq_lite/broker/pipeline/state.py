@@ -10,7 +10,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Final
 
-from phpmq_lite.broker.lives import Lives
+from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.pipeline_rows import ROW_BITS, PipelineRows
 
@@ -70,9 +70,9 @@ class Subscription:
             self._waiting.popleft()()
         self._is_letting_go = False
 
-    def store(self, lives: Lives) -> None:
+    def store(self, state: BrokerState) -> None:
         """Have the batch store the numbers."""
-        lives.batch.rare.append((
+        state.batch.rare.append((
             "claims", "update_subscription",
             (self.queue_id, self.next_claim, self.acked_upto, self.subscription_id),
         ))  # fmt: skip
@@ -81,15 +81,15 @@ class Subscription:
 class Subscriptions(dict[str, Subscription]):
     """All subscriptions by name; the truth is the table."""
 
-    def __init__(self, lives: Lives, stored: PipelineRows) -> None:
+    def __init__(self, state: BrokerState, stored: PipelineRows) -> None:
         super().__init__()
-        self._lives = lives
+        self._state = state
         self._next_id = 1
         for row in stored.subscriptions:
             self[row[1]] = Subscription(*row)
             self._next_id = max(self._next_id, row[0] + 1)
         for queue_id, count, size in stored.held:
-            if (queue := lives.by_id.get(queue_id)) is not None:
+            if (queue := state.by_id.get(queue_id)) is not None:
                 queue.held, queue.held_bytes = count, size
                 queue.claimed, queue.claimed_bytes = count, size
 
@@ -106,16 +106,16 @@ class Subscriptions(dict[str, Subscription]):
             )
         made = self[name] = Subscription(self._next_id, name, queue_id, 1, 0)
         self._next_id += 1
-        self._lives.batch.rare.append((
+        self._state.batch.rare.append((
             "claims", "insert_subscription",
-            (made.subscription_id, name, queue_id, self._lives.now.wall_ms),
+            (made.subscription_id, name, queue_id, self._state.now.wall_ms),
         ))  # fmt: skip
         return made
 
     def forget(self, subscription: Subscription) -> None:
         """Take its name away; it holds nothing any more."""
         del self[subscription.name]
-        self._lives.batch.rare.append((
+        self._state.batch.rare.append((
             "claims", "forget_subscription", (subscription.subscription_id,)
         ))  # fmt: skip
 
@@ -215,7 +215,7 @@ class AppIds:
 
     def note(
         self,
-        lives: Lives,
+        state: BrokerState,
         writer: StageWriter,
         app_id: str,
         version: int,
@@ -224,21 +224,21 @@ class AppIds:
         is_single: bool,
     ) -> None:
         """Store a version that was published."""
-        known, now_ms = self.known.get(app_id), lives.now.steady_ms
+        known, now_ms = self.known.get(app_id), state.now.steady_ms
         owner = (known.owner if known else None) or writer.owner or None
         made = AppId(version, owner, now_ms, known.is_single if known else is_single)
-        self._make_room(lives, owner, now_ms, is_single=made.is_single)
+        self._make_room(state, owner, now_ms, is_single=made.is_single)
         self._put(app_id, made)
-        lives.batch.rare.append(("staging", "note_version", (
-            app_id, version, lives.now.wall_ms, rows, owner, now_ms, int(made.is_single),
+        state.batch.rare.append(("staging", "note_version", (
+            app_id, version, state.now.wall_ms, rows, owner, now_ms, int(made.is_single),
         )))  # fmt: skip
 
-    def note_use(self, lives: Lives, writer: StageWriter, app_id: str) -> None:
+    def note_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
         """Store that a version was published again, which did nothing."""
         known = self.known[app_id]
-        self._move(lives, app_id, known.owner or writer.owner or None)
+        self._move(state, app_id, known.owner or writer.owner or None)
 
-    def transfer(self, lives: Lives, app_id: str, owner: str | None) -> None:
+    def transfer(self, state: BrokerState, app_id: str, owner: str | None) -> None:
         """Transfer an app_id to another owner; None: to its next writer.
 
         Raises:
@@ -248,8 +248,8 @@ class AppIds:
         if known is None:
             raise RefusedError("unknown_app_id", f"nothing was published under {app_id!r}")
         if known.owner != owner and not known.is_single:
-            self._check_room(owner, lives.now.steady_ms)
-        self._move(lives, app_id, owner)
+            self._check_room(owner, state.now.steady_ms)
+        self._move(state, app_id, owner)
 
     def _put(self, app_id: str, made: AppId) -> None:
         self._take(app_id)
@@ -260,10 +260,10 @@ class AppIds:
         if known is not None:
             del self._groups[known.owner, known.is_single][app_id]
 
-    def _move(self, lives: Lives, app_id: str, owner: str | None) -> None:
-        known, now_ms = self.known[app_id], lives.now.steady_ms
+    def _move(self, state: BrokerState, app_id: str, owner: str | None) -> None:
+        known, now_ms = self.known[app_id], state.now.steady_ms
         self._put(app_id, AppId(known.version, owner, now_ms, known.is_single))
-        lives.batch.rare.append(("staging", "note_use", (owner, now_ms, app_id)))
+        state.batch.rare.append(("staging", "note_use", (owner, now_ms, app_id)))
 
     def _check_room(self, owner: str | None, now_ms: int) -> None:
         own = self._groups[owner, False]
@@ -275,7 +275,9 @@ class AppIds:
                 "txnVersion, or the same checkpoint), not under a new one each time",
             )
 
-    def _make_room(self, lives: Lives, owner: str | None, now_ms: int, *, is_single: bool) -> None:
+    def _make_room(
+        self, state: BrokerState, owner: str | None, now_ms: int, *, is_single: bool
+    ) -> None:
         """Forget what may be forgotten, until one more has room."""
         own = self._groups[owner, is_single]
         bound, silent_ms = (
@@ -284,7 +286,7 @@ class AppIds:
         while len(own) >= bound and next(iter(own.values())).used_ms <= silent_ms:
             oldest = next(iter(own))
             self._take(oldest)
-            lives.batch.rare.append(("staging", "forget_version", (oldest,)))
+            state.batch.rare.append(("staging", "forget_version", (oldest,)))
 
 
 class StagingArea:
@@ -325,55 +327,55 @@ class StagingArea:
             due += [rest[0].until_ms for rest in rests]
         return min(due, default=None)
 
-    def drop_old(self, lives: Lives) -> None:
+    def drop_old(self, state: BrokerState) -> None:
         """Drop what has waited for too long."""
-        now_ms = lives.now.steady_ms
+        now_ms = state.now.steady_ms
         while (old := next(iter(self.stages.values()), None)) and old.until_ms <= now_ms:
-            self.drop(lives, old.token)
+            self.drop(state, old.token)
         for app_id, versions in list(self.sealed.items()):
             for version, rest in list(versions.items()):
                 if rest[0].until_ms <= now_ms:
-                    self.unseal(lives, app_id, version, len(rest))
+                    self.unseal(state, app_id, version, len(rest))
 
     def unfinished(self, app_id: str) -> dict[int, list[Stage]]:
         """Return what is left of publishes that are done in part, by version."""
         return self.sealed.get(_key(app_id), {}) if self.sealed else {}
 
-    def seal(self, lives: Lives, app_id: str, version: int, rest: Sequence[Stage]) -> None:
+    def seal(self, state: BrokerState, app_id: str, version: int, rest: Sequence[Stage]) -> None:
         """Keep whole tokens as the rest of a publish; no client can drop or publish them."""
-        key, until_ms = _key(app_id), lives.now.steady_ms + APP_ID_KEPT_MS
+        key, until_ms = _key(app_id), state.now.steady_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(rest):
             del self.stages[stage.token]
             stage.token, stage.until_ms = f"{key} {version} {number:05}", until_ms
             given = (stage.token, until_ms, stage.stage_id)
-            lives.batch.rare.append(("staging", "seal_stage", given))
+            state.batch.rare.append(("staging", "seal_stage", given))
         self.sealed.setdefault(key, {})[version] = list(rest)
 
-    def unseal(self, lives: Lives, app_id: str, version: int, count: int) -> None:
+    def unseal(self, state: BrokerState, app_id: str, version: int, count: int) -> None:
         """Remove the first tokens of a rest: published, or too old.  ``app_id`` may be a key."""
         key = app_id if app_id in self.sealed else _key(app_id)
         rest = self.sealed[key][version]
         for stage in rest[:count]:
-            self._remove(lives, stage)
+            self._remove(state, stage)
         del rest[:count]
         if not rest:
             del self.sealed[key][version]
         if not self.sealed[key]:
             del self.sealed[key]
 
-    def drop(self, lives: Lives, token: str) -> bool:
+    def drop(self, state: BrokerState, token: str) -> bool:
         """Drop a token; its rows are removed behind.  False: there is none."""
         stage = self.stages.pop(token, None)
         if stage is None:
             return False
-        self._remove(lives, stage)
+        self._remove(state, stage)
         return True
 
-    def _remove(self, lives: Lives, stage: Stage) -> None:
+    def _remove(self, state: BrokerState, stage: Stage) -> None:
         self.bytes -= stage.bytes
         self.rows -= stage.rows
         self.parts -= len(stage.parts)
-        rare = lives.batch.rare
+        rare = state.batch.rare
         rare.append(("staging", "drop_stage", (stage.stage_id,)))
         rare.append(("staging", "drop_parts", (stage.stage_id,)))
 

@@ -149,7 +149,7 @@ def batch_statements(batch: Batch) -> list[Step]:
             (text, (row.queue_id, row.name, row.created_at, row.created_by), ())
             for row in batch.new_queues
         ]
-    if batch.born:
+    if batch.created:
         steps += _born(batch)
     gone, held = _dispatched(batch)
     if held:
@@ -190,7 +190,7 @@ def _seldom(batch: Batch) -> list[Step]:
 def _born(batch: Batch) -> list[Step]:
     """New rows: most are ready, without a TTL and of no envelope; records are the rare ones."""
     groups: dict[str, list[Message]] = {}
-    for message in batch.born:
+    for message in batch.created:
         shape = _shape(message)
         group = groups.get(shape)
         if group is None:

@@ -211,12 +211,12 @@ class Store:
                 began_at = perf_counter()
                 self.execute("COMMIT")
                 self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS
-            changed = len(batch.born) + len(batch.dispatched) + len(batch.changed)
-            self.wal_bytes += _COMMIT_BYTES + batch.born_bytes + _ROW_BYTES * changed
+            changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
+            self.wal_bytes += _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
             for values in batch.several.values():
                 staged = sum(len(value) for value in values if isinstance(value, bytes))
                 self.wal_bytes += _STAGED_WEIGHT * staged
-            if batch.born_bytes >= _LARGE_BYTES * len(batch.born) > 0:
+            if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
                 self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
         if not batch.loads:
             return None
@@ -228,24 +228,26 @@ class Store:
 
     def _load(self, batch: Batch) -> Loaded:
         loaded = Loaded()
-        for request in batch.filled:
+        for request in batch.windows:
             loaded.windows.append(self._window(request))
         for page_request in batch.pages:
             loaded.pages.append(self._page(page_request))
         for rows_request in batch.rows:
             loaded.pages.append(self._rows(rows_request))
-        for give, file, name, parameters in batch.asked:
-            loaded.asked.append((give, self.execute(load(file)[name], parameters).fetchall()))
-        if batch.named:
-            loaded.named = dict.fromkeys(batch.named)
-            for row in many("live", "by_seq").run(self.execute, list(batch.named)):
-                loaded.named[row[0]] = batch_sql.message_of(row)
+        for give, file, name, parameters in batch.queries:
+            loaded.query_results.append(
+                (give, self.execute(load(file)[name], parameters).fetchall())
+            )
+        if batch.seqs:
+            loaded.by_seq = dict.fromkeys(batch.seqs)
+            for row in many("live", "by_seq").run(self.execute, list(batch.seqs)):
+                loaded.by_seq[row[0]] = batch_sql.message_of(row)
         if batch.body_seqs:
             loaded.bodies = self._bodies(list(batch.body_seqs))
         if batch.record_seqs:
             loaded.records = self._records(batch.record_seqs)
         if batch.due_at is not None:
-            loaded.asked_due = True
+            loaded.has_due = True
             found = self.execute(self._sql["due"], (batch.due_at, DUE_AT_ONCE)).fetchall()
             loaded.due = [batch_sql.message_of(row) for row in found]
             after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1

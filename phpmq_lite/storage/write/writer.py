@@ -271,7 +271,7 @@ def _is_awaited(batch: Batch) -> bool:
     """Tell whether hardly anything will come until a batch is stored: all wait for its answers."""
     return (
         batch.commands <= FEW_COMMANDS
-        and batch.born_bytes <= _FEW_BYTES
+        and batch.created_bytes <= _FEW_BYTES
         and _rows(batch) <= _FEW_ROWS
         and not (batch.has_left or batch.several or batch.rare or batch.loads)
     )
@@ -281,12 +281,12 @@ def _is_short(batch: Batch) -> bool:
     """Tell whether the statements of a batch are a matter of a few milliseconds."""
     return not (
         batch.several or batch.rare or batch.commands > _SHORT_COMMANDS
-        or batch.born_bytes > _SHORT_BYTES or _rows(batch) > _SHORT_ROWS
+        or batch.created_bytes > _SHORT_BYTES or _rows(batch) > _SHORT_ROWS
     )  # fmt: skip
 
 
 def _rows(batch: Batch) -> int:
     return (
-        len(batch.born) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
+        len(batch.created) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
         + sum(map(len, batch.settled.values()))
     )  # fmt: skip

@@ -307,7 +307,7 @@ async def test_tail_notes_a_life_and_reads_nothing_of_what_it_saw_begin() -> Non
     engine, tail, readings = tail_of()
     batch = Batch(60)
     born = message(7)
-    batch.born.append(born)
+    batch.created.append(born)
     batch.bodies += (7, b"{}")
     born.consumer, born.last_dispatched_at = 4, 60
     batch.dispatched.append(born)
@@ -334,7 +334,7 @@ async def test_tail_looks_up_what_it_did_not_see_begin() -> None:
 async def test_tail_passes_over_other_queues() -> None:
     engine, tail, _ = tail_of()
     batch = Batch(60)
-    batch.born.append(message(7, queue_id=2))
+    batch.created.append(message(7, queue_id=2))
     batch.bodies += (7, b"{}")
     batch.events += (7, 60, "requeue", None)
     engine.commit(batch)
@@ -364,7 +364,7 @@ async def test_tail_counts_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -
     engine, tail, _ = tail_of()
     batch = Batch(60)
     for seq in range(5):
-        batch.born.append(message(seq))
+        batch.created.append(message(seq))
         batch.bodies += (seq, b"")
     engine.commit(batch)
     happenings, missed = await tail.take()

@@ -31,35 +31,35 @@ class FakeEnvelopes:
         except ValueError:
             return None
 
-    def judge(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
         indexed = self.index(content) or (None, "t", "i", 3)
         reason = "poison"
         if content.startswith(b"{"):
             reason = json.loads(content).get("bad")
         return Inspection(indexed, reason, "because" if reason else "")
 
-    def unread(self, content: bytes) -> str | None:
+    def read_only_reason(self, content: bytes) -> str | None:
         reason: str | None = json.loads(content).get("unread")
         return reason
 
-    def record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
+    def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         read = {"raw": content.decode(), "dead_letter": {
             "reason": death.reason, "error": death.detail, "original_queue": death.queue,
             "message_id": death.message_id.decode(), "at": death.at_ms,
         }}  # fmt: skip
         return json.dumps(read).encode()
 
-    def source(self, content: bytes) -> RecordSource | None:
+    def record_source(self, content: bytes) -> RecordSource | None:
         block = json.loads(content).get("dead_letter") or {}
         if "message_id" not in block:
             return None
         return RecordSource(block["message_id"].encode(), block["reason"], block.get("error"))
 
-    def revive(self, content: bytes) -> bytes:
+    def redrive_content(self, content: bytes) -> bytes:
         raw: str = json.loads(content).get("raw", content.decode())
         return raw.encode()
 
-    def origin(self, content: bytes) -> str | None:
+    def origin_queue(self, content: bytes) -> str | None:
         name: str | None = (json.loads(content).get("dead_letter") or {}).get("original_queue")
         return name
 
@@ -77,7 +77,7 @@ def index(given: Message) -> tuple[Any, ...]:
 
 
 def looks(rig: Rig) -> int:
-    envelopes = rig.core.lives.envelopes
+    envelopes = rig.core.state.inspector
     assert isinstance(envelopes, FakeEnvelopes)
     return envelopes.looks
 

@@ -97,7 +97,7 @@ class Rig:
         for messages, _ in batch.sends.values():
             for message in messages:
                 message.is_sent = True
-        for answer, value in batch.answers:
+        for answer, value in batch.replies:
             answer(value)
         return batch
 
@@ -170,15 +170,15 @@ class Rig:
     def consume(self, connection: Connection, credit: int, queue: str = "orders") -> Batch:
         """Give credit, and an empty page where the core asks for one."""
         batch = self.turn(lambda: self.core.consume(connection, queue, credit))
-        if not batch.filled:
+        if not batch.windows:
             return batch
-        return self.turn(loaded=Loaded(windows=[(r.queue_id, [], True) for r in batch.filled]))
+        return self.turn(loaded=Loaded(windows=[(r.queue_id, [], True) for r in batch.windows]))
 
     # -- what happened
 
     def queue(self, name: str = "orders") -> Queue:
         """Return a queue that exists."""
-        return self.core.lives.queues[name]
+        return self.core.state.queues[name]
 
     def publish(
         self,

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.operator.message_actions import (
     ACTION_SLICE,
     Action,
@@ -82,7 +83,7 @@ def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
     assert kinds(batch) == [(1, "requeue")]
     assert batch.events[3] == "by anna"
     assert (outcome(rig).done, outcome(rig).places) == ([1], {1: (1, 1)})
-    assert (rig.queue().totals.requeued, rig.queue().totals.requeued_operator) == (1, 1)
+    assert (rig.queue().counters.requeued, rig.queue().counters.requeued_operator) == (1, 1)
 
 
 @pytest.mark.parametrize(("ttl_s", "deadline_ms"), [(0, None), (7, 7_000)])
@@ -101,7 +102,7 @@ def test_requeue_takes_a_message_from_its_holder_and_charges_nobody() -> None:
     held.body = None  # as after its sending
     batch = do(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
-    assert rig.core.lives.held == 0
+    assert rig.core.state.held == 0
     assert batch.body_seqs == {1}  # to be dispatched again
 
 
@@ -140,7 +141,7 @@ def test_move_puts_a_message_at_the_end_of_another_queue() -> None:
     assert (kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert (rig.queue("mails").row.live_count, rig.queue("mails").row.live_bytes) == (2, 4)
-    assert (rig.queue().totals.moved, outcome(rig).places) == (1, {1: (1, 1)})
+    assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
 
 
 def test_move_makes_the_target_only_where_that_is_wanted() -> None:
@@ -182,7 +183,7 @@ def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() ->
     do(rig, Action.MOVE, message(2), target="orders")
     assert skipped(rig) == {"there already": 1}
     batch = ask(rig, Action.MOVE, 2, target="mails")
-    rig.core.lives.remove(rig.queue("mails"))
+    rig.core.state.remove_queue(rig.queue("mails"))
     take(rig, batch, message(2))
     assert skipped(rig) == {"queue gone": 1}
 
@@ -251,7 +252,7 @@ def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
     assert (outcome(rig).done, outcome(rig).skipped) == ([2], {"dispatched": 1})
     batch = do(rig, Action.DELETE, message(1), with_dispatched=True)
     assert outcomes(batch) == {(State.DELETED, "delete"): [1]}
-    assert rig.core.lives.held == 0
+    assert rig.core.state.held == 0
 
 
 # -- redrive
@@ -260,20 +261,20 @@ def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
 def test_redrive_makes_a_message_of_a_record() -> None:
     rig = Rig()
     batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
-    [born] = batch.born
+    [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
     assert batch.bodies == [3, b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
     assert kinds(batch) == [(3, "redrive"), (2, "redrive")]
     assert outcome(rig).made == {2: born.message_id.decode()}
-    assert rig.queue().totals.published_ui == 1
+    assert rig.queue().counters.published_ui == 1
 
 
 def test_redrive_goes_to_another_queue_where_told() -> None:
     rig = Rig()
     row = record(rig)
     rig.publish(b"x", queue="again")
-    assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").born] == [3]
+    assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").created] == [3]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
     for name, value in change.items():
         setattr(row, name, value)
     batch = do(rig, Action.REDRIVE, row)
-    assert (skipped(rig), batch.born) == ({reason: 1}, [])
+    assert (skipped(rig), batch.created) == ({reason: 1}, [])
 
 
 def test_redrive_heeds_the_bounds_of_the_origin() -> None:
@@ -311,12 +312,12 @@ def test_restore_stores_a_new_message_in_the_old_place() -> None:
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
     batch = do(rig, Action.RESTORE, old)
-    [born] = batch.born
+    [born] = batch.created
     assert (born.seq, born.position, born.deadline_ms) == (3, 1, rig.steady_ms + 9)
     assert (born.published_at, born.deliveries) == (old.published_at, 0)
     assert kinds(batch) == [(1, "restore"), (3, "restore")]
     assert outcome(rig).made == {1: born.message_id.decode()}
-    assert (rig.queue().row.live_count, rig.queue().totals.restored) == (3, 1)
+    assert (rig.queue().row.live_count, rig.queue().counters.restored) == (3, 1)
     assert batch.bodies == [3, b"a"]
 
 
@@ -333,15 +334,15 @@ def test_restored_message_is_dispatched_before_what_is_behind_it() -> None:
 def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
     rig = Rig(Limits(window=2))
     rig.consumer(credit=1)
-    rig.turn(lambda: [rig.core.lives.number() for _ in "123"])  # of those that were deleted
+    rig.turn(lambda: [rig.core.state.take_number() for _ in "123"])  # of those that were deleted
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
     take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
     window = rig.queue().window
     assert window is not None
     assert [m.position for m in window] == [1, 2]
-    assert {m.seq for m in window} <= rig.core.lives.known.keys()
-    assert len(rig.core.lives.known) == 3  # one is held
+    assert {m.seq for m in window} <= rig.core.state.messages.keys()
+    assert len(rig.core.state.messages) == 3  # one is held
 
 
 def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
@@ -350,9 +351,9 @@ def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
     do(rig, Action.RESTORE, old)
     assert skipped(rig) == {"deadline passed": 1}
-    [born] = do(rig, Action.RESTORE, old, ttl_s=5).born
+    [born] = do(rig, Action.RESTORE, old, ttl_s=5).created
     assert (born.ttl_s, born.deadline_ms) == (5, rig.steady_ms + 5_000)
-    [born] = do(rig, Action.RESTORE, old, ttl_s=0).born
+    [born] = do(rig, Action.RESTORE, old, ttl_s=0).created
     assert (born.ttl_s, born.deadline_ms) == (None, None)
 
 
@@ -376,7 +377,7 @@ def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
     rig = Rig()
     rig.publish(b"a")
     rig.turn(lambda: rig.pause("orders", "publishing", True))
-    assert do(rig, Action.RESTORE, settled(1, body=b"a")).born != []
+    assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
     rig.turn(lambda: rig.configure("orders", {"publishing_paused": None, "max_messages": 2}))
     do(rig, Action.RESTORE, settled(1, body=b"b"))
     assert skipped(rig) == {"queue full": 1}
@@ -384,10 +385,10 @@ def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
 
 def test_restore_makes_a_removed_queue_again() -> None:
     rig = Rig()
-    rig.turn(lambda: rig.core.lives.queue("orders"))
-    rig.turn(lambda: rig.core.lives.remove(rig.queue()))
+    rig.turn(lambda: rig.core.state.registry.get_or_create("orders"))
+    rig.turn(lambda: rig.core.state.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
-    [born] = do(rig, Action.RESTORE, settled(1, body=b"a")).born
+    [born] = do(rig, Action.RESTORE, settled(1, body=b"a")).created
     assert (born.queue_id, rig.queue().queue_id) == (1, 1)
 
 
@@ -400,7 +401,7 @@ def test_message_is_restored_once_where_two_ask_at_once() -> None:
     )
     rows = [settled(1, body=b"a")]
     batch = rig.turn(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
-    assert len(batch.born) == 1
+    assert len(batch.created) == 1
     assert skipped(rig) == {"gone": 1}
 
 
@@ -443,7 +444,7 @@ def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
-    loaded = Loaded(pages=[(request.take, [message(1)], True)], due=[message(1)], asked_due=True)
+    loaded = Loaded(pages=[(request.take, [message(1)], True)], due=[message(1)], has_due=True)
     batch = rig.turn(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
     assert skipped(rig) == {"gone": 1}
@@ -453,7 +454,7 @@ def test_action_skips_what_waits_to_be_buried() -> None:
     rig = Rig()
     held = held_one(rig)
     held.body = None
-    rig.turn(lambda: rig.core.lives.kill(held, "client"))
+    rig.turn(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
     do(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skipped(rig) == {"gone": 1}
 

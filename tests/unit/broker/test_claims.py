@@ -16,7 +16,7 @@ BYTES = 1 << 20
 def made(rig: Rig) -> Rig:
     """Give a core a queue, as on a file that has one."""
     rig.begin()
-    rig.core.lives.queue("orders")
+    rig.core.state.registry.get_or_create("orders")
     rig.finish()
     return rig
 
@@ -47,19 +47,19 @@ def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
         "ready_page", 1, 0, 2, 10,
     )  # fmt: skip
     batch = give(rig, asked, message(1), message(2))
-    wall_ms = rig.core.lives.now.wall_ms
+    wall_ms = rig.core.state.now.wall_ms
     assert batch.several == {("claims", "insert"): [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]}
     assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
     assert rig.answers == [2]
     queue = rig.queue()
-    assert (queue.held, queue.held_bytes, queue.totals.dispatched) == (2, 2, 2)
+    assert (queue.held, queue.held_bytes, queue.counters.dispatched) == (2, 2, 2)
 
 
 def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
     rig = made(Rig())
     give(rig, claim(rig), message(1))
-    lives = rig.core.lives
-    assert (lives.known, lives.held, lives.held_bytes) == ({}, 0, 0)
+    state = rig.core.state
+    assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
     told: list[Any] = []
     rig.turn(lambda: rig.core.drain(told.append))
     assert told == [None]
@@ -74,14 +74,14 @@ def test_message_leaves_the_window_of_a_consumer() -> None:
     assert [m.seq for m in window] == [2, 3]
     batch = give(rig, claim(rig, 1), message(2), is_last=False)
     assert [m.seq for m in window] == [3]
-    assert (set(rig.core.lives.known), rig.queue().held) == ({1, 3}, 2)
+    assert (set(rig.core.state.messages), rig.queue().held) == ({1, 3}, 2)
     assert batch.pages == []  # it has all that it wanted
 
 
 def test_passed_over_are_those_that_are_due_or_dying() -> None:
     rig = made(Rig())
     asked = claim(rig)
-    rig.core.lives.dying.add(message(2), "client")
+    rig.core.state.pending.add(message(2), "client")
     batch = give(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
     assert [m.seq for m in batch.dispatched] == [3]
     assert rig.queue().claimed_to == 0  # so they are seen again
@@ -108,7 +108,7 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
     assert rig.answers == [2, 2]
     queue = rig.queue()
     assert (queue.held, queue.held_bytes, queue.row.live_count) == (0, 0, 0)
-    assert (queue.totals.acked, sum(queue.hold or [])) == (2, 2)
+    assert (queue.counters.acked, sum(queue.hold or [])) == (2, 2)
 
 
 def test_released_claims_are_ready_and_uncharged() -> None:

@@ -232,8 +232,8 @@ def test_message_is_acknowledged_once() -> None:
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.begin()
     assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.LOAD
-    assert rig.finish().named == {1}
-    rig.begin(Loaded(named={1: None}))
+    assert rig.finish().seqs == {1}
+    rig.begin(Loaded(by_seq={1: None}))
     assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.DONE
     assert outcomes(rig.finish()) == {}
     assert rig.core.ignored == {"settled": 1}
@@ -277,9 +277,9 @@ def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
     row = message(1)
     rig.begin()
     assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD
-    rig.core.look_ahead([row.message_id, b"x" * 32, b"f" * 32])
-    assert rig.finish().named == {1}
-    rig.begin(Loaded(named={1: row}))
+    rig.core.preload([row.message_id, b"x" * 32, b"f" * 32])
+    assert rig.finish().seqs == {1}
+    rig.begin(Loaded(by_seq={1: row}))
     assert rig.core.acknowledge(one, "orders", row.message_id) is Result.DONE
     assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD  # it has gone since
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
@@ -295,10 +295,10 @@ def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
     one = rig.connect()
     rig.publish(b"a", by=one)
     page, named = message(1, body=b"a"), message(1)
-    rig.begin(Loaded(named={1: named}))
+    rig.begin(Loaded(by_seq={1: named}))
     rig.core.consume(one, "orders", 5)
     rig.finish()
-    rig.begin(Loaded(windows=[(1, [page], True)], named={1: named}))
+    rig.begin(Loaded(windows=[(1, [page], True)], by_seq={1: named}))
     assert rig.core.acknowledge(one, "orders", page.message_id) is Result.DONE
     assert rig.core.acknowledge(one, "orders", page.message_id) is Result.LOAD
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
@@ -311,7 +311,7 @@ def test_named_message_that_is_due_expires_and_is_not_acknowledged_too() -> None
     rig.publish(b"a", by=one, ttl_s=1)
     rig.advance(1)
     due, named = (message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12")
-    rig.begin(Loaded(named={1: named}, due=[due], asked_due=True))
+    rig.begin(Loaded(by_seq={1: named}, due=[due], has_due=True))
     assert rig.core.acknowledge(one, "orders", due.message_id) is Result.LOAD
     assert outcomes(rig.finish()) == {(State.EXPIRED, None): [1]}
     assert rig.queue().row.live_count == 0
@@ -322,11 +322,11 @@ def test_named_message_that_was_requeued_can_be_acknowledged_in_the_same_batch()
     one = rig.connect()
     rig.publish(b"a", by=one)
     row = message(1)
-    rig.begin(Loaded(named={1: row}))
+    rig.begin(Loaded(by_seq={1: row}))
     assert rig.core.requeue(one, "orders", row.message_id, 0) is Result.DONE
     assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD
     rig.finish()
-    rig.begin(Loaded(named={1: message(1, position=2)}))
+    rig.begin(Loaded(by_seq={1: message(1, position=2)}))
     assert rig.core.acknowledge(one, "orders", row.message_id) is Result.DONE
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
 
@@ -392,7 +392,7 @@ def test_key_that_is_known_is_stored_once_and_receipted_again() -> None:
     )
     assert receipts(batch, one) == [(b"k", None), (b"k", None)]
     assert receipts(batch, two) == [(b"k", None)]
-    assert [m.seq for m in batch.born] == [1]
+    assert [m.seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 1
 
 
@@ -401,11 +401,11 @@ def test_key_is_known_per_queue_and_for_its_time() -> None:
     one = rig.connect()
     rig.turn(lambda: publish(rig, one, b"a", b"k"))
     batch = rig.turn(lambda: rig.core.publish(one, "mails", b"a", None, b"k"))
-    assert len(batch.born) == 1
+    assert len(batch.created) == 1
     rig.steady_ms += 999
-    assert rig.turn(lambda: publish(rig, one, b"a", b"k")).born == []
+    assert rig.turn(lambda: publish(rig, one, b"a", b"k")).created == []
     rig.steady_ms += 1
-    assert len(rig.turn(lambda: publish(rig, one, b"a", b"k")).born) == 1
+    assert len(rig.turn(lambda: publish(rig, one, b"a", b"k")).created) == 1
 
 
 def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
@@ -415,7 +415,7 @@ def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     batch = rig.turn(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
     assert receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
-    assert (batch.born, batch.keys) == ([], [])
+    assert (batch.created, batch.keys) == ([], [])
     assert rig.core.refused == {"paused": 1}
     rig.turn(lambda: rig.pause("orders", "publishing", False))
     assert receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
@@ -435,7 +435,7 @@ def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
         with pytest.raises(RefusedError, match=r"made by '\w+'; the limit is 40"):
             create_queue(rig.core, AuditEntry(name, "ui", "", "queue.create"), "more",
                          rig.answers.append)  # fmt: skip
-    assert Counter(queue.row.created_by for queue in rig.core.lives.queues.values()) == Counter(
+    assert Counter(queue.row.created_by for queue in rig.core.state.queues.values()) == Counter(
         {stranger.creator: 40, "anna": 5, "bert": 3, "carl": 1}
     )
 
@@ -499,7 +499,7 @@ def test_publisher_that_also_consumes_is_let_through() -> None:
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     rig.turn(lambda: publish(rig, one, b"b", None))
     batch = rig.turn(lambda: rig.core.force_publish(one, "orders", b"b", None))
-    assert [m.size for m in batch.born] == [1]
+    assert [m.size for m in batch.created] == [1]
     assert rig.queue().parked == set()
 
 
@@ -511,7 +511,7 @@ def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
     worker = rig.consumer(credit=1)
     assert "next_number" not in rig.turn().counters
     batch = rig.publish(b"a", b"b")  # their bodies tell
-    assert (batch.first_number, batch.born[-1].seq, batch.counters) == (1, 2, {})
+    assert (batch.first_number, batch.created[-1].seq, batch.counters) == (1, 2, {})
     [held] = sent(batch, worker)
     batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert batch.counters["next_number"] == 4
@@ -520,13 +520,13 @@ def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
 def test_next_number_is_stored_where_a_rare_row_may_take_the_newest_body() -> None:
     rig = Rig()
     rig.publish(b"a")
-    batch = rig.turn(lambda: rig.core.lives.batch.rare.append(("rare", "erase_body", (1,))))
+    batch = rig.turn(lambda: rig.core.state.batch.rare.append(("rare", "erase_body", (1,))))
     assert batch.counters["next_number"] == 2
 
 
 def test_ids_are_the_number_and_63_random_bits() -> None:
     rig = Rig()
-    born = [m for n in range(3) for m in rig.publish(*[b"x"] * 300).born]
+    born = [m for n in range(3) for m in rig.publish(*[b"x"] * 300).created]
     assert [int(m.message_id[:16], 16) for m in born] == list(range(1, 901))
     assert all(0 <= m.token < 1 << 63 for m in born)
     assert len({m.token for m in born}) == 900

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.broker import Result
-from phpmq_lite.broker.lives import LOOKED_BYTES
 from phpmq_lite.broker.operator import publishing
-from phpmq_lite.broker.queues import ASIDE_BYTES
+from phpmq_lite.broker.state import BACKGROUND_BYTES
+from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, Loaded, Message, State
 from tests.unit.broker.envelope_rig import (
@@ -29,20 +30,20 @@ from tests.unit.broker.rig import Rig, kinds, message, outcomes, receipts, sent
 
 def test_object_is_indexed() -> None:
     batch = make().publish(GOOD)
-    assert index(batch.born[0]) == ("urn:a", "t", "i", 3)
+    assert index(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
-@pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * LOOKED_BYTES])
+@pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * INSPECTED_BYTES_MAX])
 def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(content: bytes) -> None:
     rig = make()
     batch = rig.publish(content)
     assert looks(rig) == 0
-    assert index(batch.born[0]) == (None, None, None, None)
+    assert index(batch.created[0]) == (None, None, None, None)
 
 
 def test_nothing_is_looked_at_on_an_opaque_queue() -> None:
     rig = make(payload_policy="opaque")
-    assert {index(m) for m in rig.publish(GOOD, BAD).born} == {(None, None, None, None)}
+    assert {index(m) for m in rig.publish(GOOD, BAD).created} == {(None, None, None, None)}
     assert looks(rig) == 0
 
 
@@ -56,9 +57,9 @@ def test_change_of_the_policy_counts_for_what_comes_then() -> None:
     rig = make()
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
-    assert index(rig.publish(GOOD).born[0])[0] is None
+    assert index(rig.publish(GOOD).created[0])[0] is None
     rig.turn(lambda: rig.configure("orders", {"payload_policy": None}))
-    assert index(rig.publish(GOOD).born[0])[0] == "urn:a"
+    assert index(rig.publish(GOOD).created[0])[0] == "urn:a"
 
 
 # -- quarantine
@@ -70,7 +71,7 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> Non
     batch = rig.publish(BAD)
     assert sent(batch, worker) == []
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
-    original, record = batch.born
+    original, record = batch.created
     assert batch.bodies[:2] == [1, BAD]
     assert block_of(batch.bodies[3]) == {
         "reason": "invalid_data", "error": "because", "original_queue": "orders",
@@ -83,7 +84,7 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> Non
     assert kinds(batch) == [(1, "dead_letter")]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert rig.queue("orders.dlq").row.live_count == 1
-    assert rig.queue().totals.published == rig.queue().totals.dead == 1
+    assert rig.queue().counters.published == rig.queue().counters.dead == 1
     assert rig.queue().deaths == {"invalid_data": 1}
 
 
@@ -98,7 +99,7 @@ def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other() -> None:
 def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
     rig = make()
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
-    assert not rig.queue("orders.retry").judges
+    assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
@@ -121,7 +122,7 @@ def test_publisher_of_bad_content_gets_its_receipt() -> None:
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert receipts(batch, publisher) == [(b"k", None)]
     again = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
-    assert again.born == []
+    assert again.created == []
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_bad_content_is_refused_where_its_record_has_no_room(
     publisher = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert receipts(batch, publisher) == [(b"k", reason)]
-    assert batch.born == []
+    assert batch.created == []
     with pytest.raises(RefusedError, match="dead-letter queue"):
         publish(rig, BAD)
-    assert rig.publish(GOOD).born[0].body is None  # good ones are taken
+    assert rig.publish(GOOD).created[0].body is None  # good ones are taken
 
 
 def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
@@ -154,7 +155,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
     publisher = rig.connect()
     rig.begin()
     assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.PARK
-    assert rig.finish().born == []
+    assert rig.finish().created == []
     batch = rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
     assert batch.wakes == {publisher}
 
@@ -165,37 +166,37 @@ def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() 
     publisher = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert receipts(batch, publisher) == [(b"k", None)]
-    assert [m.source_seq for m in batch.born] == [None, batch.born[0].seq]
+    assert [m.source_seq for m in batch.created] == [None, batch.created[0].seq]
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
 def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
     rig = strict()
     publisher = rig.connect()
-    large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * ASIDE_BYTES)
+    large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     rig.begin()
     assert rig.core.publish(publisher, "orders", large, 0, b"k") is Result.JUDGE
     judged: list[Any] = []
-    rig.core.judge_ahead("orders", large, judged.append)
-    [(work, give)] = rig.finish().aside
-    assert rig.batch.born == []
+    rig.core.validate_in_background("orders", large, judged.append)
+    [(work, give)] = rig.finish().background
+    assert rig.batch.created == []
     give(work())
     before = looks(rig)
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
     assert looks(rig) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
-    assert block_of(batch.bodies[3])["message_id"] == batch.born[0].message_id.decode()
+    assert block_of(batch.bodies[3])["message_id"] == batch.created[0].message_id.decode()
 
 
 def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> None:
     rig = strict()
     publisher = rig.connect()
-    large = b'{"x":"%b"}' % (b"x" * ASIDE_BYTES)
+    large = b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     rig.begin()
     rig.core.publish(publisher, "orders", large, 0, None)
     judged: list[Any] = []
-    rig.core.judge_ahead("orders", large, judged.append)
-    [(work, give)] = rig.finish().aside
+    rig.core.validate_in_background("orders", large, judged.append)
+    [(work, give)] = rig.finish().background
     give(work())
     rig.turn(lambda: rig.configure("orders", {"note": "new"}))
     rig.begin()
@@ -226,10 +227,10 @@ def test_operator_is_told_what_was_quarantined() -> None:
 
 def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
     rig = strict()
-    large = b'{"bad":"too_deep","x":"%b"}' % (b"x" * ASIDE_BYTES)
+    large = b'{"bad":"too_deep","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     assert publish(rig, GOOD, large) is None
-    assert rig.batch.born == []
-    [(work, give)] = rig.batch.aside
+    assert rig.batch.created == []
+    [(work, give)] = rig.batch.background
     found = work()
     rig.turn(lambda: give(found))
     [ids] = rig.answers
@@ -238,8 +239,8 @@ def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
 
 def test_refusal_behind_the_verdict_is_the_answer() -> None:
     rig = strict()
-    publish(rig, b'{"x":"%b"}' % (b"x" * ASIDE_BYTES))
-    [(work, give)] = rig.batch.aside
+    publish(rig, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
+    [(work, give)] = rig.batch.background
     found = work()
     rig.turn(lambda: rig.configure("orders", {"publishing_paused": True}))
     rig.turn(lambda: give(found))
@@ -261,7 +262,7 @@ def dispatched(rig: Rig, body: bytes = GOOD) -> tuple[Any, Message]:
 def die(rig: Rig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
     """Have the worker send 006, and give what the store has."""
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    target = rig.core.lives.queues.get("orders.dlq")
+    target = rig.core.state.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}
     place = 0 if target is None else target.queue_id
     assert batch.record_seqs == {held.seq: (place, place, worker.number)}
@@ -297,7 +298,7 @@ def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
     rig = make()
     worker, held = dispatched(rig)
     own = said(rig, held)
-    [record] = rig.publish(own, queue="orders.dlq", by=worker).born
+    [record] = rig.publish(own, queue="orders.dlq", by=worker).created
     assert (record.source_seq, record.source_queue_id) == (1, held.queue_id)
     assert record.source_reason == "no stock"
     batch = die(rig, worker, held, (record.message_id, own))
@@ -322,7 +323,7 @@ def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(messag
     rig = make()
     rig.publish(GOOD)
     content = said(rig, message(1), message_id=message_id, original_queue="orders")
-    [record] = rig.publish(content, queue="orders.dlq").born
+    [record] = rig.publish(content, queue="orders.dlq").created
     assert (record.source_seq, record.source_reason) == (None, "no stock")
     assert record.source_queue_id == rig.queue().queue_id
 
@@ -333,7 +334,7 @@ def test_message_that_nobody_had_dies_at_once() -> None:
     stranger = rig.connect()
     made = message(1, body=GOOD)
     made.token = 5
-    batch = rig.turn(lambda: rig.core.lives.kill(made, "client"))
+    batch = rig.turn(lambda: dead_letters.dead_letter(rig.core.state, made, "client"))
     assert batch.record_seqs == {}
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert stranger.is_open
@@ -341,18 +342,18 @@ def test_message_that_nobody_had_dies_at_once() -> None:
 
 def test_record_of_a_large_message_is_made_in_a_thread() -> None:
     rig = make()
-    large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * ASIDE_BYTES)
+    large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = dispatched(rig, large)
     rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     batch = rig.turn(loaded=Loaded(bodies={1: large}))
     assert outcomes(batch) == {}
-    assert list(rig.core.lives.dying) == [1]
-    [(work, give)] = batch.aside
+    assert list(rig.core.state.pending) == [1]
+    [(work, give)] = batch.background
     made = work()
     batch = rig.turn(lambda: give(made))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert json.loads(batch.bodies[1])["raw"] == large.decode()
-    assert rig.core.lives.dying == {}
+    assert rig.core.state.pending == {}
 
 
 # -- named dead-letter queues
@@ -364,7 +365,7 @@ def test_records_go_to_the_queue_that_was_named() -> None:
     rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.failed"}))
     batch = rig.publish(BAD)
     failed = rig.queue("orders.failed")
-    assert batch.born[1].queue_id == failed.queue_id
+    assert batch.created[1].queue_id == failed.queue_id
     assert failed.is_dead_letter_queue
     assert (failed.settings.max_deliveries, failed.settings.payload_policy) == (0, "observe")
     rig.publish(BAD, queue="orders.failed")  # takes anything
@@ -411,4 +412,4 @@ def test_dead_letter_queue_by_its_own_name_is_allowed() -> None:
     rig = make()
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
-    assert rig.core.lives.dead_letter_name(rig.queue()) == "orders.dlq"
+    assert rig.core.state.registry.dead_letter_name(rig.queue()) == "orders.dlq"

@@ -33,7 +33,7 @@ def act(rig: Rig, row: Message, body: bytes | None, options: ActionOptions) -> A
 def dead_one(rig: Rig, content: bytes = BAD) -> tuple[Message, bytes]:
     """Have one quarantined; return its record as a row on disk, and its content."""
     batch = rig.publish(content)
-    record = batch.born[1]
+    record = batch.created[1]
     row = message(record.seq, queue_id=record.queue_id)
     row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
     return row, batch.bodies[3]
@@ -72,14 +72,14 @@ def test_redrive_stays_where_poison_would_find_no_room() -> None:
     rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
     outcome = act(rig, row, body, ActionOptions())
     assert outcome.skipped == {"dead-letter queue paused": 1}
-    assert rig.batch.born == []
+    assert rig.batch.created == []
 
 
 def test_record_that_a_program_published_goes_where_it_says() -> None:
     rig = make()
     rig.publish(GOOD)
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
-    [record] = rig.publish(content, queue="orders.dlq").born
+    [record] = rig.publish(content, queue="orders.dlq").created
     row = message(record.seq, queue_id=record.queue_id)
     assert act(rig, row, content, ActionOptions()).targets == {"orders": 1}
     assert rig.batch.bodies == [3, b"x"]
@@ -88,14 +88,14 @@ def test_record_that_a_program_published_goes_where_it_says() -> None:
 def test_record_that_a_program_published_waits_for_its_queue() -> None:
     rig = make()
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
-    [record] = rig.publish(content, queue="orders.dlq").born
+    [record] = rig.publish(content, queue="orders.dlq").created
     row = message(record.seq, queue_id=record.queue_id)
     assert act(rig, row, content, ActionOptions(is_dry_run=True)).skipped == {"queue gone": 1}
 
 
 def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
     rig = make()
-    [made] = rig.publish(b"{}", queue="orders.dlq").born
+    [made] = rig.publish(b"{}", queue="orders.dlq").created
     row = message(made.seq, queue_id=made.queue_id)
     assert act(rig, row, b"{}", ActionOptions()).skipped == {"not a record": 1}
     rig.publish(GOOD)

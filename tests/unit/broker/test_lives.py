@@ -3,8 +3,8 @@
 import pytest
 
 from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.runs import LONGEST_TTL_S
 from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, State
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig, bodies, kinds, message, outcomes, sent
 
@@ -14,7 +14,7 @@ EXPIRED = (State.EXPIRED, None)
 def due(rig: Rig, *messages: Message, next_deadline_ms: int | None = None) -> Loaded:
     """Answer, by hand, to the core's question for what is due."""
     assert rig.batch.due_at == rig.steady_ms
-    return Loaded(due=list(messages), next_deadline_ms=next_deadline_ms, asked_due=True)
+    return Loaded(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
 
 
 def configure(rig: Rig, queue: str = "orders", **changes: object) -> None:
@@ -35,7 +35,7 @@ def one_held(rig: Rig, worker: Connection) -> Message:
 )
 def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | None) -> None:
     rig = Rig()
-    [born] = rig.publish(b"a", ttl_s=ttl_s).born
+    [born] = rig.publish(b"a", ttl_s=ttl_s).created
     deadline_ms = None if kept_s is None else STEADY_MS + kept_s * 1_000
     assert (born.ttl_s, born.deadline_ms) == (kept_s, deadline_ms)
     assert rig.core.next_wake_ms == deadline_ms
@@ -52,7 +52,7 @@ def test_requeue_keeps_a_ttl_up_to_100_years() -> None:
 
 def test_message_without_a_ttl_gets_the_default_of_its_queue() -> None:
     rig = Rig(defaults=QueueSettings(default_ttl_s=30))
-    [without, never] = [rig.publish(b"a", ttl_s=ttl_s).born[0] for ttl_s in (None, 0)]
+    [without, never] = [rig.publish(b"a", ttl_s=ttl_s).created[0] for ttl_s in (None, 0)]
     assert (without.ttl_s, never.ttl_s) == (30, None)
 
 
@@ -66,7 +66,7 @@ def test_times_of_a_message_are_on_the_scales_they_belong_to() -> None:
 
 def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
     rig = Rig()
-    [born] = rig.publish(b"a", ttl_s=1).born
+    [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
     assert rig.turn().due_at is None
     rig.advance(0.001)
@@ -74,12 +74,12 @@ def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
     batch = rig.turn(loaded=due(rig, born))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert rig.core.next_wake_ms is None
-    assert (rig.queue().row.live_count, rig.queue().totals.expired) == (0, 1)
+    assert (rig.queue().row.live_count, rig.queue().counters.expired) == (0, 1)
 
 
 def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() -> None:
     rig = Rig()
-    [born] = rig.publish(b"a", ttl_s=1).born
+    [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(1)
     rig.turn()
     batch = rig.turn(loaded=due(rig, born, next_deadline_ms=rig.steady_ms))
@@ -97,7 +97,7 @@ def test_message_in_a_window_expires_there_too() -> None:
     batch = rig.turn(loaded=due(rig, row))
     assert outcomes(batch) == {EXPIRED: [2]}
     assert list(rig.queue().window or ()) == []
-    assert list(rig.core.lives.known) == [1]
+    assert list(rig.core.state.messages) == [1]
 
 
 def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() -> None:
@@ -149,14 +149,14 @@ def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
     [late] = sent(rig.publish(b"a", ttl_s=1), worker)
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
     batch = rig.turn(lambda: rig.core.take_back(worker, [late]))
-    assert (batch.changed, rig.core.lives.held) == ({}, 0)
+    assert (batch.changed, rig.core.state.held) == ({}, 0)
 
 
 # -- what expiry does
 
 
 def expire_one(rig: Rig, queue: str = "orders") -> Message:
-    [born] = rig.publish(b"a", queue=queue, ttl_s=1).born
+    [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
     born.body = b"a"  # as it is in a window
     rig.advance(1)
     rig.turn()
@@ -199,8 +199,8 @@ def test_message_that_cannot_be_forwarded_is_a_dead_letter_with_a_reason() -> No
     rig = Rig(Limits(queues=1), QueueSettings(on_expire="forward:late"))
     expire_one(rig)
     assert outcomes(rig.batch) == {(State.DEAD, "not_forwarded"): [1]}
-    [record] = rig.batch.born
-    assert rig.core.lives.by_id[record.queue_id].name == "orders.dlq"
+    [record] = rig.batch.created
+    assert rig.core.state.by_id[record.queue_id].name == "orders.dlq"
 
 
 @pytest.mark.parametrize("own", ["", "graves"])
@@ -211,8 +211,8 @@ def test_record_is_stored_although_there_are_as_many_queues_as_may_be(own: str) 
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
-    assert [record.source_seq for record in batch.born] == [1]
-    assert rig.turn(lambda: rig.core.publish(worker, "more", b"", None, b"k")).born == []
+    assert [record.source_seq for record in batch.created] == [1]
+    assert rig.turn(lambda: rig.core.publish(worker, "more", b"", None, b"k")).created == []
 
 
 def test_dead_letter_queue_counts_with_its_origin() -> None:
@@ -220,16 +220,16 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
     rig.publish(b"a", queue="mails.dlq")
     rig.publish(b"a", queue="orders")
     rig.publish(b"a", queue="orders.dlq")  # counts with orders
-    created = rig.core.lives.created
+    created = rig.core.state.registry.created
     assert created.total() == 2
     publisher = rig.connect()
     for name in ("mails", "orders.dlq.dlq", "late.dlq"):
         rig.begin()
         rig.core.publish(publisher, name, b"", None, b"k")
-        assert rig.finish().born == []
-    rig.turn(lambda: rig.core.lives.remove(rig.queue("orders")))
+        assert rig.finish().created == []
+    rig.turn(lambda: rig.core.state.remove_queue(rig.queue("orders")))
     assert created.total() == 2  # orders.dlq counts by itself
-    rig.turn(lambda: rig.core.lives.remove(rig.queue("mails.dlq")))
+    rig.turn(lambda: rig.core.state.remove_queue(rig.queue("mails.dlq")))
     assert created.total() == 1
     rig.publish(b"a", queue="orders")
     rig.publish(b"a", queue="mails")
@@ -240,7 +240,7 @@ def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None
     rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
     expire_one(rig)
     assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
-    [record] = rig.batch.born
+    [record] = rig.batch.created
     assert (record.source_seq, record.source_reason) == (1, "expired")
 
 
@@ -253,7 +253,7 @@ def test_dead_letter_leaves_its_queue_and_a_record_of_it() -> None:
     [held] = sent(rig.publish(b"body", ttl_s=60, by=publisher), worker)
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    [record] = batch.born
+    [record] = batch.created
     assert record.queue_id == rig.queue("orders.dlq").queue_id
     assert (record.source_seq, record.source_queue_id, record.source_reason) == (1, 1, "client")
     assert (record.ttl_s, record.deadline_ms) == (None, None)
@@ -269,7 +269,7 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
     worker = rig.consumer()
     held = one_held(rig, worker)
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    assert batch.born[0].deadline_ms is None
+    assert batch.created[0].deadline_ms is None
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
@@ -280,14 +280,14 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
-    loaded = Loaded(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], asked_due=True)
+    loaded = Loaded(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
     batch = rig.turn(
         lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
     )
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    assert [m.source_seq for m in batch.born] == [1]
+    assert [m.source_seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 0
-    assert rig.core.lives.dying == {}
+    assert rig.core.state.pending == {}
 
 
 def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> None:
@@ -314,7 +314,7 @@ def test_dying_message_is_out_of_reach_of_everybody() -> None:
         assert rig.core.requeue(connection, "orders", held.message_id, 0) is Result.DONE
         assert rig.core.dead_letter(connection, "orders", held.message_id) is Result.DONE
     batch = rig.finish()
-    assert (outcomes(batch), batch.changed, batch.named) == ({}, {}, set())
+    assert (outcomes(batch), batch.changed, batch.seqs) == ({}, {}, set())
     assert rig.core.ignored == {"settled": 6}
 
 
@@ -328,7 +328,7 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
         lambda: rig.core.dead_letter(worker, "orders", held.message_id),
         lambda: rig.core.consume(clerk, "orders.dlq", 5),
     )
-    [request] = batch.filled
+    [request] = batch.windows
     loaded = Loaded(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
     assert bodies(sent(rig.turn(loaded=loaded), clerk)) == [b"a"]
 
@@ -342,7 +342,7 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
     rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     batch = rig.turn(loaded=Loaded(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
-    assert batch.born == []
+    assert batch.created == []
 
 
 def test_message_with_a_damaged_body_is_never_delivered() -> None:
@@ -355,7 +355,7 @@ def test_message_with_a_damaged_body_is_never_delivered() -> None:
     batch = rig.turn(loaded=Loaded(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert bodies(sent(batch, worker)) == [b"2"]
-    assert batch.born == []
+    assert batch.created == []
 
 
 def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
@@ -364,7 +364,7 @@ def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
     [record] = sent(rig.publish(b"r", queue="orders.dlq"), clerk)
     batch = rig.turn(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    assert batch.born == []
+    assert batch.created == []
 
 
 def test_due_message_that_is_dying_is_not_buried_twice() -> None:
@@ -380,7 +380,7 @@ def test_due_message_that_is_dying_is_not_buried_twice() -> None:
     loaded.bodies = {1: b"a"}
     batch = rig.turn(loaded=loaded)
     assert outcomes(batch) == {(State.DEAD, "expired"): [1]}
-    assert (len(batch.born), rig.core.lives.dying) == (1, {})
+    assert (len(batch.created), rig.core.state.pending) == (1, {})
     assert rig.queue().row.live_count == 0
     assert outcomes(rig.turn(loaded=Loaded(bodies={1: b"a"}))) == {}
 
@@ -406,7 +406,7 @@ def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> Non
         assert (held.state, held.holder.connection) == (State.DISPATCHED, again)
     return_charged(rig, held)
     assert outcomes(rig.batch) == {(State.DEAD, "max_deliveries"): [1]}
-    assert [m.source_reason for m in rig.batch.born] == ["max_deliveries"]
+    assert [m.source_reason for m in rig.batch.created] == ["max_deliveries"]
     assert (held.charged, held.deliveries) == (3, 3)
     assert rig.batch.changed == {1: held}  # its history row has the last charge too
 
@@ -449,7 +449,7 @@ def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
     rig.advance(59.999)
     assert kinds(rig.turn()) == []
-    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
     quick = rig.consumer(credit=1)
     rig.advance(0.001)
     batch = rig.turn()
@@ -462,7 +462,7 @@ def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it(
     rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
     slow, quick = rig.consumer(credit=1), rig.connect()
     held = one_held(rig, slow)
-    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
     rig.consume(quick, 1)
     rig.advance(60)
     rig.turn()
@@ -503,7 +503,7 @@ def test_each_message_has_a_timeout_of_its_own() -> None:
     first = one_held(rig, slow)
     rig.advance(30)
     second = one_held(rig, slow)
-    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
     rig.advance(30)
     rig.turn()
     assert (first.holder, second.holder is not None) == (None, True)
@@ -523,7 +523,7 @@ def test_shorter_timeout_counts_from_the_dispatch() -> None:
     rig = Rig()
     slow = rig.consumer(credit=1)
     held = one_held(rig, slow)
-    rig.turn(lambda: rig.core.choke(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
     rig.advance(30)
     configure(rig, ack_timeout_s=40)
     rig.turn()

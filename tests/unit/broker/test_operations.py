@@ -84,7 +84,7 @@ def test_removed_queue_keeps_its_row_and_comes_back_under_its_number() -> None:
     run(rig, "configure", "orders", {"max_messages": 5})
     batch = run(rig, "remove_queue", "orders")
     assert [(row.name, row.own) for row in batch.configured] == [("orders", {"removed": True})]
-    assert (rig.core.lives.queues, rig.core.lives.by_id) == ({}, {})
+    assert (rig.core.state.queues, rig.core.state.by_id) == ({}, {})
     assert refusal(rig, "purge", "orders") == "unknown_queue"
     batch = rig.publish(b"a")
     assert (batch.new_queues, batch.configured[0].own) == ([], {})
@@ -169,4 +169,4 @@ def test_wait_and_hold_are_counted() -> None:
     rig.advance(20)
     rig.turn(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
     assert sum(queue.hold) == 2
-    assert (queue.totals.dead, queue.deaths) == (1, {"client": 1})
+    assert (queue.counters.dead, queue.deaths) == (1, {"client": 1})

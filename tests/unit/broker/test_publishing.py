@@ -31,7 +31,7 @@ def test_operator_publishes_and_learns_the_ids() -> None:
     assert rig.answers == [ids(born)]
     assert [(f, n) for f, n, _ in batch.rare] == [("audit", "insert")]
     assert batch.rare[0][2][7] == 2
-    totals = rig.queue().totals
+    totals = rig.queue().counters
     assert (totals.published, totals.published_ui, totals.published_http) == (2, 2, 0)
 
 
@@ -43,12 +43,12 @@ def test_each_person_has_one_client_number() -> None:
     assert first.counters["next_client"] == 3
     second = give(rig, b"b")
     assert second.opened_clients == []
-    assert [m.publisher for m in (*first.born, *second.born)] == [2, 2]
+    assert [m.publisher for m in (*first.created, *second.created)] == [2, 2]
     entry = rig.entry()
     entry.source = "cli"
     batch = rig.turn(lambda: publish(rig.core, entry, "orders", [(b"c", None)], rig.answers.append))
-    assert (batch.born[0].publisher, worker.number) == (3, 1)
-    assert rig.queue().totals.published_cli == 1
+    assert (batch.created[0].publisher, worker.number) == (3, 1)
+    assert rig.queue().counters.published_cli == 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_list_is_stored_whole_or_not_at_all(
         give(rig, b"a", b"b")
     assert caught.value.code == code
     assert not rig.finish().stores
-    assert (rig.core.refused, rig.queue().totals.refused) == ({reason: 1}, 1)
+    assert (rig.core.refused, rig.queue().counters.refused) == ({reason: 1}, 1)
 
 
 def test_what_cannot_be_published_is_refused() -> None:
@@ -107,18 +107,18 @@ def test_key_again_gives_the_ids_of_the_first_time() -> None:
     first = give(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
     again = give(rig, b"c", key=b"k")
-    assert (again.born, again.keys, again.rare[0][2][7]) == ([], [], 0)
+    assert (again.created, again.keys, again.rare[0][2][7]) == ([], [], 0)
     assert again.rows[0].seqs == (1, 2)
-    repeat(rig, again, *first.born)
-    assert rig.answers == [ids(first.born)] * 2
-    assert rig.queue().totals.deduplicated == 1
+    repeat(rig, again, *first.created)
+    assert rig.answers == [ids(first.created)] * 2
+    assert rig.queue().counters.deduplicated == 1
 
 
 def test_key_again_leaves_out_what_the_history_has_given_up() -> None:
     rig = Rig()
     first = give(rig, b"a", b"b", key=b"k")
-    repeat(rig, give(rig, b"a", b"b", key=b"k"), first.born[1])
-    assert rig.answers[1] == ids(first.born[1:])
+    repeat(rig, give(rig, b"a", b"b", key=b"k"), first.created[1])
+    assert rig.answers[1] == ids(first.created[1:])
 
 
 def test_key_of_one_message_after_the_window_forgets_the_list_before() -> None:
@@ -132,7 +132,7 @@ def test_key_of_one_message_after_the_window_forgets_the_list_before() -> None:
 def test_key_counts_although_the_queue_was_removed_since() -> None:
     rig = Rig()
     give(rig, b"a", key=b"k")
-    rig.core.lives.remove(rig.queue())
+    rig.core.state.remove_queue(rig.queue())
     assert give(rig, b"a", key=b"k").rows[0].seqs == (1,)
 
 
@@ -141,7 +141,7 @@ def test_key_counts_for_clients_too() -> None:
     give(rig, b"a", key=b"k")
     client = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
-    assert batch.born == []
+    assert batch.created == []
 
 
 def test_refused_list_leaves_its_key_free() -> None:
@@ -151,7 +151,7 @@ def test_refused_list_leaves_its_key_free() -> None:
     with pytest.raises(RefusedError):
         give(rig, b"a", key=b"k")
     rig.turn(lambda: rig.configure("orders", {"max_messages": None}))
-    assert len(give(rig, b"a", key=b"k").born) == 1
+    assert len(give(rig, b"a", key=b"k").created) == 1
 
 
 def test_edit_ties_the_new_message_to_its_source() -> None:
@@ -159,5 +159,5 @@ def test_edit_ties_the_new_message_to_its_source() -> None:
     rig.publish(b"x")
     batch = give(rig, b"y", source=(1, "edit"))
     assert kinds(batch) == [(1, "edit")]
-    assert batch.events[3] == batch.born[0].message_id.decode()
+    assert batch.events[3] == batch.created[0].message_id.decode()
     assert batch.rare[0] == ("rare", "tie", (2, batch.wall_ms, "edit", 1, 1, 1))

@@ -26,7 +26,7 @@ def shares(rig: Rig) -> FlowControl:
 def ask(rig: Rig, shares: FlowControl, queue: str = "orders") -> int:
     """Ask in a batch of its own, in which nothing is published."""
     rig.begin()
-    count = shares.left(queue)
+    count = shares.available(queue)
     rig.finish()
     return count
 
@@ -134,10 +134,10 @@ def test_room_comes_back_within_the_batch(rig: Rig, shares: FlowControl) -> None
     worker = at_work(rig, shares, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
-    assert shares.left("orders") == LEAST_PER_BATCH
+    assert shares.available("orders") == LEAST_PER_BATCH
     rig.core.acknowledge_run(worker, [("orders", message_id) for message_id in held])
     rig.core.dispatch()
-    assert shares.left("orders") == len(held) == 100
+    assert shares.available("orders") == len(held) == 100
     rig.finish()
 
 
@@ -172,11 +172,11 @@ def test_the_least_is_taken_once_a_batch(rig: Rig, shares: FlowControl) -> None:
     publisher = rig.connect()
     for _ in range(2):
         rig.begin()
-        assert shares.left("orders") == LEAST_PER_BATCH
+        assert shares.available("orders") == LEAST_PER_BATCH
         publish(rig, publisher, LEAST_PER_BATCH - 10)
-        assert shares.left("orders") == 10
+        assert shares.available("orders") == 10
         publish(rig, publisher, 10)
-        assert shares.left("orders") == 0
+        assert shares.available("orders") == 0
         rig.finish()
 
 
@@ -187,7 +187,7 @@ def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
     at_work(rig, shares)
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.left("orders"))
+    publish(rig, publisher, shares.available("orders"))
     rig.finish()
     assert ask(rig, shares) == 0
     assert ask(rig, shares) == LEAST_PER_BATCH
@@ -221,7 +221,7 @@ def line_up(
 
 def call_up(rig: Rig, shares: FlowControl) -> None:
     """Do what the engine does at the end of its decisions, and at the beginning of the next."""
-    for command in shares.call_up():
+    for command in shares.take_ready():
         command(rig.core)
 
 
@@ -229,7 +229,7 @@ def test_nobody_is_called_up_without_room(rig: Rig, shares: FlowControl) -> None
     at_work(rig, shares)
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.left("orders"))
+    publish(rig, publisher, shares.available("orders"))
     called = line_up(shares, "anna")
     call_up(rig, shares)
     assert called == []
@@ -279,7 +279,7 @@ def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: FlowContro
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.left("orders"))
+    publish(rig, publisher, shares.available("orders"))
     anna = line_up(shares, "anna")
     bert = line_up(shares, "bert", queue="mails")
     call_up(rig, shares)
@@ -291,11 +291,11 @@ def test_nobody_comes_ahead_of_a_line(rig: Rig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     line_up(shares, "anna")
     rig.begin()
-    assert shares.left("orders") == 0
-    assert shares.left("orders", is_called=True) == LEAST_PER_BATCH
-    assert shares.left("mails") == UNLIMITED
+    assert shares.available("orders") == 0
+    assert shares.available("orders", is_called=True) == LEAST_PER_BATCH
+    assert shares.available("mails") == UNLIMITED
     call_up(rig, shares)
-    assert shares.left("orders") == LEAST_PER_BATCH
+    assert shares.available("orders") == LEAST_PER_BATCH
     rig.finish()
 
 

@@ -5,16 +5,16 @@ import pytest
 from phpmq_lite.broker.broker import Result
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
-from phpmq_lite.broker.queues import Shut
+from phpmq_lite.broker.registry import PublishingStop
 from phpmq_lite.errors import RefusedError
 from tests.unit.broker.rig import Rig, bodies, receipts, sent
 
-LOW = Shut("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
+LOW = PublishingStop("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
 FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
-def shut(rig: Rig, why: Shut | None) -> None:
-    rig.turn(lambda: rig.core.lives.shut_for(why))
+def shut(rig: Rig, why: PublishingStop | None) -> None:
+    rig.turn(lambda: rig.core.state.registry.stop_publishing(why))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_confirmed_publish_is_refused_with_the_bound_and_taken_again_later(rig: 
     shut(rig, LOW)
     batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert receipts(batch, one) == [(b"k", LOW.reason)]
-    assert (batch.born, rig.core.refused) == ([], {LOW.reason: 1})
+    assert (batch.created, rig.core.refused) == ([], {LOW.reason: 1})
     shut(rig, None)
     batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert receipts(batch, one) == [(b"k", None)]
@@ -50,11 +50,11 @@ def test_publisher_without_a_key_waits_until_there_is_room(rig: Rig, name: str) 
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is Result.PARK
     assert rig.finish().wakes == set()
-    batch = rig.turn(lambda: rig.core.lives.shut_for(None))
+    batch = rig.turn(lambda: rig.core.state.registry.stop_publishing(None))
     assert batch.wakes == {one}
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is Result.DONE
-    assert len(rig.finish().born) == 1
+    assert len(rig.finish().created) == 1
 
 
 def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: Rig) -> None:
@@ -63,19 +63,19 @@ def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: Rig
     shut(rig, LOW)
     rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
     assert rig.turn(lambda: rig.pause("orders", "publishing", False)).wakes == set()
-    assert rig.turn(lambda: rig.core.lives.shut_for(None)).wakes == {one}
+    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).wakes == {one}
 
 
 def test_no_run_of_messages_is_taken_unseen(rig: Rig) -> None:
-    assert rig.core.plain_queue("orders") is rig.queue()
+    assert rig.core.unchecked_queue("orders") is rig.queue()
     shut(rig, LOW)
-    assert rig.core.plain_queue("orders") is None
+    assert rig.core.unchecked_queue("orders") is None
     rig.turn(lambda: rig.configure("orders", {"max_deliveries": 3}))
-    assert rig.core.plain_queue("orders") is None
+    assert rig.core.unchecked_queue("orders") is None
     shut(rig, None)
-    assert rig.core.plain_queue("orders") is rig.queue()
+    assert rig.core.unchecked_queue("orders") is rig.queue()
     rig.turn(lambda: rig.configure("orders", {"max_messages": 3}))
-    assert rig.core.plain_queue("orders") is None
+    assert rig.core.unchecked_queue("orders") is None
 
 
 def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Rig) -> None:
@@ -84,13 +84,13 @@ def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Ri
     rig.begin()
     assert rig.core.publish(one, "orders", b"b", None, None) is Result.PARK
     assert rig.core.force_publish(one, "orders", b"b", None) is Result.DONE
-    assert len(rig.finish().born) == 1
+    assert len(rig.finish().created) == 1
     shut(rig, FULL)
     rig.begin()
     assert rig.core.publish(one, "orders", b"c", None, None) is Result.PARK
     assert rig.core.force_publish(one, "orders", b"c", None) is Result.PARK
-    assert rig.finish().born == []
-    assert rig.turn(lambda: rig.core.lives.shut_for(None)).wakes == {one}
+    assert rig.finish().created == []
+    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).wakes == {one}
 
 
 def test_consumers_acknowledge_requeue_and_dead_letter(rig: Rig) -> None:
@@ -106,7 +106,7 @@ def test_consumers_acknowledge_requeue_and_dead_letter(rig: Rig) -> None:
         lambda: core.dead_letter(worker, "orders", held[2].message_id),
     )
     assert sum(map(len, batch.settled.values())) == 2
-    assert [each.size for each in batch.born] == [1]  # the record
+    assert [each.size for each in batch.created] == [1]  # the record
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])

@@ -39,15 +39,15 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
     stage(rig, "t", b"a", b"b", ttl_s=9)
     batch = rig.pipeline("publish_staged", "app", 3, ["t"])
     [given] = rare(batch, "publish_messages")
-    first_row, client = 1 << 17, rig.core.lives.batch.opened_clients[0]
+    first_row, client = 1 << 17, rig.core.state.batch.opened_clients[0]
     assert given == (2 - first_row, WALL_MS, STEADY_MS, client, first_row, first_row + 2)
     assert batch.counters["next_number"] == 4
-    assert batch.born == []
+    assert batch.created == []
     assert rare(batch, "note_version") == [("app", 3, WALL_MS, 2, None, STEADY_MS, 0)]
     assert rig.answers[-1] == PublishedStage(2, False, 0)
     queue = rig.queue()
-    assert (queue.row.live_count, queue.row.live_bytes, queue.totals.published) == (3, 7, 3)
-    assert queue.totals.published_ui == 2
+    assert (queue.row.live_count, queue.row.live_bytes, queue.counters.published) == (3, 7, 3)
+    assert queue.counters.published_ui == 2
     assert rig.core.next_wake_ms == STEADY_MS + 9_000
 
 
@@ -60,9 +60,9 @@ def test_window_learns_that_the_rest_is_on_disk() -> None:
     window = rig.queue().window
     assert window is not None
     assert (window.reaches_end, window.is_loading) == (False, True)
-    assert [request.after for request in batch.filled] == [1]
+    assert [request.after for request in batch.windows] == [1]
     assert rig.publish(b"c").sends == {}
-    assert 3 not in rig.core.lives.known  # it stands behind what is on disk
+    assert 3 not in rig.core.state.messages  # it stands behind what is on disk
 
 
 def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:

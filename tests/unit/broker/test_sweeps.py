@@ -44,7 +44,7 @@ def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
     assert outcomes(batch) == {PURGED: [1, 2]}
     assert rig.answers == [2]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
-    assert rig.queue().totals.deleted == 2
+    assert rig.queue().counters.deleted == 2
 
 
 def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
@@ -58,7 +58,7 @@ def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
     batch = rig.turn(loaded=pages(purge(rig, with_dispatched=True), [row]))
     assert outcomes(batch) == {PURGED: [1]}
     assert rig.answers == [1, 1]
-    assert (rig.core.lives.known, rig.core.lives.held) == ({}, 0)
+    assert (rig.core.state.messages, rig.core.state.held) == ({}, 0)
     assert held.holder is None
 
 
@@ -73,7 +73,7 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
     assert bodies(sent(rig.publish(b"b"), worker)) == [b"b"]
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
-             loaded=Loaded(named={1: None}))  # fmt: skip
+             loaded=Loaded(by_seq={1: None}))  # fmt: skip
     assert rig.core.ignored == {"settled": 1}
 
 
@@ -107,7 +107,7 @@ def test_purge_passes_over_what_expires_at_the_same_time() -> None:
     rig.advance(1)
     batch = purge(rig)
     loaded = pages(batch, [message(1), message(2)])
-    loaded.due, loaded.asked_due = [message(1)], True
+    loaded.due, loaded.has_due = [message(1)], True
     batch = rig.turn(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1], PURGED: [2]}
     assert (rig.answers, rig.queue().row.live_count) == ([1], 0)
@@ -123,7 +123,7 @@ def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
     rig.advance(1)
     batch = rig.turn(lambda: rig.purge("orders", with_dispatched=True))
     loaded = pages(batch, [message(1, queue_id=2)])
-    loaded.due, loaded.asked_due = [message(1, queue_id=2, body=b"a")], True
+    loaded.due, loaded.has_due = [message(1, queue_id=2, body=b"a")], True
     batch = rig.turn(loaded=loaded)
     assert outcomes(batch) == {}
     assert rig.answers == [0]
@@ -135,12 +135,12 @@ def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
     one = rig.connect()
     rig.publish(b"a", by=one)
     loaded = pages(purge(rig), [message(1)])
-    loaded.named = {1: message(1)}
+    loaded.by_seq = {1: message(1)}
     batch = rig.turn(
         lambda: rig.core.acknowledge(one, "orders", message(1).message_id), loaded=loaded
     )
     assert outcomes(batch) == {PURGED: [1]}
-    assert batch.named == {1}
+    assert batch.seqs == {1}
     assert rig.queue().row.live_count == 0
 
 
@@ -150,7 +150,7 @@ def test_purge_takes_messages_out_of_the_window() -> None:
     rig.publish(b"a", b"b")
     rig.turn(loaded=pages(purge(rig), [message(2)]))
     assert list(rig.queue().window or ()) == []
-    assert rig.core.lives.bodies.total_bytes == 0
+    assert rig.core.state.bodies.total_bytes == 0
     assert worker.consumers[1].held != {}
 
 
@@ -180,7 +180,7 @@ def test_redrive_stores_the_record_again_in_its_origin() -> None:
     batch = rig.turn(lambda: rig.redrive("orders.dlq", None, 60, None))
     assert batch.pages[0].bodies
     batch = rig.turn(loaded=pages(batch, [row]))
-    [born] = batch.born
+    [born] = batch.created
     assert (born.queue_id, born.ttl_s, born.source_seq) == (1, 60, None)
     assert bodies(sent(batch, worker)) == [b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
@@ -198,7 +198,7 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
     rows = [record(2, 1), record(3, 1), record(4, 1)]
     batch = rig.turn(lambda: rig.redrive("orders.dlq", "again", None, 2))
     batch = rig.turn(loaded=pages(batch, rows, is_last=False))
-    assert [m.queue_id for m in batch.born] == [rig.queue("again").queue_id] * 2
+    assert [m.queue_id for m in batch.created] == [rig.queue("again").queue_id] * 2
     assert (rig.answers, batch.pages) == ([2], [])
 
 
@@ -207,7 +207,7 @@ def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> 
     row = with_record(rig)
     rig.turn(lambda: rig.configure("orders", {"default_ttl_s": 5}))
     batch = rig.turn(lambda: rig.redrive("orders.dlq"))
-    assert rig.turn(loaded=pages(batch, [row])).born[0].ttl_s == 5
+    assert rig.turn(loaded=pages(batch, [row])).created[0].ttl_s == 5
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
     change(row)
     batch = rig.turn(lambda: rig.redrive("orders.dlq"))
     batch = rig.turn(loaded=pages(batch, [row]))
-    assert (outcomes(batch), batch.born, rig.answers) == ({}, [], [0])
+    assert (outcomes(batch), batch.created, rig.answers) == ({}, [], [0])
 
 
 @pytest.mark.parametrize("changes", [{"max_messages": 1}, {"publishing_paused": True}])
@@ -237,7 +237,7 @@ def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None
     rig.turn(lambda: rig.configure("orders", changes))
     batch = rig.turn(lambda: rig.redrive("orders.dlq"))
     batch = rig.turn(loaded=pages(batch, [row]))
-    assert (outcomes(batch), batch.born, rig.answers[-1]) == ({}, [], 0)
+    assert (outcomes(batch), batch.created, rig.answers[-1]) == ({}, [], 0)
 
 
 @pytest.mark.parametrize(("queues", "count"), [({1, 2}, 1), ({2}, 0)])
@@ -252,7 +252,7 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
         )  # fmt: skip
 
     batch = rig.turn(redrive)
-    assert len(rig.turn(loaded=pages(batch, [row])).born) == count
+    assert len(rig.turn(loaded=pages(batch, [row])).created) == count
 
 
 # -- what is refused

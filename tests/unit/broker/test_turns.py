@@ -88,10 +88,10 @@ def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -
     worker = rig.consumer(credit=100)
     batch = rig.publish(*[b"x" * 4] * 7)
     assert len(sent(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
-    assert rig.core.wants_batch
+    assert rig.core.needs_batch
     assert len(sent(rig.turn(), worker)) == 3
     assert len(sent(rig.turn(), worker)) == 1
-    assert not rig.core.wants_batch
+    assert not rig.core.needs_batch
 
 
 def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
@@ -110,12 +110,12 @@ def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
 def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
     rig = Rig()
     one, two = rig.consumer(), rig.consumer()
-    rig.turn(lambda: rig.core.choke(one, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(one, is_choked=True))
     batch = rig.publish(*ABC)
     assert (sent(batch, one), bodies(sent(batch, two))) == ([], [b"a", b"b", b"c"])
-    rig.turn(lambda: rig.core.choke(two, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(two, is_choked=True))
     assert rig.publish(b"d").sends == {}
-    batch = rig.turn(lambda: rig.core.choke(one, is_choked=False))
+    batch = rig.turn(lambda: rig.core.set_blocked(one, is_choked=False))
     assert bodies(sent(batch, one)) == [b"d"]
 
 
@@ -187,20 +187,20 @@ def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_bat
 def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
     rig = Rig(Limits(window=5, window_bytes=100))
     worker = rig.connect()
-    request = rig.turn(lambda: rig.core.consume(worker, "orders", 3)).filled[0]
+    request = rig.turn(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
     assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
     batch = rig.turn(loaded=Loaded(windows=[(1, page, False)]))
     assert bodies(sent(batch, worker)) == [b"1", b"2", b"3"]
-    assert [(r.after, r.limit) for r in batch.filled] == [(5, 3)]
+    assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
 
 
 def test_queue_asks_for_one_page_at_a_time() -> None:
     rig = Rig(Limits(window=2))
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 3))
-    assert rig.core.lives.hungry == {}
-    assert rig.publish(b"a").filled == []
+    assert rig.core.state.needs_dispatch == {}
+    assert rig.publish(b"a").windows == []
 
 
 def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -> None:
@@ -240,7 +240,7 @@ def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() ->
     window = rig.queue().window
     assert window is not None
     assert bodies(list(window)) == [b"12345", b"67890", None, b""]
-    assert window.body_bytes == rig.core.lives.bodies.total_bytes == 10
+    assert window.body_bytes == rig.core.state.bodies.total_bytes == 10
     assert sent(rig.turn(), worker) == []
 
 
@@ -250,9 +250,9 @@ def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
         rig.consumer(name, credit=1)
         rig.publish(b"held", queue=name)
         rig.publish(b"123456789", queue=name)
-    assert rig.core.lives.bodies.total_bytes == 9
+    assert rig.core.state.bodies.total_bytes == 9
     worker = rig.connect()
-    request = rig.turn(lambda: rig.core.consume(worker, "c", 1)).filled[0]
+    request = rig.turn(lambda: rig.core.consume(worker, "c", 1)).windows[0]
     assert request.body_bytes == 6
 
 
@@ -262,7 +262,7 @@ def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     full = rig.consumer("full", credit=1)
     rig.publish(b"held", queue="full")
     rig.publish(*[b"x" * 9] * 11, queue="full")
-    assert rig.core.lives.bodies.total_bytes == 99
+    assert rig.core.state.bodies.total_bytes == 99
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 100))
     page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
@@ -277,8 +277,8 @@ def test_window_is_given_up_with_its_last_consumer() -> None:
     rig.publish(*ABC)
     rig.turn(lambda: rig.core.consume(worker, "orders", 0))
     assert rig.queue().window is None
-    assert rig.core.lives.known == {}
-    assert rig.core.lives.bodies.total_bytes == 0
+    assert rig.core.state.messages == {}
+    assert rig.core.state.bodies.total_bytes == 0
 
 
 def short_of_bytes(rig: Rig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
@@ -307,7 +307,7 @@ def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
     rig.advance(1)
     assert bodies(sent(rig.turn(), one)) == []
     row = message(3, deadline_ms=rig.steady_ms)
-    assert bodies(sent(rig.turn(loaded=Loaded(due=[row], asked_due=True)), one)) == [b"1234"]
+    assert bodies(sent(rig.turn(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
 
 
 def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
@@ -332,7 +332,7 @@ def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
     assert batch.body_seqs == {1, 2, 3, 4}
     window = rig.queue().window
     assert window is not None
-    assert (window.body_bytes, rig.core.lives.bodies.total_bytes) == (0, 0)
+    assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
     loaded = Loaded(bodies={one.seq: b"x" * 10 for one in held})
     assert sent(rig.turn(loaded=loaded), worker) == held
 
@@ -346,7 +346,7 @@ def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
     assert [m.position for m in rig.queue().window or ()] == [5, 6, 7]
     rig.turn(lambda: rig.core.consume(one, "orders", 0))
     assert [m.position for m in rig.queue().window or ()] == [1, 3, 4]
-    assert set(rig.core.lives.known) == {1, 2, 3, 4}
+    assert set(rig.core.state.messages) == {1, 2, 3, 4}
     assert [message.seq for message in two.consumers[1].held.values()] == [2]
 
 
@@ -369,7 +369,7 @@ def test_broker_that_drains_stores_and_receipts_what_still_comes() -> None:
     worker = rig.consumer()
     rig.turn(lambda: rig.core.drain(rig.answers.append))
     batch = rig.turn(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
-    assert len(batch.born) == 1
+    assert len(batch.created) == 1
     assert (sent(batch, worker), receipts(batch, worker)) == ([], [(b"k", None)])
 
 
@@ -461,10 +461,10 @@ def test_message_of_any_size_goes_to_a_queue_that_holds_nothing() -> None:
 def test_messages_that_a_subscription_holds_are_not_of_the_share() -> None:
     rig = Rig(Limits(held=8))
     worker = rig.consumer("orders", credit=100)
-    queue = rig.core.lives.queues["orders"]
+    queue = rig.core.state.queues["orders"]
     queue.held = queue.claimed = 1_000
     hung = rig.consumer("hung", credit=100)
     rig.publish(*numbered(20), queue="hung")
     assert sent(rig.publish(b"a"), worker) != []
-    assert rig.core.lives.held == 9
+    assert rig.core.state.held == 9
     assert hung.is_open

@@ -33,8 +33,8 @@ def test_window_gives_its_page_in_order() -> None:
 def test_window_takes_nothing_new_before_its_first_page() -> None:
     window = ReadyWindow(10, BodyCache())
     assert window.append(message(1)) is False
-    assert window.put_back(message(1)) is False
-    assert window.wants_more
+    assert window.insert(message(1)) is False
+    assert window.needs_page
 
 
 def test_window_takes_a_new_message_while_it_reaches_the_end() -> None:
@@ -60,21 +60,21 @@ def test_window_puts_returned_messages_between_the_others() -> None:
     window = window_of(1, 2, 3, 4, 5)
     first, second, third = window.take(), window.take(), window.take()
     for returned in (third, first):
-        assert window.put_back(returned)
+        assert window.insert(returned)
     assert seqs(window) == [1, 3, 4, 5]
-    assert window.put_back(second)
+    assert window.insert(second)
     assert drain(window) == [1, 2, 3, 4, 5]
 
 
 def test_window_leaves_a_returned_message_on_disk_when_its_place_lies_behind() -> None:
     window = window_of(1, 2, reaches_end=False)
-    assert window.put_back(message(3)) is False
-    assert window.put_back(message(0, position=0))
+    assert window.insert(message(3)) is False
+    assert window.insert(message(0, position=0))
 
 
 def test_window_that_reaches_the_end_takes_back_what_stood_behind_its_last() -> None:
     window = window_of(1)
-    assert window.put_back(message(5))
+    assert window.insert(message(5))
     assert window.append(message(6))
     assert seqs(window) == [1, 5, 6]
     assert window.covered_to == 6
@@ -82,14 +82,14 @@ def test_window_that_reaches_the_end_takes_back_what_stood_behind_its_last() -> 
 
 def test_window_counts_returned_messages() -> None:
     window = window_of(1, 2)
-    window.put_back(window.take())
+    window.insert(window.take())
     assert len(window) == 2
 
 
 def test_window_discards_wherever_the_message_stands() -> None:
     window = window_of(1, 2, 3)
     taken = window.take()
-    window.put_back(taken)
+    window.insert(taken)
     window.discard(taken)
     window.discard(by_seq(window, 3))
     window.discard(message(99))
@@ -100,42 +100,42 @@ def test_window_discards_wherever_the_message_stands() -> None:
 def test_window_cuts_from_the_end_and_covers_less() -> None:
     window = window_of(3, 4, 5, limit=3)
     for seq in (1, 2):
-        window.put_back(message(seq, body=b"x" * seq))
-    assert [m.seq for m in window.cut()] == [5, 4]
+        window.insert(message(seq, body=b"x" * seq))
+    assert [m.seq for m in window.trim()] == [5, 4]
     assert seqs(window) == [1, 2, 3]
     assert (window.covered_to, window.reaches_end) == (3, False)
-    assert window.put_back(message(4)) is False
+    assert window.insert(message(4)) is False
     assert window.body_bytes == 6
 
 
 def test_window_within_its_limit_cuts_nothing() -> None:
     window = window_of(1, 2, 3, limit=3)
-    assert window.cut() == []
+    assert window.trim() == []
     assert window.reaches_end
 
 
 def test_window_wants_more_when_half_empty() -> None:
     window = window_of(1, 2, 3, limit=4, reaches_end=False)
-    assert not window.wants_more
+    assert not window.needs_page
     window.take()
-    assert window.wants_more
+    assert window.needs_page
 
 
 def test_window_wants_nothing_while_a_page_is_on_its_way() -> None:
     window = window_of(limit=4, reaches_end=False)
     window.is_loading = True
-    assert not window.wants_more
+    assert not window.needs_page
 
 
 def test_window_wants_nothing_when_it_has_all() -> None:
-    assert not window_of(limit=4).wants_more
+    assert not window_of(limit=4).needs_page
 
 
 def test_window_of_one_wants_more_when_empty() -> None:
     window = window_of(1, limit=1, reaches_end=False)
-    assert not window.wants_more
+    assert not window.needs_page
     window.take()
-    assert window.wants_more
+    assert window.needs_page
 
 
 def test_windows_count_the_bytes_of_their_bodies_together() -> None:
@@ -144,9 +144,9 @@ def test_windows_count_the_bytes_of_their_bodies_together() -> None:
     one.extend([message(1, body=b"12345"), message(2, size=100)], reaches_end=True)
     other.extend([message(3, body=b"123")], reaches_end=True)
     assert (one.body_bytes, other.body_bytes, bodies.total_bytes) == (5, 3, 8)
-    one.keep_body(by_seq(one, 2), b"y" * 100)
+    one.set_body(by_seq(one, 2), b"y" * 100)
     assert bodies.total_bytes == 108
-    one.keep_body(by_seq(one, 2), b"y" * 100)  # twice changes nothing
+    one.set_body(by_seq(one, 2), b"y" * 100)  # twice changes nothing
     one.drop_bodies()
     assert (one.body_bytes, bodies.total_bytes) == (0, 3)
     assert [m.body for m in one] == [None, None]

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from phpmq_lite.broker.runs import ACKED_KEY
+from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import PublishQuota, apply_frames
 from tests.unit.broker.rig import Rig
@@ -40,14 +40,14 @@ def rig_with(*queues: str) -> Rig:
 def test_a_run_goes_over_any_queues() -> None:
     rig = rig_with("a", "b")
     assert run_of(rig, *[publish(queue) for queue in "abbaab"]) == 6
-    assert {q.name: q.row.live_count for q in rig.core.lives.queues.values()} == {"a": 4, "b": 4}
+    assert {q.name: q.row.live_count for q in rig.core.state.queues.values()} == {"a": 4, "b": 4}
 
 
 def test_a_run_ends_where_a_queue_has_no_more_room_in_all_its_parts() -> None:
     rooms = PublishQuota({"a": 2, "b": 9}.__getitem__)
     rig = rig_with("a", "b")
     assert run_of(rig, *[publish(queue) for queue in "ababab"], rooms=rooms) == 4
-    assert (rooms.left("a"), rooms.left("b")) == (0, 7)
+    assert (rooms.available("a"), rooms.available("b")) == (0, 7)
     assert run_of(rig, publish("a"), publish("b"), rooms=rooms) == 0
 
 
@@ -67,12 +67,12 @@ def test_a_key_that_comes_twice_is_stored_once_and_answered_twice() -> None:
     rig = rig_with("a", "b")
     keys = [publish("a", b"1"), publish("b", b"1"), publish("a", b"1"), publish("b", b"2")]
     assert run_of(rig, *keys) == 4
-    [(_, receipts)] = rig.core.lives.batch.sends.values()
+    [(_, receipts)] = rig.core.state.batch.sends.values()
     assert [(r.queue, key) for r in receipts for key in r.keys] == [
         ("a", b"1"), ("b", b"1"), ("a", b"1"), ("b", b"2"),
     ]  # fmt: skip
-    queues = rig.core.lives.queues.values()
-    assert {q.name: (q.row.live_count, q.totals.deduplicated) for q in queues} == {
+    queues = rig.core.state.queues.values()
+    assert {q.name: (q.row.live_count, q.counters.deduplicated) for q in queues} == {
         "a": (2, 1),
         "b": (3, 0),
     }
@@ -93,4 +93,4 @@ def test_acknowledgements_of_several_queues_end_at_one_that_is_not_held() -> Non
     assert apply_frames(rig.core, client, frames, 9, PublishQuota(lambda _: UNLIMITED)) == (2, 0)
     batch = rig.finish()
     assert batch.settled == {ACKED_KEY: [2, 1]}
-    assert (rig.core.lives.held, rig.core.lives.held_bytes, client.acked) == (0, 0, 2)
+    assert (rig.core.state.held, rig.core.state.held_bytes, client.acked) == (0, 0, 2)

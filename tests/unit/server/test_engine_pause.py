@@ -31,7 +31,7 @@ class SlowWriter(Writer):
 
 
 def submit(engine: Engine) -> None:
-    engine.submit(lambda core: core.lives.batch.counters.update(x=1))
+    engine.submit(lambda core: core.state.batch.counters.update(x=1))
 
 
 @pytest.fixture

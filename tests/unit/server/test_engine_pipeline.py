@@ -163,7 +163,7 @@ async def test_receipts_come_after_the_commit_and_in_order(house: House) -> None
 async def test_answer_comes_after_the_commit_of_its_batch(house: House) -> None:
     await put(house, Program(house), b"a")
     called = asyncio.create_task(
-        house.engine.call(lambda core, answer: core.lives.batch.answers.append((answer, "done")))
+        house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, "done")))
     )
     await house.rest()
     assert not called.done()
@@ -253,7 +253,7 @@ async def test_consumer_that_closed_its_side_gets_nothing_that_arrives_later(hou
     for each in dead:
         each.half_close()
     await put(house, Program(house), b"a")
-    assert house.core.lives.held == 0
+    assert house.core.state.held == 0
     await house.settle()
     assert [each.got for each in dead] == [[]] * 25
     worker = Program(house)
@@ -319,7 +319,7 @@ async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(house
     await house.settle()
     assert (first.got, second.got) == ([], [])
     assert house.rows("SELECT outcome FROM history") == [(3,), (3,)]
-    assert house.core.lives.held == 0
+    assert house.core.state.held == 0
 
 
 # -- loading
@@ -334,9 +334,9 @@ async def test_nothing_is_decided_while_a_batch_that_loads_is_with_the_writer(
     worker.consume("orders", 1)
     await house.rest()
     assert house.writer.batch is not None
-    assert house.writer.batch.filled
+    assert house.writer.batch.windows
     seen: list[bool] = []
-    house.engine.submit(lambda core: seen.append(1 in core.lives.known))
+    house.engine.submit(lambda core: seen.append(1 in core.state.messages))
     await house.rest()
     assert (seen, house.engine.waiting) == ([], 1)
     await house.end_commit()
@@ -354,7 +354,7 @@ async def test_an_open_batch_that_asks_for_something_is_stored_before_it_is_load
     publisher.publish("orders", b"b")
     await house.end_commit()
     assert house.writer.batch is not None
-    assert house.writer.batch.filled
+    assert house.writer.batch.windows
     assert worker.got == []
     await house.end_commit()
     assert worker.bodies == [b"a", b"b"]
@@ -368,7 +368,7 @@ async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: House) -> N
     await put(house, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
     called = asyncio.create_task(
-        house.engine.call(lambda core, answer: core.lives.batch.answers.append((answer, None)))
+        house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, None)))
     )
     await house.rest()
     house.writer.end(is_failing=True)
@@ -402,9 +402,9 @@ async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
     await put(small, publisher, b"a")
     publisher.publish("orders", b"b", b"c", b"d")
     await small.rest()
-    assert small.core.lives.batch.commands == 2
+    assert small.core.state.batch.commands == 2
     await small.settle()
-    assert [len(batch.born) for batch in small.writer.batches if batch.born] == [1, 2, 1]
+    assert [len(batch.created) for batch in small.writer.batches if batch.created] == [1, 2, 1]
 
 
 # -- commands that give themselves again
@@ -445,8 +445,8 @@ async def test_publisher_without_room_waits_and_keeps_up_nobody(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = {"orders": 1, "mails": 9}
-    monkeypatch.setattr(house.engine.shares, "left", lambda name, is_called: room[name])
-    monkeypatch.setattr(house.engine.shares, "_left", lambda queue: room[queue.name])
+    monkeypatch.setattr(house.engine.flow_control, "left", lambda name, is_called: room[name])
+    monkeypatch.setattr(house.engine.flow_control, "_left", lambda queue: room[queue.name])
     publisher, other = Program(house), Program(house)
     await put(house, publisher, b"a")
     room["orders"] = 0
@@ -459,7 +459,7 @@ async def test_publisher_without_room_waits_and_keeps_up_nobody(
     house.engine.submit(lambda _: None)
     await house.settle()
     assert house.engine.waiting == 0
-    born = [batch.bodies[1::2] for batch in house.writer.batches if batch.born]
+    born = [batch.bodies[1::2] for batch in house.writer.batches if batch.created]
     assert born == [[b"a"], [b"e"], [b"b", b"c", b"d"]]
 
 
@@ -488,7 +488,7 @@ async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: House) -
         publisher.publish("orders", body, ttl_s=60)
         await house.rest()
     await house.settle()
-    assert [len(batch.born) for batch in house.writer.batches if batch.born] == [1, 2]
+    assert [len(batch.created) for batch in house.writer.batches if batch.created] == [1, 2]
     [(a, _), (b, dies_b), (c, dies_c)] = house.rows("SELECT published_at, deadline_ms FROM message")
     assert (b - a, c - b, dies_c - dies_b) == (5_000, 5_000, 5_000)
 
@@ -509,7 +509,7 @@ async def test_acknowledgement_alone_waits_a_moment_for_what_follows(
     await house.rest()
     assert len(house.writer.batches) == batches + 1
     assert [len(seqs) for seqs in house.writer.batches[-1].settled.values()] == [1]
-    assert len(house.writer.batches[-1].born) == 1
+    assert len(house.writer.batches[-1].created) == 1
     await house.settle()
     batches = len(house.writer.batches)
     worker.acknowledge(worker.got[1])

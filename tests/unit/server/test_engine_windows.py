@@ -29,7 +29,7 @@ async def asked_in_the_open_batch(house: House, publisher: Program, worker: Prog
     publisher.publish("other", b"x")
     await house.rest()
     for _ in range(4):
-        if house.engine._open is not None and house.engine._open.filled:
+        if house.engine._open is not None and house.engine._open.windows:
             return
         worker.acknowledge(worker.got[-1])
         await house.rest()
@@ -58,7 +58,7 @@ async def test_what_a_window_gives_up_is_asked_for_again(house: House) -> None:
     await house.settle()
     await take_the_rest(house, worker)
     assert sorted(map(int, worker.bodies)) == list(range(20))
-    assert house.core.lives.queues["orders"].row.live_count == 0
+    assert house.core.state.queues["orders"].row.live_count == 0
 
 
 async def test_a_new_window_gets_no_page_of_the_old_one(house: House) -> None:
@@ -76,7 +76,7 @@ async def test_a_new_window_gets_no_page_of_the_old_one(house: House) -> None:
     assert sorted(set(map(int, worker.bodies))) == list(range(20))
     numbers = [int(body) for body in worker.bodies[before:]]
     assert numbers == sorted(numbers)
-    assert house.core.lives.bodies.total_bytes == 0
+    assert house.core.state.bodies.total_bytes == 0
 
 
 @pytest.mark.parametrize("has_dispatched", [True, False], ids=["dispatched from it", "asked"])
@@ -108,4 +108,4 @@ async def test_queue_is_removed_in_the_batch_that_used_it(
     await house.rest()
     await house.settle()
     assert await asyncio.wait_for(removing, 10) is True
-    assert "orders" not in house.core.lives.queues
+    assert "orders" not in house.core.state.queues

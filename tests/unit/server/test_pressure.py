@@ -17,11 +17,11 @@ class Reader:
     paused: set[str] = field(default_factory=set)
     is_parked: bool = False
 
-    def hold(self, reason: str) -> None:
+    def pause_reading(self, reason: str) -> None:
         assert reason not in self.paused
         self.paused.add(reason)
 
-    def go_on(self, reason: str) -> None:
+    def resume_reading(self, reason: str) -> None:
         self.paused.remove(reason)
 
     @property

@@ -19,14 +19,14 @@ def made(name: str = "orders", queue_id: int = 1, live: int = 0) -> Queue:
 
 
 def publish(queue: Queue, count: int) -> None:
-    queue.totals.published += count
+    queue.counters.published += count
     queue.row.live_count += count
 
 
 def settle(queue: Queue, count: int, wait_ms: int = 5, hold_ms: int = 3) -> None:
     """Have messages dispatched and acked."""
-    queue.totals.dispatched += count
-    queue.totals.acked += count
+    queue.counters.dispatched += count
+    queue.counters.acked += count
     queue.row.live_count -= count
     queue.wait = queue.wait or [0] * BUCKETS
     queue.hold = queue.hold or [0] * BUCKETS
@@ -158,7 +158,7 @@ def test_only_the_busiest_queues_have_points_the_rest_is_one() -> None:
     assert rig.rollups.points(REST)[-1].published == 10
     assert rig.rollups.beats()[0].has_rest
     whole = sum(p.published for p in rig.rollups.points(ALL))
-    assert whole == sum(queue.totals.published for queue in queues)
+    assert whole == sum(queue.counters.published for queue in queues)
 
 
 def test_memory_ends_after_an_hour() -> None:
@@ -185,7 +185,7 @@ def test_histogram_that_was_measured_before_is_not_counted_again() -> None:
     rig = Rig(orders)
     settle(orders, 3)
     rig.slot()
-    orders.totals.published += 1
+    orders.counters.published += 1
     rig.slot()
     first, second = rig.rollups.points(1)[:2]
     assert first.wait is not None

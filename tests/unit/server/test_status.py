@@ -115,7 +115,7 @@ async def test_status_of_a_queue_follows_what_no_counter_tells(
 ) -> None:
     core.begin(NOW)
     client = connect(core)
-    queue = core.lives.queue("orders")
+    queue = core.state.registry.get_or_create("orders")
     assert queue is not None
     core.publish(client, "orders.dlq", b"", None, None)
     [before, *_] = front.status().queues
@@ -128,18 +128,18 @@ async def test_status_of_a_queue_follows_what_no_counter_tells(
     elif change == "consume":
         core.consume(client, "orders", 1)
     else:
-        core.lives.remove(queue)
-        core.lives.queue("orders")
+        core.state.remove_queue(queue)
+        core.state.registry.get_or_create("orders")
     names = {status.name: status for status in front.status().queues}
     changed = names["orders"] != before
     assert changed is (change != "remove")
-    assert names["orders"].settings is core.lives.queues["orders"].settings
+    assert names["orders"].settings is core.state.queues["orders"].settings
 
 
 async def test_status_comes_in_slices(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     for number in range(5):
-        core.lives.queue(f"q{number}")
+        core.state.registry.get_or_create(f"q{number}")
     slices = [[queue.name for queue in some] for some in front.queue_slices(2)]
     assert slices == [["q0", "q1"], ["q2", "q3"], ["q4"]]
     assert front.summary().queues == ()
@@ -225,12 +225,12 @@ def test_status_is_a_value() -> None:
 
 def test_rates_are_those_of_the_last_ten_seconds(core: Broker) -> None:
     core.begin(NOW)
-    queue = core.lives.queue("orders")
+    queue = core.state.registry.get_or_create("orders")
     assert queue is not None
     rates = Rates()
     for second in range(30):
-        queue.totals.published = 1_000 if second < 15 else 1_000 + 10 * (second - 14)
-        rates.sample(core.lives.by_id, float(second))
+        queue.counters.published = 1_000 if second < 15 else 1_000 + 10 * (second - 14)
+        rates.sample(core.state.by_id, float(second))
     assert rates.of(queue, 29.0) == (10.0, 0.0, 0.0)
 
 
@@ -238,9 +238,9 @@ def test_rates_of_a_queue_that_is_new_start_at_nothing(core: Broker) -> None:
     core.begin(NOW)
     rates = Rates()
     rates.sample({}, 0.0)
-    queue = core.lives.queue("orders")
+    queue = core.state.registry.get_or_create("orders")
     assert queue is not None
-    queue.totals.acked = 20
+    queue.counters.acked = 20
     assert rates.of(queue, 4.0) == (0.0, 0.0, 5.0)
 
 
@@ -249,10 +249,10 @@ def test_rates_of_a_queue_that_is_back_under_its_number_start_at_nothing(
     core: Broker, published: int
 ) -> None:
     core.begin(NOW)
-    queue = core.lives.queue("orders")
+    queue = core.state.registry.get_or_create("orders")
     assert queue is not None
-    queue.totals.published = 2_000
+    queue.counters.published = 2_000
     rates = Rates()
-    rates.sample(core.lives.by_id, 0.0)
-    queue.totals = QueueCounters(published=published)  # flushed, gone, and published to again
+    rates.sample(core.state.by_id, 0.0)
+    queue.counters = QueueCounters(published=published)  # flushed, gone, and published to again
     assert rates.of(queue, 10.0) == (published / 10, 0.0, 0.0)

@@ -40,7 +40,7 @@ async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: House)
     publish_by_turns(publisher, LEAST_PER_BATCH // 2)
     await house.rest()
     assert house.writer.batch is not None
-    assert len(house.writer.batch.born) == LEAST_PER_BATCH // 2 * len(QUEUES)
+    assert len(house.writer.batch.created) == LEAST_PER_BATCH // 2 * len(QUEUES)
     await house.settle()
 
 

@@ -1,0 +1,207 @@
+"""How a message becomes a dead letter, and what its record contains."""
+
+from collections.abc import Sequence
+
+from phpmq_lite.broker.lifecycle import DEAD, Event
+from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.state import BrokerState
+from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message
+
+ClientRecords = Sequence[tuple[bytes, bytes]]  # id and content of records, oldest first
+
+
+def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
+    """Make a message a dead letter: its history row and its record, in one batch.
+
+    A body that is not in memory is loaded first; until then the message is pending: nobody can
+    have it, and on disk it is unchanged.
+    """
+    queue = state.by_id[message.queue_id]
+    if message.holder is not None:
+        state.record_hold_time(message, queue)
+    state.detach(message, queue)
+    state.messages.pop(message.seq, None)
+    body = message.body
+    if not queue.is_dead_letter_queue:
+        may_have_record = state.inspector is not None and message.deliveries > 0
+        if may_have_record:  # its consumer may have published one
+            places = state.registry.record_queue_ids(queue)
+            state.batch.record_seqs[message.seq] = (*places, message.consumer or 0)
+        is_cheap = state.inspector is None or not queue.inspects
+        if body is None or may_have_record or not (is_cheap or state.can_inspect_inline(len(body))):
+            state.pending.add(message, reason)
+            state.batch.body_seqs.add(message.seq)
+            return
+    settle_dead(state, message, reason, body)
+
+
+def settle_dead(
+    state: BrokerState,
+    message: Message,
+    reason: str,
+    body: bytes | None,
+    *,
+    detail: str = "",
+    written: ClientRecords = (),
+    content: bytes | None = None,
+) -> None:
+    """Settle a message as dead and store its record; without a body (damaged) there is none.
+
+    ``written`` may be about the message: a client that knew more published one before its 006.
+    ``content`` is that of the record, if it was made already.
+    """
+    queue = state.by_id[message.queue_id]
+    if (connection := state.pending.remove(message)) is not None:
+        state.batch.wakes.add(connection)
+    own = find_client_record(state.inspector, message, written)
+    if own is not None:
+        record_id, reason = own
+    elif not queue.is_dead_letter_queue:
+        if body is None:
+            reason = "crc"
+        elif content is None:
+            reason = _exact_reason(state.inspector, message, queue, body, reason)
+    queue.counters.dead += 1
+    queue.count_death(reason)
+    state.settle(message, DEAD, reason)
+    if own is not None:
+        state.record_event(message, Event.DEAD_LETTER, record_id.decode())
+    elif body is not None and not queue.is_dead_letter_queue:
+        if content is None:
+            content = _record_content(state, message, queue, body, reason, detail)
+        _store_record(state, message, queue, content, reason)
+
+
+def _store_record(
+    state: BrokerState, message: Message, queue: Queue, content: bytes, reason: str
+) -> None:
+    target = state.registry.dead_letter_queue(queue)
+    created = state.create_messages(((target, 1),), (content,), (0,), message.publisher)
+    record = created[0]
+    if target.inspects:
+        record.urn, record.trace_id = message.urn, message.trace_id
+        record.meta_id, record.attempts = message.meta_id, message.attempts
+    state.add_to_window(target, created, (content,))
+    record.source_seq = message.seq
+    record.source_queue_id = queue.queue_id
+    record.source_reason = reason
+    state.record_event(message, Event.DEAD_LETTER, record.message_id.decode())
+
+
+def settle_dead_in_background(
+    state: BrokerState, seq: int, body: bytes, written: ClientRecords
+) -> bool:
+    """Make the record of a pending message in the background thread, if it is large.
+
+    Returns False if that is not needed: settle the message now.
+    """
+    message, reason = state.pending[seq]
+    queue, inspector = state.by_id[message.queue_id], state.inspector
+    if (
+        inspector is None
+        or not queue.inspects
+        or queue.is_dead_letter_queue
+        or find_client_record(inspector, message, written) is not None
+        or state.can_inspect_inline(len(body))
+    ):
+        return False
+    name, settings = queue.name, queue.settings
+    at_ms = state.now.wall_ms
+
+    def make() -> tuple[str, bytes]:
+        exact = _exact_reason(inspector, message, queue, body, reason)
+        cause = DeadLetterCause(name, message.message_id, exact, "", at_ms)
+        return exact, inspector.make_record(body, settings, cause)
+
+    def settle(made: tuple[str, bytes]) -> None:
+        settle_dead(state, message, made[0], body, content=made[1])
+
+    state.batch.background.append((make, settle))
+    return True
+
+
+# -- records that clients publish
+
+
+def link_record(state: BrokerState, record: Message, content: bytes) -> None:
+    """Link a record that a client published to the message it is about, as far as it says.
+
+    The message may be on disk; its whole id is compared when it dies (``find_client_record``).
+    """
+    inspector = state.inspector
+    if inspector is None or b'"dead_letter"' not in content:
+        return
+    source = inspector.record_source(content)
+    if source is None:
+        return
+    record.source_reason = source.reason
+    seq = seq_of(source.message_id)
+    about = None if seq is None else state.messages.get(seq)
+    if about is not None and about.message_id == source.message_id:
+        record.source_queue_id = about.queue_id
+    elif (origin := state.queues.get(inspector.origin_queue(content) or "")) is not None:
+        record.source_queue_id = origin.queue_id
+    if seq is not None and 0 < seq < record.seq:
+        record.source_seq = seq
+
+
+def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
+    """Link a record in an ordinary queue to the message that its publisher received.
+
+    Records of other clients are not linked: anybody could pass any message off as a record.
+    """
+    inspector = state.inspector
+    # rfind, because the block stands at the end: a third of the time of ``in``.
+    if inspector is None or content.rfind(b'"dead_letter"') < 0:
+        return
+    source = inspector.record_source(content)
+    if source is None:
+        return
+    about = state.messages.get(seq_of(source.message_id) or 0)
+    if (
+        about is not None
+        and about.message_id == source.message_id
+        and about.consumer is not None
+        and about.consumer == record.publisher
+    ):
+        record.source_seq = about.seq
+        record.source_queue_id = about.queue_id
+        record.source_reason = source.reason
+
+
+def seq_of(message_id: bytes) -> int | None:
+    """Return the seq in a message id of the wire; None if it is not one of ours."""
+    try:
+        return int(message_id[:16], 16) if len(message_id) == 32 else None
+    except ValueError:
+        return None
+
+
+def find_client_record(
+    inspector: EnvelopeInspector | None, message: Message, written: ClientRecords
+) -> tuple[bytes, str] | None:
+    """Return id and reason of the record that a client published about a message, or None."""
+    for record_id, content in written:
+        source = None if inspector is None else inspector.record_source(content)
+        if source is not None and source.message_id == message.message_id:
+            return record_id, source.reason
+    return None
+
+
+def _exact_reason(
+    inspector: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
+) -> str:
+    """Return the exact reason of a plain 006: a worker cannot add a block to every envelope."""
+    if reason != "client" or inspector is None or not queue.inspects or message.urn is None:
+        return reason
+    return inspector.read_only_reason(body) or reason
+
+
+def _record_content(
+    state: BrokerState, message: Message, queue: Queue, body: bytes, reason: str, detail: str
+) -> bytes:
+    """Return the content of a record; on an opaque queue it is that of the message."""
+    if state.inspector is None or not queue.inspects:
+        return body
+    cause = DeadLetterCause(queue.name, message.message_id, reason, detail, state.now.wall_ms)
+    return state.inspector.make_record(body, queue.settings, cause)

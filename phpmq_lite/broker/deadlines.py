@@ -1,0 +1,72 @@
+"""Deadlines: when a message expires, and when a consumer has held one for too long."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.model import Message
+
+LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
+
+
+def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
+    """Return a bounded TTL and its deadline (steady ms, as ``now_ms``); 0: None and None."""
+    if ttl_s <= 0:
+        return None, None
+    ttl_s = min(ttl_s, LONGEST_TTL_S)
+    return ttl_s, now_ms + ttl_s * 1_000
+
+
+class AckTimeouts:
+    """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is when to look next.
+
+    The times are stored in the messages; a consumer holds them oldest first.
+    """
+
+    __slots__ = ("next_ms",)
+
+    def __init__(self) -> None:
+        self.next_ms: int | None = None  # no held message times out before it (steady)
+
+    def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
+        """Look at newly dispatched messages in time."""
+        for queue_id in {message.queue_id for message in dispatched}:
+            queue = by_id.get(queue_id)  # None: emptied and removed in the same batch
+            if queue is not None and (timeout_s := queue.settings.ack_timeout_s):
+                at = now_ms + timeout_s * 1_000
+                if self.next_ms is None or at < self.next_ms:
+                    self.next_ms = at
+
+    def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
+        """Exclude a time in which the process was suspended and could not receive anything."""
+        for connection in connections:
+            for consumer in connection.consumers.values():
+                for message in consumer.held.values():
+                    message.held_since_ms += gap_ms
+        if self.next_ms is not None:
+            self.next_ms += gap_ms
+
+    def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
+        """Return the messages that are held for too long; the caller returns them to their queue.
+
+        A held message that was not sent yet does not count: its time begins when it is written.
+        """
+        overdue: list[Message] = []
+        if self.next_ms is None or self.next_ms > now_ms:
+            return overdue
+        soonest: int | None = None
+        for connection in connections:
+            for consumer in connection.consumers.values():
+                timeout_ms = consumer.queue.settings.ack_timeout_s * 1_000
+                if not timeout_ms:
+                    continue
+                for message in consumer.held.values():
+                    if not message.is_sent:
+                        message.held_since_ms = now_ms  # the disk is slow
+                    at = message.held_since_ms + timeout_ms
+                    if at > now_ms:
+                        soonest = at if soonest is None else min(soonest, at)
+                        break
+                    overdue.append(message)
+        self.next_ms = soonest
+        return overdue

@@ -1,0 +1,233 @@
+"""All queues by name and number: created, removed, configured, and where their dead letters go."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from phpmq_lite.broker.queue import (
+    DEAD_LETTER_SUFFIX,
+    RETRY_SUFFIX,
+    Queue,
+    home_of,
+    settings_of,
+)
+from phpmq_lite.model import Batch, Limits, QueueRow, QueueSettings, has_room
+
+# A change of these may free publishers that wait for the dead-letter queue of another queue.
+_DEAD_LETTER_SETTINGS: Final = frozenset(
+    {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
+)
+REMOVED: Final = "removed"  # beside the settings in the row of a removed queue
+
+
+class PublishingStop(NamedTuple):
+    """Why the broker accepts no messages at all, whatever their queue."""
+
+    code: str  # of a RefusedError
+    reason: str  # constant text, for receipts and counters
+    detail: str  # with the bounds, for people
+    is_bare: bool  # also refuses publishes that a consumer's acknowledgements wait for
+
+
+class QueueRegistry:
+    """The queues in memory.  ``batch`` is the open batch, in which changes are recorded."""
+
+    def __init__(self, limits: Limits, defaults: QueueSettings, *, has_inspector: bool) -> None:
+        self.batch = Batch(0)
+        self.queues: dict[str, Queue] = {}
+        self.by_id: dict[int, Queue] = {}
+        self.publishing_stop: PublishingStop | None = None
+        self.removed: dict[str, QueueRow] = {}  # the history still refers to them
+        self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
+        self.next_queue_id = 1
+        self._limits = limits
+        self._defaults = defaults
+        self._has_inspector = has_inspector  # False: contents are never inspected
+        self._references: Counter[str] = Counter()  # queues that name one as dead_letter_queue
+
+    def has_room(self, creator: str, more: int = 1) -> bool:
+        """Return whether ``more`` new queues of one creator are within the limit."""
+        own, total = self.created[creator], self.created.total()
+        return has_room(own, total, more, self._limits.queues)
+
+    def counts_with_origin(self, name: str) -> bool:
+        """Return whether a queue of this name is the ``.dlq`` of an existing, counted queue."""
+        origin = name.removesuffix(DEAD_LETTER_SUFFIX)
+        return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
+
+    def get_or_create(self, name: str, creator: str = "") -> Queue | None:
+        """Return the queue, created if it does not exist; None if the limit is reached."""
+        queue = self.queues.get(name)
+        if queue is None and (self.counts_with_origin(name) or self.has_room(creator)):
+            queue = self._create(name, creator)
+        return queue
+
+    def _create(self, name: str, creator: str) -> Queue:
+        row = self.removed.pop(name, None)
+        if row is None:
+            row = QueueRow(self.next_queue_id, name, self.batch.wall_ms, created_by=creator)
+            self.batch.new_queues.append(row)
+            self.batch.counters["next_queue_id"] = self.next_queue_id + 1
+        else:  # keeps its number, because the history refers to it
+            row.own, row.created_by = {}, creator
+            self.batch.configured.append(row)
+        return self._add(row)
+
+    def load(self, row: QueueRow) -> None:
+        """Load a queue's stored row into memory; of a removed queue only the name is kept."""
+        if REMOVED in row.own:
+            self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
+            self.removed[row.name] = row
+        else:
+            self._add(row)
+
+    def _add(self, row: QueueRow) -> Queue:
+        self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
+        queue = Queue(row, self._defaults)
+        stop = self.publishing_stop
+        queue.stop_reason = None if stop is None else stop.reason
+        if not self.counts_with_origin(row.name):
+            self.created[row.created_by] += 1
+        self.queues[row.name] = self.by_id[row.queue_id] = queue
+        self._count_own_dead_letter_queue(row.name, -1)
+        self.configure(queue)
+        return queue
+
+    def remove(self, queue: Queue) -> None:
+        """Remove an empty queue without consumers; its row stays for the history."""
+        row = queue.row
+        row.own = {REMOVED: True}
+        self.removed[row.name] = row
+        self.batch.configured.append(row)
+        self._count_own_dead_letter_queue(row.name, 1)
+        del self.queues[row.name], self.by_id[row.queue_id]
+        if not self.counts_with_origin(row.name):
+            self.created[row.created_by] -= 1
+        self.batch.wakes |= queue.parked  # their publishes will create the queue again
+        queue.parked.clear()
+        self._change_reference(queue.settings.dead_letter_queue, "")
+        self._refresh_retry_queue(queue)
+
+    def _count_own_dead_letter_queue(self, origin: str, change: int) -> None:
+        """Count the ``.dlq`` of a queue again, or no longer, because its origin came or went."""
+        queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
+        if queue is not None and self.counts_with_origin(queue.name):
+            self.created[queue.row.created_by] += change
+
+    def recreate(self, queue_id: int, creator: str) -> Queue | None:
+        """Create a removed queue again; None if there was none, or the limit is reached."""
+        names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
+        name = next(names, None)
+        return None if name is None else self.get_or_create(name, creator)
+
+    # -- settings
+
+    def configure(self, queue: Queue, former: str = "") -> None:
+        """Apply the settings in the row of a queue; ``former`` is its old dead-letter queue."""
+        self._refresh(queue)
+        self._refresh_retry_queue(queue)
+        self._change_reference(former, queue.settings.dead_letter_queue)
+
+    def _refresh_retry_queue(self, queue: Queue) -> None:
+        if (retry := self.queues.get(queue.name + RETRY_SUFFIX)) is not None:
+            self._refresh(retry)
+
+    def _refresh(self, queue: Queue) -> None:
+        name = queue.name
+        home = self.queues.get(home_of(name) or "")
+        queue.is_dead_letter_queue = self._references[name] > 0 or name.endswith(DEAD_LETTER_SUFFIX)
+        queue.settings = settings_of(
+            queue.row,
+            self._defaults,
+            has_records=queue.is_dead_letter_queue,
+            home=None if home is None else home.settings,
+        )
+        policy = queue.settings.payload_policy
+        queue.inspects = self._has_inspector and policy != "opaque"
+        queue.validates = queue.inspects and policy == "envelope" and not queue.is_dead_letter_queue
+        _note_bounds(queue)
+
+    def _change_reference(self, former: str, name: str) -> None:
+        """Record that a queue names another dead-letter queue than before; empty: none."""
+        if former == name:
+            return
+        self._references[name] += 1
+        self._references[former] -= 1
+        for changed in (former, name):
+            if changed and (queue := self.queues.get(changed)) is not None:
+                self._refresh(queue)
+
+    def settings_changed(self, queue: Queue, names: Iterable[str]) -> None:
+        """Wake the publishers that wait for this queue, or for its dead-letter queue."""
+        if _DEAD_LETTER_SETTINGS.isdisjoint(names):
+            self.wake_publishers(queue)
+            return
+        for other in self.queues.values():  # they wait again if they have to
+            self.batch.wakes |= other.parked
+            other.parked.clear()
+
+    # -- dead-letter queues
+
+    def dead_letter_name(self, queue: Queue) -> str:
+        """Return the name of a queue's dead-letter queue; a ``.retry`` queue shares its home's."""
+        home = home_of(queue.name)
+        if home is None or queue.settings.dead_letter_queue:
+            return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
+        return self.configured_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
+
+    def dead_letter_queue(self, queue: Queue) -> Queue:
+        """Return the dead-letter queue of a queue; created regardless of any limit."""
+        name = self.dead_letter_name(queue)
+        return self.queues.get(name) or self._create(name, queue.row.created_by)
+
+    def record_queue_ids(self, queue: Queue) -> tuple[int, int]:
+        """Return the queue_ids in which clients write records of ``queue``; 0: no such queue.
+
+        A client that does not know the setting uses the name with the suffix.
+        """
+        configured = self.queues.get(self.dead_letter_name(queue))
+        own = self.queues.get((home_of(queue.name) or queue.name) + DEAD_LETTER_SUFFIX)
+        return (
+            0 if configured is None else configured.queue_id,
+            0 if own is None else own.queue_id,
+        )
+
+    def configured_dead_letter_queue(self, name: str) -> str:
+        """Return the ``dead_letter_queue`` setting of a queue; empty: not set, or no such queue."""
+        queue = self.queues.get(name)
+        return "" if queue is None else queue.settings.dead_letter_queue
+
+    def dead_letter_refusal(
+        self, queue: Queue, number: int = 1, size: int = 1
+    ) -> tuple[Queue, str] | None:
+        """Return the full dead-letter queue of ``queue`` and why it accepts no record, or None.
+
+        Creates the dead-letter queue if there is none.
+        """
+        target = self.dead_letter_queue(queue)
+        reason = target.refusal(number, size)
+        return None if reason is None else (target, f"dead-letter queue {reason}")
+
+    # -- waiting publishers
+
+    def stop_publishing(self, stop: PublishingStop | None) -> None:
+        """Refuse messages to all queues, for lack of space; None: accept them again."""
+        self.publishing_stop = stop
+        for queue in self.queues.values():
+            queue.stop_reason = None if stop is None else stop.reason
+            _note_bounds(queue)
+            self.wake_publishers(queue)
+
+    def wake_publishers(self, queue: Queue) -> None:
+        """Wake the publishers that wait for this queue, if it accepts messages again."""
+        if queue.refusal() is None:
+            self.batch.wakes |= queue.parked
+            queue.parked.clear()
+
+
+def _note_bounds(queue: Queue) -> None:
+    """Note whether ``Queue.refusal`` must be asked for each message: most queues accept any."""
+    settings = queue.settings
+    queue.is_bounded = queue.stop_reason is not None or bool(
+        settings.publishing_paused or settings.max_messages or settings.max_bytes
+    )

@@ -1,0 +1,293 @@
+"""What can happen to a message: one function for each row of the table in ``lifecycle.py``.
+
+Each changes the message, the counters and the windows, and records what the transaction has to
+store.  Whether it is allowed is decided by the caller.  Dying is in ``dead_letters.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from phpmq_lite.broker.dead_letters import dead_letter, settle_dead
+from phpmq_lite.broker.lifecycle import DELETED, EXPIRED, Event
+from phpmq_lite.broker.queue import Consumer, Queue
+from phpmq_lite.broker.state import BrokerState, QueueRun
+from phpmq_lite.broker.validation import index_content
+from phpmq_lite.model import Inspection, Message, State, checksum
+
+NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues leaves no room for the destination
+
+# -- publish
+
+
+def publish(
+    state: BrokerState,
+    queue: Queue,
+    body: bytes,
+    ttl_s: int | None,
+    publisher: int | None,
+    inspection: Inspection | None = None,
+) -> Message:
+    """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default.
+
+    ``inspection`` is the result if the content was inspected already.  An invalid message is dead
+    at once; the caller has checked that there is room for its record (``dead_letter_refusal``).
+    """
+    created = state.create_messages(((queue, 1),), (body,), (ttl_s,), publisher)
+    message = created[0]
+    if queue.inspects:
+        inspection = index_content(state, message, queue, body, inspection)
+    if inspection is not None and inspection.reason is not None and queue.validates:
+        made = inspection.record
+        content = None if made is None else made[1].replace(made[0], message.message_id, 1)
+        settle_dead(
+            state, message, inspection.reason, body, detail=inspection.detail, content=content
+        )
+    else:
+        state.add_to_window(queue, created, (body,))
+    return message
+
+
+def publish_run(
+    state: BrokerState,
+    runs: Sequence[QueueRun],
+    bodies: Sequence[bytes],
+    ttls: Sequence[int | None],
+    publisher: int,
+) -> None:
+    """Store new messages as ``publish`` does, in queues that validate nothing."""
+    created = state.create_messages(runs, bodies, ttls, publisher)
+    at = 0
+    for queue, count in runs:
+        end = at + count
+        some, contents = created[at:end], bodies[at:end]
+        if queue.inspects:
+            for message, body in zip(some, contents, strict=True):
+                if queue.is_dead_letter_queue or body.startswith(b"{"):
+                    index_content(state, message, queue, body, None)
+        state.add_to_window(queue, some, contents)
+        at = end
+
+
+def restore(
+    state: BrokerState,
+    old: Message,
+    body: bytes,
+    queue: Queue,
+    ttl_s: int | None,
+    deadline_ms: int | None,
+) -> Message:
+    """Store a deleted message as a new one, at its old position in ``queue``."""
+    seq = state.take_number()
+    message = Message(
+        seq, state.take_token(), queue.queue_id, old.position, State.READY, ttl_s, deadline_ms,
+        old.published_at, None, None, 0, 0, len(body), checksum(seq, body), old.publisher, None,
+        old.urn, old.trace_id, old.meta_id, old.attempts,
+        old.source_seq, old.source_queue_id, old.source_reason,
+    )  # fmt: skip
+    batch = state.batch
+    batch.created.append(message)
+    batch.bodies += (seq, body)
+    batch.created_bytes += len(body)
+    queue.counters.restored += 1
+    state.note_deadline(deadline_ms)
+    state.record_event(old, "restore", message.message_id.decode())
+    state.record_event(message, "restore", old.message_id.decode())
+    _count_in(state, message, queue)
+    queue.claimed_to = min(queue.claimed_to, message.position - 1)
+    window = queue.window
+    if window is not None:
+        if len(body) <= state.free_body_bytes(window):
+            message.body = body
+        if window.insert(message):
+            state.messages[seq] = message
+        state.needs_dispatch[queue.queue_id] = queue
+    return message
+
+
+# -- return to the queue
+
+
+def return_message(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
+    """Return a held message to its old place; at ``max_deliveries`` it is dead-lettered."""
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    queue.counters.returned += 1
+    state.record_event(message, Event.RETURN, detail)
+    if is_charged and _charge(state, message, queue):
+        dead_letter(state, message, "max_deliveries")
+    else:
+        state.make_ready(message, queue)
+
+
+def undo_dispatch(state: BrokerState, message: Message) -> None:
+    """Undo a dispatch that was not sent: it expired, or its consumer disconnected."""
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    message.deliveries -= 1
+    if message.deliveries == 0:
+        message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
+    state.make_ready(message, queue)
+
+
+def release(state: BrokerState, message: Message, detail: str) -> None:
+    """Return a held message to its old place for an operator.  Nobody is charged.
+
+    Its former holder may still acknowledge it, while nobody else holds it.
+    """
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    queue.counters.returned += 1
+    state.record_event(message, Event.RELEASE, detail)
+    state.make_ready(message, queue)
+
+
+def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
+    """Move a message to the end of its queue, with a new TTL; at the limit it is dead-lettered."""
+    queue = state.by_id[message.queue_id]
+    was_held = message.holder is not None
+    state.detach(message, queue)
+    queue.counters.requeued += 1
+    state.record_event(message, Event.REQUEUE)
+    if was_held and _charge(state, message, queue):
+        dead_letter(state, message, "max_deliveries")
+        return
+    state.set_ttl(message, ttl_s)
+    state.make_ready_at_end(message, queue)
+
+
+def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, detail: str) -> None:
+    """Move a message to the end of its queue for an operator; None keeps its deadline."""
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    queue.counters.requeued += 1
+    queue.counters.requeued_operator += 1
+    state.record_event(message, Event.REQUEUE, detail)
+    if ttl_s is not None:
+        state.set_ttl(message, ttl_s)
+    state.make_ready_at_end(message, queue)
+
+
+def _charge(state: BrokerState, message: Message, queue: Queue) -> bool:
+    """Count a failed delivery; return whether it was the last that ``max_deliveries`` allows."""
+    message.charged += 1
+    state.batch.changed[message.seq] = message  # for its history row, if it dies now
+    limit = queue.settings.max_deliveries
+    return 0 < limit <= message.charged
+
+
+def remove_consumer(
+    state: BrokerState,
+    consumer: Consumer,
+    detail: str,
+    *,
+    charged: Message | None = None,
+    is_leaving: bool = True,
+) -> None:
+    """Remove a consumer, return what it held, and charge a failed delivery to ``charged``.
+
+    A dispatch that was not sent is undone: it was no delivery.
+    """
+    queue, connection = consumer.queue, consumer.connection
+    del connection.consumers[queue.queue_id]
+    del queue.consumers[connection]
+    consumer.credit = 0
+    if is_leaving and not queue.consumers:
+        state.close_window(queue)
+    for message in list(consumer.held.values()):
+        if message.is_sent:
+            return_message(state, message, detail, is_charged=message is charged)
+        else:
+            undo_dispatch(state, message)
+    if consumer.is_waiting:
+        queue.waiting_consumers.remove(consumer)
+    state.trim_window(queue)
+
+
+# -- to another queue
+
+
+def forward(state: BrokerState, message: Message, target: Queue) -> None:
+    """Move a ready message to the end of another queue, with that queue's TTL."""
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    state.uncount(message, queue)
+    queue.counters.forwarded += 1
+    state.record_event(message, Event.FORWARD, f"{queue.name} to {target.name}")
+    state.set_ttl(message, target.settings.default_ttl_s)
+    _count_in(state, message, target)
+    state.make_ready_at_end(message, target)
+
+
+def move(state: BrokerState, message: Message, target: Queue) -> None:
+    """Move a ready message to the end of another queue; it keeps its id and its deadline."""
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    state.uncount(message, queue)
+    queue.counters.moved += 1
+    state.record_event(message, Event.MOVE, f"{queue.name} to {target.name}")
+    _count_in(state, message, target)
+    state.make_ready_at_end(message, target)
+
+
+def place(state: BrokerState, message: Message, target: Queue, position: int) -> None:
+    """Move a ready message back to its earlier position, which nobody else can have."""
+    queue = state.by_id[message.queue_id]
+    state.detach(message, queue)
+    state.uncount(message, queue)
+    state.record_event(message, Event.PLACE, f"{queue.name} to {target.name}")
+    _count_in(state, message, target)
+    message.queue_id, message.position = target.queue_id, position
+    state.make_ready(message, target)
+
+
+def _count_in(state: BrokerState, message: Message, queue: Queue) -> None:
+    queue.row.live_count += 1
+    queue.row.live_bytes += message.size
+    state.batch.queue_rows[queue.queue_id] = queue.row
+
+
+# -- settle
+
+
+def acknowledge(state: BrokerState, message: Message, queue: Queue) -> None:
+    """Settle as acked, whoever holds it; ``acknowledge_held`` settles many at a time."""
+    state.detach(message, queue)
+    state.messages.pop(message.seq, None)
+    state.record_hold_time(message, queue)
+    state.settle_acked([message.seq])
+    state.count_acked(queue, 1, message.size)
+
+
+def delete(state: BrokerState, message: Message, reason: str) -> None:
+    """Settle as deleted; the history keeps what restoring it needs."""
+    state.by_id[message.queue_id].counters.deleted += 1
+    state.settle(message, DELETED, reason)
+
+
+def erase(state: BrokerState, message: Message, detail: str) -> None:
+    """Remove the body of a settled message for good; its row in the history stays."""
+    rare = state.batch.rare
+    rare.append(("rare", "blank_body", (message.seq,)))
+    rare.append(("rare", "erase_body", (message.seq,)))
+    state.record_event(message, "erase", detail)
+
+
+def expire(state: BrokerState, message: Message) -> None:
+    """Apply ``on_expire`` to a ready message whose deadline has passed."""
+    queue = state.by_id[message.queue_id]
+    queue.counters.expired += 1
+    queue.counters.expired_never += not message.deliveries
+    on_expire = queue.settings.on_expire
+    if on_expire == "dead_letter":
+        dead_letter(state, message, "expired")
+        return
+    if on_expire.startswith("forward:"):
+        name = on_expire.removeprefix("forward:")
+        target = state.registry.get_or_create(name, queue.row.created_by)
+        if target is None:
+            dead_letter(state, message, NOT_FORWARDED)
+            return
+        if target is not queue:
+            forward(state, message, target)
+            return
+    state.settle(message, EXPIRED, None)
