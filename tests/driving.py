@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from phpmq_lite.broker.broker import Broker, Result
-from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError, StartRefusedError
@@ -33,6 +32,7 @@ from phpmq_lite.model import (
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.store import Store
+from tests.operations import operation
 
 START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
@@ -311,7 +311,7 @@ class Driver:
         entry = AuditEntry("anna", "ui", "10.0.0.5", options.pop("audit", f"queue.{verb}"))
         given = dict(options)
         question = Question(
-            lambda core, answer: getattr(operations, verb)(
+            lambda core, answer: operation(verb)(
                 core, entry, *arguments, answer, **given
             ),
             verb, arguments, options, entry,

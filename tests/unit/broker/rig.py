@@ -24,6 +24,7 @@ from phpmq_lite.model import (
     State,
     checksum,
 )
+from tests.operations import operation
 
 WALL_MS = 1_700_000_000_000
 STEADY_MS = 1_600_000_000_000  # another scale than the wall clock's
@@ -149,7 +150,7 @@ class Rig:
     def pipeline(self, name: str, *arguments: Any, **options: Any) -> Batch:
         """Call an operation of the pipeline, in a batch of its own."""
         entry = self.entry(f"pipeline.{name}")
-        ask = getattr(operations, name)
+        ask = operation(name)
         return self.turn(lambda: ask(self.core, entry, *arguments, self.answers.append, **options))
 
     # -- people

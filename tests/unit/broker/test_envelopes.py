@@ -276,7 +276,7 @@ def test_bare_006_leaves_a_record_with_a_block() -> None:
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert block_of(batch.bodies[1])["reason"] == "client"
     assert block_of(batch.bodies[1])["message_id"] == held.message_id.decode()
-    assert index(batch.born[0]) == ("urn:a", "t", "i", 3)
+    assert index(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
 def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
@@ -303,7 +303,7 @@ def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
     assert record.source_reason == "no stock"
     batch = die(rig, worker, held, (record.message_id, own))
     assert outcomes(batch) == {(State.DEAD, "no stock"): [1]}
-    assert batch.born == []
+    assert batch.created == []
     assert kinds(batch) == [(1, "dead_letter")]
     assert batch.events[3] == record.message_id.decode()
     assert rig.queue().deaths == {"no stock": 1}
@@ -315,7 +315,7 @@ def test_record_about_another_message_of_the_same_number_does_not_count() -> Non
     foreign = said(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
     batch = die(rig, worker, held, (b"%032x" % 9, foreign))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    assert len(batch.born) == 1
+    assert len(batch.created) == 1
 
 
 @pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])

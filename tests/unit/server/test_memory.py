@@ -24,10 +24,10 @@ class FakeSession:
         self.paused: set[str] = set()
         self.was_read = 0
 
-    def hold(self, reason: str) -> None:
+    def pause_reading(self, reason: str) -> None:
         self.paused.add(reason)
 
-    def go_on(self, reason: str) -> None:
+    def resume_reading(self, reason: str) -> None:
         self.was_read += reason in self.paused
         self.paused.discard(reason)
 

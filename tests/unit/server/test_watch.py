@@ -21,7 +21,7 @@ class Peer:
 
     frame_began_at: float | None = None
     frame_bytes: int = 0
-    choked_at: float | None = None
+    blocked_at: float | None = None
     closing_at: float | None = None
     last_read_at: float = 0.0
     is_idle: bool = True
@@ -77,8 +77,8 @@ def test_time_stands_still_while_a_peer_is_not_read() -> None:
 
 
 def test_peer_that_does_not_read_is_ended() -> None:
-    assert verdict(Peer(choked_at=100), 130) is None
-    assert verdict(Peer(choked_at=100), 130.1) == "it does not read what is sent"
+    assert verdict(Peer(blocked_at=100), 130) is None
+    assert verdict(Peer(blocked_at=100), 130.1) == "it does not read what is sent"
 
 
 def test_peer_that_does_not_take_the_rest_is_ended() -> None:
@@ -87,7 +87,7 @@ def test_peer_that_does_not_take_the_rest_is_ended() -> None:
     assert verdict(Peer(closing_at=100), 130.1) == "it does not take the rest"
 
 
-@pytest.mark.parametrize("since", ["frame_began_at", "choked_at", "closing_at"])
+@pytest.mark.parametrize("since", ["frame_began_at", "blocked_at", "closing_at"])
 def test_peer_is_excused_for_a_time_in_which_the_broker_stood_still(since: str) -> None:
     peer = Peer(**{since: 100.0})  # type: ignore[arg-type]
     excuse(cast(Session, peer), 50.0)
