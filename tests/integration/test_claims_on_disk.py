@@ -239,7 +239,7 @@ def test_operator_takes_what_is_claimed_and_leaves_a_gap(make: MakeDriver, verb:
         ask(driver, "purge", "orders", with_dispatched=True, limit=1)
     else:
         options = ActionOptions(with_dispatched=True)
-        ask(driver, "act", Action(verb), (1,), options)
+        ask(driver, "act_on_messages", Action(verb), (1,), options)
     assert claimed(driver) == [(2, b"2"), (3, b"3")]
     assert ask(driver, "ack_claims", "s", 3) == 2
     left = 1 if verb in ("requeue", "release") else 0
@@ -253,7 +253,7 @@ def test_operator_who_takes_only_what_is_ready_leaves_claims_alone(make: MakeDri
     claim(driver, 2)
     assert ask(driver, "purge", "orders") == 1
     ask(driver, "create_queue", "mails")
-    moved = ask(driver, "act", Action.MOVE, (1, 2), ActionOptions(target="mails"))
+    moved = ask(driver, "act_on_messages", Action.MOVE, (1, 2), ActionOptions(target="mails"))
     assert moved.skipped == {"dispatched": 2}
     assert ask(driver, "remove_queue", "orders") == "queue_not_empty"
     assert len(claimed(driver)) == 2
@@ -324,7 +324,7 @@ def test_only_unusual_commands_of_a_subscription_are_in_the_audit(make: MakeDriv
 
 
 def note_reader(driver: Driver, name: str, offset: int) -> Any:
-    question = driver.ask("note_reader")
+    question = driver.ask("record_reader")
     question.ask = lambda core, answer: operations.record_reader(core, name, offset, answer)
     driver.step()
     return question.answer.code if question.is_answered else None

@@ -279,7 +279,9 @@ def test_records_of_any_size_are_read_ahead_and_go_back_in_order(
     if is_sweep:
         asked = driver.ask("redrive", "orders.dlq")
     else:
-        asked = driver.ask("act", Action.REDRIVE, seqs, ActionOptions(), audit="dead.redrive")
+        asked = driver.ask(
+            "act_on_messages", Action.REDRIVE, seqs, ActionOptions(), audit="dead.redrive"
+        )
     assert most_in_a_turn(driver) <= 3 * INLINE_BYTES  # as it is read, judged, made a record
     if is_sweep:
         assert asked.answer == len(contents)

@@ -318,7 +318,7 @@ def test_plan_of_a_redrive_changes_nothing_on_disk(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     driver.publish(b"bad", body(data=None))
     before = list(driver.store.connection.iterdump())
-    plan = driver.ask("act", Action.REDRIVE, [2, 4], ActionOptions(is_dry_run=True))
+    plan = driver.ask("act_on_messages", Action.REDRIVE, [2, 4], ActionOptions(is_dry_run=True))
     driver.step()
     assert plan.answer.targets == {"orders": 2}
     assert plan.answer.poisoned == {"poison": 1, "invalid_data": 1}

@@ -19,7 +19,9 @@ def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
 
 
 def act(driver: Driver, action: Action, *seqs: int, **options: Any) -> ActionOutcome:
-    answer = ask(driver, "act", action, seqs, ActionOptions(**options), audit=f"message.{action}")
+    answer = ask(
+        driver, "act_on_messages", action, seqs, ActionOptions(**options), audit=f"message.{action}"
+    )
     assert isinstance(answer, ActionOutcome)
     return answer
 

@@ -236,12 +236,12 @@ def test_staged_rows_of_one_user_leave_room_for_those_of_another(make: MakeDrive
 
 
 @pytest.mark.parametrize(("name", "bound"), [
-    ("SLICE", 1), ("TOKEN_ROWS", 1), ("TOKEN_BYTES", 1), ("STAGED_BYTES", 1), ("TOKENS", 0),
+    ("STAGE_SLICE", 1), ("TOKEN_ROWS", 1), ("TOKEN_BYTES", 1), ("STAGED_BYTES", 1), ("TOKENS", 0),
     ("STAGED_ROWS", 1), ("STAGED_PARTS", 0),
 ])  # fmt: skip
 def test_staging_is_bounded(make: MakeDriver, name: str, bound: int) -> None:
     driver = make()
-    codes = {"SLICE": "too_many", "TOKEN_ROWS": "too_many", "TOKEN_BYTES": "too_large"}
+    codes = {"STAGE_SLICE": "too_many", "TOKEN_ROWS": "too_many", "TOKEN_BYTES": "too_large"}
     with patch.object(staging, name, bound):
         assert stage(driver, "t", b"a", b"b") == codes.get(name, "stage_full")
     assert tokens(driver) == []

@@ -65,7 +65,7 @@ class Acts:
             return False
         self.accepted.append(question)
         match question.verb:
-            case "act":
+            case "act_on_messages":
                 found = [r.take.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
                          if isinstance(getattr(r.take, "__self__", None), MessageAction)
                 ]  # fmt: skip
@@ -89,7 +89,7 @@ class Acts:
         match refusal.code:
             case "unknown_queue":
                 name = question.options.get("target") or queue
-                if question.verb == "act":
+                if question.verb == "act_on_messages":
                     name = question.arguments[2].target
                 gone = {name, queue} - model.present
                 assert gone or model.ever_removed & {name, queue}
@@ -328,7 +328,7 @@ class Acts:
         for question in self.accepted:
             entry, answer = question.entry, question.answer
             assert rows[entry.audit_id or 0] == (entry.action, entry.count, "done")
-            if question.verb == "act":
+            if question.verb == "act_on_messages":
                 assert entry.count == len(answer.done)
             elif question.verb in ("purge", "redrive"):
                 assert entry.count == answer

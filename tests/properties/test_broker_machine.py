@@ -362,7 +362,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         if action is Action.PLACE:
             seqs = [*seqs, *places][-6:]
         options = ActionOptions(ttl_s, goal, create, with_dispatched, only, dict(places))
-        self.driver.ask("act", action, seqs, options, audit=f"message.{action}")
+        self.driver.ask("act_on_messages", action, seqs, options, audit=f"message.{action}")
         self.go_on(how)
 
     @rule(
@@ -378,10 +378,10 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         """Delete, and take it back."""
         seqs = [m.seq for m in self.model.of_queue(queue)][:count]
         options = ActionOptions(ttl_s, with_dispatched=True)
-        self.driver.ask("act", Action.DELETE, seqs, options, audit="message.delete")
+        self.driver.ask("act_on_messages", Action.DELETE, seqs, options, audit="message.delete")
         self.go_on(how)
         self.driver.clock.advance(seconds)
-        self.driver.ask("act", Action.RESTORE, seqs, options, audit="message.restore")
+        self.driver.ask("act_on_messages", Action.RESTORE, seqs, options, audit="message.restore")
         self.go_on(how)
 
     @rule(

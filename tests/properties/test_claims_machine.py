@@ -223,7 +223,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             return
         m = self.alive[pick % len(self.alive)]
         options = ActionOptions(with_dispatched=True)
-        outcome = self.ask("act", action, (self.seq(m),), options)
+        outcome = self.ask("act_on_messages", action, (self.seq(m),), options)
         if action is Action.RELEASE and m.place == "ready":
             assert outcome.skipped == {"not dispatched": 1}
             return
@@ -365,7 +365,9 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
                 return self.driver.ask("purge", "orders", with_dispatched=pick % 2 == 0)
         picked = [row[2] for row in self.driver.rows(ALIVE)][pick % 3 :: 2]
         action = Action(verb) if verb in (Action.REQUEUE, Action.RELEASE) else Action.DELETE
-        return self.driver.ask("act", action, picked, ActionOptions(with_dispatched=True))
+        return self.driver.ask(
+            "act_on_messages", action, picked, ActionOptions(with_dispatched=True)
+        )
 
     def learn(self) -> None:
         """Take over what is on disk, as far as it can have come from what was there."""

@@ -38,7 +38,7 @@ class WindowAgainstQueue(RuleBasedStateMachine):
         if not self.window.append(made):
             made.body = None
 
-    @precondition(lambda self: self.window.wants_more)
+    @precondition(lambda self: self.window.needs_page)
     @rule(bodies=st.integers(0, 5))
     def load(self, bodies: int) -> None:
         """What the writer answers: the next ones by position, the first with their bodies."""

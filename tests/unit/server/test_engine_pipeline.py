@@ -446,7 +446,7 @@ async def test_publisher_without_room_waits_and_keeps_up_nobody(
 ) -> None:
     room = {"orders": 1, "mails": 9}
     monkeypatch.setattr(house.engine.flow_control, "available", lambda name, is_called: room[name])
-    monkeypatch.setattr(house.engine.flow_control, "_left", lambda queue: room[queue.name])
+    monkeypatch.setattr(house.engine.flow_control, "_available", lambda queue: room[queue.name])
     publisher, other = Program(house), Program(house)
     await put(house, publisher, b"a")
     room["orders"] = 0
