@@ -121,7 +121,7 @@ class Client:
 
         def publish(core: Broker, me: Connection) -> Result:
             result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
-            if result is Result.JUDGE:
+            if result is Result.VALIDATE:
                 core.validate_in_background(queue, body, judged.append)
                 return Result.LOAD
             return result
@@ -157,12 +157,12 @@ class Client:
         self.is_leaving, self.is_parked = True, False
         return self._give(leave, "disconnect")
 
-    def choke(self, *, is_choked: bool) -> "Command":
+    def choke(self, *, is_blocked: bool) -> "Command":
         def choke(core: Broker, me: Connection) -> Result:
-            core.set_blocked(me, is_choked=is_choked)
+            core.set_blocked(me, is_blocked=is_blocked)
             return Result.DONE
 
-        return self._give(choke, "choke", is_choked)
+        return self._give(choke, "choke", is_blocked)
 
     def _give(self, action: Action, verb: str, *arguments: Any) -> "Command":
         command = Command(self, action, verb, arguments)
@@ -371,7 +371,7 @@ class Driver:
             give(work())
         late, self._late = self._late, []
         for connection, messages in late:
-            core.take_back(connection, messages)
+            core.undo_dispatches(connection, messages)
         done = self._run(core)
         batch = core.finish()
         return Turn(

@@ -18,6 +18,7 @@ from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
 from phpmq_lite.server import engine as engines
+from phpmq_lite.server import engine_policies
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import ReadBackpressure
 from phpmq_lite.server.counters import ConnectionCounters
@@ -184,7 +185,7 @@ class House:
         stored = self.store.recover(self.clock.now(), 1 << 40, 100)
         self.core = Broker(stored, self.limits, settings)
         self.engine = Engine(self.core, self.writer, self.clock)
-        self.engine._upkeep_at = 1e12  # none here: there is no thread for it
+        self.engine._maintained_at = 1e12  # none here: there is no thread for it
         self.shared = SessionContext(
             self.engine,
             Admission(100, 100, 100),
@@ -217,7 +218,7 @@ class House:
             ended = engine._ended
             if ended is None or ended.done():
                 continue
-            if not engine._is_coming and not engine._has_work:
+            if not engine._is_scheduled and not engine._has_work:
                 return
         raise AssertionError("the engine does not come to rest")
 
@@ -246,7 +247,7 @@ class House:
 
     def end_lingering(self) -> None:
         """Let the time pass for which acknowledgements wait for company."""
-        self.engine._lingers_until = 0.0
+        self.engine._ack_delay.ends_at = 0.0
         self.engine.wake()
 
     async def stop(self) -> None:
@@ -294,5 +295,5 @@ class House:
 
 def without_time(patch: pytest.MonkeyPatch, linger_s: float = 0.0) -> None:
     """Have the engine do nothing because real time passes."""
-    patch.setattr(engines, "_UPKEEP_S", 1e9)
-    patch.setattr(engines, "_LINGER_S", linger_s)
+    patch.setattr(engines, "_MAINTENANCE_S", 1e9)
+    patch.setattr(engine_policies, "_ACK_DELAY_S", linger_s)

@@ -133,7 +133,7 @@ class Result(IntEnum):
     PARK = 2  # not done: the queue takes nothing now; give it again when the peer is resumed
     CLOSE = 3  # not done and never will be: close the connection
     WAIT = 4  # done, but stored with the next batch: only then give what follows it
-    JUDGE = 5  # not done: its content is large; call ``judge_ahead``, give it again
+    VALIDATE = 5  # not done: its content is large; call ``validate_in_background``, then retry
 
 
 class Broker:
@@ -289,10 +289,10 @@ class Broker:
             (self.state.now.wall_ms, framing, revision, reason, connection.number)
         )
 
-    def set_blocked(self, connection: Connection, *, is_choked: bool) -> None:
+    def set_blocked(self, connection: Connection, *, is_blocked: bool) -> None:
         """The connection's write buffer is full, or has drained: stop or go on dispatching."""
-        connection.is_blocked = is_choked
-        if not is_choked:
+        connection.is_blocked = is_blocked
+        if not is_blocked:
             self.wake(connection)
 
     def wake(self, connection: Connection) -> None:
@@ -303,7 +303,7 @@ class Broker:
                 consumer.queue.waiting_consumers.append(consumer)
             self.state.needs_dispatch[consumer.queue.queue_id] = consumer.queue
 
-    def take_back(self, connection: Connection, messages: list[Message]) -> None:
+    def undo_dispatches(self, connection: Connection, messages: list[Message]) -> None:
         """These were not sent to it: their deadlines passed while the batch was stored."""
         for message in messages:
             if message.holder is not None and message.holder.connection is connection:
@@ -340,7 +340,7 @@ class Broker:
         if queue.validates:
             looked = validation.validate(state, queue, body, judged)
             if looked is None:
-                return Result.JUDGE
+                return Result.VALIDATE
             if (
                 looked.reason is not None
                 and (full := state.registry.dead_letter_refusal(queue)) is not None
@@ -417,7 +417,7 @@ class Broker:
     def validate_in_background(
         self, name: str, body: bytes, give: Callable[[Validated], None]
     ) -> None:
-        """Have a content judged in a thread, after Result.JUDGE; ``give`` is called in a batch."""
+        """Validate a content in the background, after Result.VALIDATE; ``give`` gets the result."""
         work = validation.background_validation(self.state, self.state.queues[name], body)
         self.state.batch.background.append((work, give))
 
@@ -444,7 +444,7 @@ class Broker:
             if queue.validates:
                 looked = validation.validate(self.state, queue, body, judged)
                 if looked is None:
-                    return Result.JUDGE
+                    return Result.VALIDATE
             if connection.parked is not None:  # it, or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1

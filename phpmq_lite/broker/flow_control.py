@@ -122,3 +122,24 @@ class FlowControl:
         if share is None:
             share = queue.share = QueueShare()
         return share.available(queue, self._core.batch_number)
+
+
+class PublishQuota:
+    """How many messages queues accept while frames are processed: asked once, then counted."""
+
+    __slots__ = ("_ask", "_left")
+
+    def __init__(self, ask: Callable[[str], int]) -> None:
+        self._ask = ask
+        self._left: dict[str, int] = {}
+
+    def available(self, name: str) -> int:
+        """Return how many messages a queue accepts now; 0: the publisher must wait."""
+        left = self._left.get(name)
+        if left is None:
+            left = self._left[name] = self._ask(name)
+        return left
+
+    def use(self, name: str, count: int) -> None:
+        """Count published messages; only after ``available`` has allowed them."""
+        self._left[name] -= count

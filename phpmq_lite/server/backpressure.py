@@ -17,7 +17,9 @@ FREE_BYTES: Final = 64 << 10  # who holds less is always read: to stop it would 
 class Reader(Protocol):
     """What can be told to stop and go on reading."""
 
-    is_parked: bool  # it waits for something else, and keeps its bytes meanwhile
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for something else, and keeps its bytes in the meantime."""
 
     def pause_reading(self, reason: str) -> None:
         """Read nothing more."""

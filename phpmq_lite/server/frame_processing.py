@@ -1,10 +1,14 @@
-"""What a frame asks of the core: the only place where the wire's words meet the broker's."""
+"""Frames of a connection, in order, as commands to the core; and what to do if one must wait."""
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
+from typing import Final, Protocol
 
 from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.state import QueueRun
 from phpmq_lite.model import Validated
@@ -16,37 +20,221 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
+from phpmq_lite.server.engine import Engine
+
+FORCED_PUBLISH_S: Final = 0.1  # a parked publisher that also consumes publishes one each 0.1 s
+UNSTORED: Final = "unstored"  # why a session does not read
+_PRELOADED: Final = 500  # frames whose messages are loaded together
 
 
-class PublishQuota:
-    """How many messages queues still take in one walk over frames: asked once, then counted."""
+@dataclass(slots=True, frozen=True)
+class FrameLimits:
+    """Bounds of what one connection has sent and the broker has not stored."""
 
-    __slots__ = ("_ask", "_available")
+    frames: int = 2_000
+    bytes: int = 2 << 20  # and one message
 
-    def __init__(self, ask: Callable[[str], int]) -> None:
-        self._ask = ask
-        self._available: dict[str, int] = {}
 
-    def available(self, name: str) -> int:
-        """Tell how many messages a queue takes now, 0: it must wait."""
-        left = self._available.get(name)
-        if left is None:
-            left = self._available[name] = self._ask(name)
-        return left
+class FrameSession(Protocol):
+    """What frame processing needs of its session."""
 
-    def use(self, name: str, count: int) -> None:
-        """Note that so many were published; only after ``left`` has allowed them."""
-        self._available[name] -= count
+    @property
+    def connection(self) -> Connection | None:
+        """The connection of the core; None before the first batch and after the last."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection closes once its frames are processed."""
+
+    def pause_reading(self, reason: str) -> None:
+        """Stop reading until ``resume_reading`` was called for every reason."""
+
+    def resume_reading(self, reason: str) -> None:
+        """Drop a reason not to read."""
+
+    def finish(self, reason: str) -> None:
+        """Close the connection once its frames are processed."""
+
+    def on_processed(self, core: Broker) -> None:
+        """Continue after frames were processed."""
+
+
+class FrameProcessor:
+    """The frames that a session has read and the broker has not processed."""
+
+    def __init__(self, session: FrameSession, engine: Engine, limits: FrameLimits) -> None:
+        self.is_parked = False  # a publish waits for its queue, and all frames after it
+        self.content_bytes = 0  # of the frames
+        self._session = session
+        self._engine = engine
+        self._limits = limits
+        self._frames: deque[ClientFrame] = deque()
+        self._is_queued = False  # ``process`` is in the engine's inbox, or in a line
+        self._waits_for: str | None = None  # the queue of that line
+        self._is_forced = False  # store the next parked publish although its queue is full
+        self._validated: Validated | None = None  # result for the first frame
+
+    def __bool__(self) -> bool:
+        """Return whether there are frames."""
+        return bool(self._frames)
+
+    def add(self, frames: list[ClientFrame]) -> None:
+        """Add frames in order, for the next batch."""
+        if frames:
+            self._frames += frames
+            for frame in frames:
+                if type(frame) is Publish:
+                    self.content_bytes += len(frame.content)
+            self.submit()
+        limits = self._limits
+        if len(self._frames) > limits.frames or self.content_bytes > limits.bytes:
+            self._session.pause_reading(UNSTORED)
+
+    def submit(self) -> None:
+        """Process the frames in the next batch, unless that is planned already."""
+        if not self._is_queued and self._frames:
+            self._is_queued = True
+            self._engine.submit(self.process)
+
+    def resume(self) -> None:
+        """Continue after waiting: the queue accepts messages again."""
+        self.is_parked = False
+        self.submit()
+
+    def clear(self) -> None:
+        """Drop all frames."""
+        self._frames.clear()
+        self.content_bytes, self._validated = 0, None
+
+    # -- in a batch
+
+    def process(self, core: Broker) -> None:
+        """Pass frames to the core in order, until one must wait or the batch is full."""
+        self._is_queued = False
+        frames, batch, connection = self._frames, core.state.batch, self._session.connection
+        if connection is None or not connection.is_open:
+            self.clear()
+            return
+        if connection.pending:  # commands after a dead letter wait until it is stored
+            self.is_parked = True
+            return
+        room = core.limits.batch_commands - batch.commands
+        limit_bytes = core.limits.batch_bytes
+        flow_control = self._engine.flow_control
+        called_for, self._waits_for = self._waits_for, None
+        quota = PublishQuota(
+            lambda name: flow_control.available(name, is_called=name == called_for)
+        )
+        done = 0
+        while frames:
+            if done >= room or batch.created_bytes >= limit_bytes:
+                self.submit()
+                break
+            frame = frames[0]
+            count, size = 0, 0
+            if self._validated is None:
+                count, size = apply_frames(core, connection, frames, room - done, quota)
+            if not count:
+                if type(frame) is Publish and not quota.available(frame.queue):
+                    self._is_queued, self._waits_for = True, frame.queue
+                    is_again = frame.queue == called_for and not done
+                    flow_control.line_up(frame.queue, self.process, len(frames), at_front=is_again)
+                    break
+                result = apply_frame(core, connection, frame, self._validated)
+                if result is not Result.DONE:
+                    if self._must_stop(core, connection, frame, result):
+                        break
+                    continue
+                count = 1
+                if type(frame) is Publish:
+                    quota.use(frame.queue, 1)
+                    size = len(frame.content)
+                frames.popleft()
+                self._validated = None
+            done += count
+            self.content_bytes -= size
+        batch.commands += done
+        self._is_forced = self._is_forced and self._is_queued
+        limits = self._limits
+        if len(frames) <= limits.frames // 2 and self.content_bytes <= limits.bytes // 2:
+            self._session.resume_reading(UNSTORED)
+        self._session.on_processed(core)
+
+    def _process_in_next_batch(self) -> None:
+        """Continue in the next batch, whatever else comes in this one."""
+        self._is_queued = True
+        self._engine.submit_first(self.process)
+
+    def _must_stop(
+        self, core: Broker, connection: Connection, frame: ClientFrame, result: Result
+    ) -> bool:
+        """Handle a frame that was not done; return False if the next one may be processed."""
+        if result is Result.LOAD:
+            ahead = islice(self._frames, _PRELOADED)
+            ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
+            core.preload([end.message_id for end in ends])
+            self._process_in_next_batch()
+            return True
+        if result is Result.WAIT:  # other dead letters may wait together with it
+            self._frames.popleft()
+            while self._frames and isinstance(other := self._frames[0], DeadLetter):
+                if apply_frame(core, connection, other) is Result.LOAD:
+                    break
+                self._frames.popleft()
+            self._process_in_next_batch()
+            return True
+        if result is Result.VALIDATE and isinstance(frame, Publish):
+            self._is_queued = True  # later frames wait for the verdict
+            core.validate_in_background(frame.queue, frame.content, self._on_validated)
+            return True
+        if result is Result.CLOSE:
+            self.clear()
+            self._session.finish("refused: too many queues")
+            return True
+        return not isinstance(frame, Publish) or self._park(core, connection, frame)
+
+    def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
+        """Wait until the queue accepts messages; a client that also consumes continues slowly."""
+        if self._session.is_ending:  # no client waits any more
+            core.refused["connection ended"] += 1
+        elif self._is_forced:
+            piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
+            result = core.force_publish(connection, *piece)
+            if result is Result.VALIDATE:
+                return self._must_stop(core, connection, frame, result)
+            self._is_forced = False
+            if result is Result.PARK:
+                return self._park(core, connection, frame)
+        else:
+            if connection.consumers and not self.is_parked:
+                asyncio.get_running_loop().call_later(FORCED_PUBLISH_S, self._force)
+            self.is_parked = True
+            return True
+        self._frames.popleft()
+        self._validated = None
+        self.content_bytes -= len(frame.content)
+        return False
+
+    def _on_validated(self, validated: Validated) -> None:
+        """Continue with a large content that was validated in the background."""
+        self._validated = validated
+        self.process(self._engine.core)
+
+    def _force(self) -> None:
+        connection = self._session.connection
+        if self.is_parked and connection is not None and connection.is_open:
+            self._is_forced = True
+            self.resume()
 
 
 def apply_frame(
-    core: Broker, connection: Connection, frame: ClientFrame, judged: Validated | None = None
+    core: Broker, connection: Connection, frame: ClientFrame, validated: Validated | None = None
 ) -> Result:
-    """Give one frame of a connection to the core; ``judged`` was its content ahead of it."""
+    """Pass one frame of a connection to the core, with its content's verdict if there is one."""
     match frame:
         case Publish():
             return core.publish(
-                connection, frame.queue, frame.content, frame.ttl_s, frame.key, judged
+                connection, frame.queue, frame.content, frame.ttl_s, frame.key, validated
             )
         case Acknowledge():
             return core.acknowledge(connection, frame.queue, frame.message_id)
@@ -63,25 +251,24 @@ def apply_frames(
     connection: Connection,
     frames: deque[ClientFrame],
     most: int,
-    rooms: PublishQuota,
+    quota: PublishQuota,
 ) -> tuple[int, int]:
-    """Give the first frames to the core that are alike and need no look at each; take them out.
+    """Pass the first frames to the core if they are alike and need no check each; remove them.
 
-    Publishes alike, or acknowledgements, of any queues.  Returns how many, ``most`` at most and no
-    more than there are ``rooms`` for, and the bytes of their contents.  Give the first of the
-    others to ``apply``.
+    They are publishes or acknowledgements, of any queues.  Returns how many, at most ``most`` and
+    what ``quota`` allows, and the bytes of their contents.  Pass the next one to ``apply_frame``.
     """
     first = frames[0]
     count = size = 0
     if type(first) is Acknowledge:
-        count = core.acknowledge_run(connection, _ends(frames, most))
+        count = core.acknowledge_run(connection, _acknowledgements(frames, most))
     elif type(first) is Publish and len(frames) > 1:  # alone it has nothing to share
-        parts, run = _publishes(core, frames, first, most, rooms)
-        if run:
-            bodies = [frame.content for frame in run]
-            keys = None if first.key is None else [frame.key or b"" for frame in run]
-            core.publish_run(connection, parts, bodies, [frame.ttl_s for frame in run], keys)
-            count, size = len(run), sum(map(len, bodies))
+        runs, publishes = _publishes(core, frames, first, most, quota)
+        if publishes:
+            bodies = [frame.content for frame in publishes]
+            keys = None if first.key is None else [frame.key or b"" for frame in publishes]
+            core.publish_run(connection, runs, bodies, [frame.ttl_s for frame in publishes], keys)
+            count, size = len(publishes), sum(map(len, bodies))
     for _ in range(count):
         frames.popleft()
     return count, size
@@ -92,44 +279,44 @@ def _publishes(
     frames: deque[ClientFrame],
     first: Publish,
     most: int,
-    rooms: PublishQuota,
+    quota: PublishQuota,
 ) -> tuple[list[QueueRun], list[Publish]]:
-    """Give the first frames, while they publish to plain queues, all with keys or all without.
+    """Return the first frames that publish to unchecked queues, all with keys or all without.
 
-    As many as there are ``rooms`` for, and as the batch takes, in bytes of content.
+    As many as ``quota`` allows, and as the batch accepts in bytes of content.
     """
-    run: list[Publish] = []
-    parts: list[QueueRun] = []
+    found: list[Publish] = []
+    runs: list[QueueRun] = []
     room = core.limits.batch_bytes - core.state.batch.created_bytes
     queue: Queue | None = None
-    name, began, end = "", 0, 0  # of the last part: its places in the run, at most
+    name, start, end = "", 0, 0  # of the last run: its places among those found, at most
     has_key = first.key is not None
     for frame in islice(frames, most):
-        if type(frame) is not Publish or (run and room <= 0):
+        if type(frame) is not Publish or (found and room <= 0):
             break
         if (frame.key is not None) is not has_key:
             break
         if frame.queue is not name:
             if queue is not None:
-                parts.append((queue, len(run) - began))
-                rooms.use(name, len(run) - began)
-            name, began = frame.queue, len(run)
+                runs.append((queue, len(found) - start))
+                quota.use(name, len(found) - start)
+            name, start = frame.queue, len(found)
             queue = core.unchecked_queue(name)
             if queue is None:
                 break
-            end = began + rooms.available(name)
-        if len(run) >= end:
+            end = start + quota.available(name)
+        if len(found) >= end:
             break
         room -= len(frame.content)
-        run.append(frame)
-    if queue is not None and len(run) > began:
-        parts.append((queue, len(run) - began))
-        rooms.use(name, len(run) - began)
-    return parts, run
+        found.append(frame)
+    if queue is not None and len(found) > start:
+        runs.append((queue, len(found) - start))
+        quota.use(name, len(found) - start)
+    return runs, found
 
 
-def _ends(frames: deque[ClientFrame], most: int) -> Iterator[tuple[str, bytes]]:
-    """Give queues and ids of the first frames, while they are acknowledgements."""
+def _acknowledgements(frames: deque[ClientFrame], most: int) -> Iterator[tuple[str, bytes]]:
+    """Yield queues and ids of the first frames, while they are acknowledgements."""
     for frame in islice(frames, most):
         if type(frame) is not Acknowledge:
             return

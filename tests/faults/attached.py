@@ -20,7 +20,7 @@ PATIENCE_S: Final = 1.0
 
 if __name__ == "__main__":
     attach(Path(sys.argv.pop(1)))
-    setattr(engine, "_UPKEEP_S", EACH_S)  # noqa: B010 - a constant is not assigned to
+    setattr(engine, "_MAINTENANCE_S", EACH_S)  # noqa: B010 - a constant is not assigned to
     setattr(disk_space, "AGAIN_S", EACH_S)  # noqa: B010
     setattr(disk_space, "PATIENCE_S", PATIENCE_S)  # noqa: B010
     mutant = sys.argv.pop(1)

@@ -51,12 +51,12 @@ class ConfirmsBeforeCommit(Defective):
 
     def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
         """Tell first."""
-        super()._act(batch)
+        super()._send_results(batch)
         if batch.stores:
             time.sleep(SLOW_DISK_S)
         return super().commit(batch)
 
-    def _act(self, batch: Batch | None) -> None:
+    def _send_results(self, batch: Batch | None) -> None:
         """Everything has been said."""
 
 

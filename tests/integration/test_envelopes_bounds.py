@@ -134,7 +134,7 @@ def test_forced_publish_of_a_large_one_is_judged_ahead(make: Make) -> None:
     core = driver.core
     core.begin(driver.clock.now())
     assert core.publish(connection, "orders", large, None, None) is Result.PARK
-    assert core.force_publish(connection, "orders", large, None) is Result.JUDGE
+    assert core.force_publish(connection, "orders", large, None) is Result.VALIDATE
     judged: list[Any] = []
     core.validate_in_background("orders", large, judged.append)
     [(work, give)] = core.finish().background

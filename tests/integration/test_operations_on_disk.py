@@ -90,7 +90,7 @@ def test_released_message_goes_to_another_consumer(make: MakeDriver) -> None:
     one, other = driver.consume(1), driver.consume(1)
     driver.publish(b"a")
     [first] = one.take()
-    one.choke(is_choked=True)
+    one.choke(is_blocked=True)
     assert act(driver, Action.RELEASE, 1).done == [1]
     [second] = other.take()
     assert first.message_id == second.message_id

@@ -272,7 +272,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     @precondition(has_clients)
     @rule(pick=picks, is_choked=st.booleans(), how=then)
     def choke(self, pick: int, is_choked: bool, how: str) -> None:
-        self.client(pick).choke(is_choked=is_choked)
+        self.client(pick).choke(is_blocked=is_choked)
         self.go_on(how)
 
     # -- operators

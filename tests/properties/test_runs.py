@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Batch, Limits, Loaded
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
-from phpmq_lite.server.frame_processing import PublishQuota, apply_frame, apply_frames
+from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from tests.unit.broker.rig import Rig
 
 QUEUES = ("plain", "other", "bounded")

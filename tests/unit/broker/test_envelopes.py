@@ -175,7 +175,7 @@ def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
     publisher = rig.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     rig.begin()
-    assert rig.core.publish(publisher, "orders", large, 0, b"k") is Result.JUDGE
+    assert rig.core.publish(publisher, "orders", large, 0, b"k") is Result.VALIDATE
     judged: list[Any] = []
     rig.core.validate_in_background("orders", large, judged.append)
     [(work, give)] = rig.finish().background
@@ -201,7 +201,7 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
     rig.turn(lambda: rig.configure("orders", {"note": "new"}))
     rig.begin()
     result = rig.core.publish(publisher, "orders", large, 0, None, judged[0])
-    assert result is Result.JUDGE
+    assert result is Result.VALIDATE
 
 
 # -- publishing without a connection

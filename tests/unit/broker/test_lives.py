@@ -127,7 +127,7 @@ def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
     worker = rig.consumer(credit=1)
     [late] = sent(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(1)
-    batch = rig.turn(lambda: rig.core.take_back(worker, [late]))
+    batch = rig.turn(lambda: rig.core.undo_dispatches(worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
     assert batch.changed == {1: late}
@@ -139,7 +139,7 @@ def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
     worker = rig.consumer()
     sent(rig.publish(b"a", ttl_s=60), worker)
     [again] = sent(rig.turn(lambda: rig.core.consume(worker, "orders", 5)), worker)
-    rig.turn(lambda: rig.core.take_back(worker, [again]))
+    rig.turn(lambda: rig.core.undo_dispatches(worker, [again]))
     assert again.first_dispatched_at == WALL_MS
 
 
@@ -148,7 +148,7 @@ def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
     worker = rig.consumer()
     [late] = sent(rig.publish(b"a", ttl_s=1), worker)
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
-    batch = rig.turn(lambda: rig.core.take_back(worker, [late]))
+    batch = rig.turn(lambda: rig.core.undo_dispatches(worker, [late]))
     assert (batch.changed, rig.core.state.held) == ({}, 0)
 
 
@@ -449,7 +449,7 @@ def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
     rig.advance(59.999)
     assert kinds(rig.turn()) == []
-    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
     quick = rig.consumer(credit=1)
     rig.advance(0.001)
     batch = rig.turn()
@@ -462,7 +462,7 @@ def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it(
     rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
     slow, quick = rig.consumer(credit=1), rig.connect()
     held = one_held(rig, slow)
-    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.consume(quick, 1)
     rig.advance(60)
     rig.turn()
@@ -503,7 +503,7 @@ def test_each_message_has_a_timeout_of_its_own() -> None:
     first = one_held(rig, slow)
     rig.advance(30)
     second = one_held(rig, slow)
-    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
     rig.turn()
     assert (first.holder, second.holder is not None) == (None, True)
@@ -523,7 +523,7 @@ def test_shorter_timeout_counts_from_the_dispatch() -> None:
     rig = Rig()
     slow = rig.consumer(credit=1)
     held = one_held(rig, slow)
-    rig.turn(lambda: rig.core.set_blocked(slow, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
     configure(rig, ack_timeout_s=40)
     rig.turn()

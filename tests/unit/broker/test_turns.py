@@ -110,12 +110,12 @@ def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
 def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
     rig = Rig()
     one, two = rig.consumer(), rig.consumer()
-    rig.turn(lambda: rig.core.set_blocked(one, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(one, is_blocked=True))
     batch = rig.publish(*ABC)
     assert (sent(batch, one), bodies(sent(batch, two))) == ([], [b"a", b"b", b"c"])
-    rig.turn(lambda: rig.core.set_blocked(two, is_choked=True))
+    rig.turn(lambda: rig.core.set_blocked(two, is_blocked=True))
     assert rig.publish(b"d").sends == {}
-    batch = rig.turn(lambda: rig.core.set_blocked(one, is_choked=False))
+    batch = rig.turn(lambda: rig.core.set_blocked(one, is_blocked=False))
     assert bodies(sent(batch, one)) == [b"d"]
 
 

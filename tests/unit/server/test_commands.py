@@ -2,9 +2,10 @@
 
 from collections import deque
 
+from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
-from phpmq_lite.server.frame_processing import PublishQuota, apply_frames
+from phpmq_lite.server.frame_processing import apply_frames
 from tests.unit.broker.rig import Rig
 
 UNLIMITED = 1 << 30

@@ -22,8 +22,8 @@ async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing
     core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
     engine = Engine(core, cast(Writer, None), FakeClock())
     release, begun = threading.Event(), list[Any]()
-    engine._set_aside(release.wait, begun.append)
-    engine._set_aside(lambda: begun.append("second"), begun.append)
+    engine._background.run(release.wait, begun.append)
+    engine._background.run(lambda: begun.append("second"), begun.append)
     await asyncio.sleep(0.05)
     if is_failing:
         engine.submit(fail)
@@ -32,5 +32,5 @@ async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing
     else:
         await engine.end()
     release.set()
-    await asyncio.to_thread(engine._aside_thread.shutdown, wait=True)
+    await asyncio.to_thread(engine._background._executor.shutdown, wait=True)
     assert begun == []

@@ -9,6 +9,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.model import Batch, Limits, Loaded, QueueSettings, Recovered
 from phpmq_lite.server import engine as engines
+from phpmq_lite.server import engine_policies
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.write.writer import Writer
 
@@ -41,10 +42,10 @@ def writer() -> SlowWriter:
 
 @pytest.fixture
 def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(engines, "_UPKEEP_S", 1e9)
+    monkeypatch.setattr(engines, "_MAINTENANCE_S", 1e9)
     core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
     made = Engine(core, writer, Clock())
-    made._upkeep_at = 1e12  # none here: it would take the writer's turn
+    made._maintained_at = 1e12  # none here: it would take the writer's turn
     return made
 
 
@@ -55,7 +56,7 @@ async def test_without_a_batch_it_comes_back_at_once(engine: Engine) -> None:
 async def test_each_batch_is_followed_by_one_piece(
     engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 60.0)
     order: list[str] = []
 
     async def page(name: str) -> None:
@@ -83,7 +84,7 @@ async def test_each_batch_is_followed_by_one_piece(
 async def test_a_hung_disk_holds_nobody(
     engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 0.0)
     running = asyncio.create_task(engine.run())
     submit(engine)
     await writer.under_way.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.server import engine as engines
+from phpmq_lite.server import engine_policies
 from tests.steering import House, Program, without_time
 
 
@@ -48,11 +48,11 @@ async def test_what_is_due_sooner_has_a_timer_of_its_own(house: House) -> None:
     await house.settle()
     assert timer is not None
     assert timer.cancelled()
-    house.engine._end_timer()  # too early: nothing is due
+    house.engine._on_timer()  # too early: nothing is due
     await house.rest()
     assert house.writer.batch is None
     house.clock.advance(1)
-    house.engine._end_timer()
+    house.engine._on_timer()
     await house.settle()
     assert house.rows("SELECT count(*) FROM message") == [(0,)]
 
@@ -74,7 +74,7 @@ async def test_what_is_due_beside_a_commit_follows_on_it(house: House) -> None:
 async def test_open_acknowledgement_is_stored_when_its_timer_ends(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "_LINGER_S", 1e9)
+    monkeypatch.setattr(engine_policies, "_ACK_DELAY_S", 1e9)
     program = Program(house)
     program.consume("orders", 1)
     program.publish("orders", b"a")
@@ -83,8 +83,8 @@ async def test_open_acknowledgement_is_stored_when_its_timer_ends(
     await house.rest()
     assert house.writer.batch is None
     assert not house.is_stored
-    house.engine._lingers_until = 0.0
-    house.engine._end_timer()
+    house.engine._ack_delay.ends_at = 0.0
+    house.engine._on_timer()
     await house.settle()
     assert house.rows("SELECT count(*) FROM history") == [(1,)]
 
@@ -116,7 +116,7 @@ async def test_upkeep_is_due_beside_batches_that_store_nothing(
 
     monkeypatch.setattr(house.writer, "run", run)
     for number in range(1, 4):
-        house.engine._upkeep_at = -1e12  # it is time for the next
+        house.engine._maintained_at = -1e12  # it is time for the next
         house.engine.submit(lambda _core: None)
         await house.rest()
         await asyncio.sleep(0)  # its task begins
@@ -131,10 +131,10 @@ async def test_upkeep_that_failed_ends_it_though_nothing_else_happens(tmp_path: 
     house = House(tmp_path)
     house.start()
     await house.rest()
-    house.engine._upkeep_task = asyncio.create_task(fail())
-    await asyncio.wait([house.engine._upkeep_task])
-    house.engine._upkeep_at = -1e12  # it is time for the next
-    house.engine._end_timer()
+    house.engine._maintenance = asyncio.create_task(fail())
+    await asyncio.wait([house.engine._maintenance])
+    house.engine._maintained_at = -1e12  # it is time for the next
+    house.engine._on_timer()
     assert house.running is not None
     with pytest.raises(OutcomeUnknownError):
         await asyncio.wait_for(house.running, 10)

@@ -56,7 +56,7 @@ async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: House)
     patient.publish("orders", *[b"patient"] * 300)
     stored: list[bytes] = []
     for number in range(20):
-        if not quick.session._frames:
+        if not quick.session.frames._frames:
             quick.publish("orders", *[b"quick"] * LEAST_PER_BATCH)
         worker.acknowledge(worker.got[number + 1])
         await house.rest()
