@@ -30,13 +30,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.flow_control import FlowControl
+from phpmq_lite.broker.flow_control import FlowControl, PublishQuota
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt
+from phpmq_lite.model import Limits, Loaded, Message, Now, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, Dispatch, WireLimits
-from phpmq_lite.server.frame_processing import PublishQuota, apply_frame, apply_frames
+from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from phpmq_lite.server.session import encode_batch
 from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
 from phpmq_lite.storage.migrate import migrate

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from phpmq_lite.pipeline_rows import CopiedRows, PipelineRows
+from phpmq_lite.queue_settings import QueueSettings
 
 
 class Now(NamedTuple):
@@ -131,30 +132,6 @@ class Message:
 def checksum(seq: int, body: bytes) -> int:
     """Return the CRC-32 of seq (8 bytes, big-endian) and body: content in the wrong row shows."""
     return crc32(body, crc32(seq.to_bytes(8, "big")))
-
-
-@dataclass(slots=True)
-class QueueSettings:
-    """What an operator decides about one queue, with the broker's defaults filled in."""
-
-    on_expire: str = "history"  # history, dead_letter, or forward:<queue>
-    max_deliveries: int = 20  # charged deliveries; 0: no limit
-    ack_timeout_s: int = 1_800  # 0: none
-    default_ttl_s: int = 0  # for messages without a TTL, and forwarded ones; 0: never expires
-    max_messages: int = 0  # alive; 0: no limit
-    max_bytes: int = 0  # alive; 0: no limit
-    payload_policy: str = "observe"  # opaque, observe or envelope
-    schema_mode: str = "off"  # off, warn or quarantine; of envelope queues
-    dead_letter_queue: str = ""  # its name; empty: that of the queue with .dlq
-    empty_list_data: str = "php"  # where ``data: []`` counts as ``{}``: php, never or always
-    delivery_paused: bool = False
-    publishing_paused: bool = False
-    pinned: bool = False  # stays although it is empty and somebody wants it removed
-    note: str = ""  # for people, as the next two
-    owner: str = ""
-    link: str = ""
-    alert_messages: int = 0  # ready; past it the overview says so; 0: never
-    alert_age_s: int = 0  # of the oldest ready message; the same
 
 
 @dataclass(slots=True)

@@ -24,12 +24,12 @@ from phpmq_lite.model import (
     Loaded,
     Message,
     Now,
-    QueueSettings,
     Receipt,
     State,
     Validated,
 )
 from phpmq_lite.protocol.frames import ReceiptFrame
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.store import Store
 from tests.operations import operation

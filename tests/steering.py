@@ -14,9 +14,10 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
+from phpmq_lite.model import Batch, Limits, Loaded, Message
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server import engine_policies
 from phpmq_lite.server.admission import Admission

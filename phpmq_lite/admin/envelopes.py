@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.index import INDEX_BYTES, Index
 from phpmq_lite.envelopes.record import Block, read_block, revive
 from phpmq_lite.envelopes.schema import Registry
 from phpmq_lite.envelopes.verdict import REASONS, EmptyListData, Problem, Verdict, judge, lint
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
 CARD_BYTES: Final = INDEX_BYTES  # larger ones are not judged here

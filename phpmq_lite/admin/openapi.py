@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from phpmq_lite.admin.members import MEANS
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 PREFIX: Final = "/api/v1"
 _REF: Final = "#/components/schemas/{model}"

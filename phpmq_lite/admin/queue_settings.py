@@ -6,10 +6,18 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.admin import formats
 from phpmq_lite.broker.queue import settings_of
-from phpmq_lite.model import QueueRow, QueueSettings
+from phpmq_lite.model import QueueRow
+from phpmq_lite.queue_settings import (
+    ABOUT,
+    ALERTS,
+    DEFINITIONS,
+    FORWARD,
+    LIMITS,
+    MESSAGES,
+    QueueSettings,
+    SettingDefinition,
+)
 from phpmq_lite.server.status import QueueStatus
-
-FORWARD: Final = "forward:"
 
 
 class _Kind(NamedTuple):
@@ -20,6 +28,20 @@ class _Kind(NamedTuple):
     help: str
     kind: str  # text, area, link, number, seconds, bytes, choice, switch
     choices: tuple[tuple[str, str], ...] = ()
+
+
+def _kind_of(setting: SettingDefinition) -> _Kind:
+    if setting.type is bool:
+        kind = "switch"
+    elif setting.choices:
+        kind = "choice"
+    elif setting.type is int:
+        suffix = setting.name.rpartition("_")[2]
+        kind = {"s": "seconds", "bytes": "bytes"}.get(suffix, "number")
+    else:
+        kind = {"note": "area", "link": "link"}.get(setting.name, "text")
+    choices = tuple((value.partition(":")[0], label) for value, label in setting.choices.items())
+    return _Kind(setting.name, setting.label, setting.help, kind, choices)
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,56 +61,10 @@ class Field:
     error: str = ""
 
 
-GROUPS: Final[tuple[tuple[str, tuple[_Kind, ...]], ...]] = (
-    ("About this queue", (
-        _Kind("note", "Note", "What it is for, and what to do when it stalls.", "area"),
-        _Kind("owner", "Owner", "Who looks after it.", "text"),
-        _Kind("link", "Link", "Runbook or dashboard; begins with https:// or http://.", "link"),
-    )),
-    ("Messages", (
-        _Kind("on_expire", "When a message expires", "What becomes of it then.", "choice", (
-            ("history", "It goes to the history as expired"),
-            ("dead_letter", "It becomes a dead letter"),
-            ("forward", "It goes to another queue"),
-        )),
-        _Kind("default_ttl_s", "Time to live",
-              "Seconds, for messages without a TTL of their own; 0: they never expire.", "seconds"),
-        _Kind("max_deliveries", "Deliveries",
-              "That count; past it a message becomes a dead letter; 0: no limit.", "number"),
-        _Kind("ack_timeout_s", "Acknowledgement timeout",
-              "Seconds; then a message goes back to its place; 0: never.", "seconds"),
-        _Kind("payload_policy", "Payload policy", "What is asked of a body.", "choice", (
-            ("opaque", "Opaque: nothing is read"),
-            ("observe", "Observe: problems of an envelope are shown"),
-            ("envelope", "Envelope: what is none becomes a dead letter"),
-        )),
-        _Kind("dead_letter_queue", "Dead-letter queue",
-              "Where records of dead letters go; empty: the queue's name with .dlq.", "text"),
-        _Kind("schema_mode", "Schemas",
-              "Of envelope queues: what becomes of data that its schema refuses.", "choice", (
-            ("off", "Off: nothing is compared"),
-            ("warn", "Warn: it is counted"),
-            ("quarantine", "Quarantine: it becomes a dead letter"),
-        )),
-        _Kind("empty_list_data", "Empty list as data",
-              "Where data: [] of an envelope is read as {}.", "choice", (
-            ("php", "In envelopes of php"),
-            ("never", "Never"),
-            ("always", "Always"),
-        )),
-    )),
-    ("Limits", (
-        _Kind("max_messages", "Messages", "Past it a publish is refused; 0: no limit.", "number"),
-        _Kind("max_bytes", "Bytes", "Of all bodies; past it a publish is refused; 0: no limit.",
-              "bytes"),
-        _Kind("pinned", "Pinned", "It stays, even where somebody wants to remove it.", "switch"),
-    )),
-    ("Alerts on the overview", (
-        _Kind("alert_messages", "Ready messages", "More of them are an alert; 0: never.", "number"),
-        _Kind("alert_age_s", "Oldest ready message",
-              "Seconds; one that waits longer is an alert; 0: never.", "seconds"),
-    )),
-)  # fmt: skip
+GROUPS: Final[tuple[tuple[str, tuple[_Kind, ...]], ...]] = tuple(
+    (title, tuple(_kind_of(each) for each in DEFINITIONS.values() if each.group == title))
+    for title in (ABOUT, MESSAGES, LIMITS, ALERTS)
+)
 KINDS: Final = {kind.name: kind for _, kinds in GROUPS for kind in kinds}
 _NUMBERS: Final = ("number", "seconds", "bytes")
 

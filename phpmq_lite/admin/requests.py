@@ -10,7 +10,7 @@ from phpmq_lite.admin.access.identity import allowed_queues, check_queue_right, 
 from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.uploads import field_of, json_body
-from phpmq_lite.broker.queue_settings import NAME_RULE, name_problem
+from phpmq_lite.queue_settings import NAME_RULE, name_problem
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 

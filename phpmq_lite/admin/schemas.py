@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from phpmq_lite.admin.bodies import as_content, from_content, preview
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.model import State
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.messages import Body, EventRow, MessageRow
 

@@ -23,7 +23,6 @@ from phpmq_lite.broker.deadlines import AckTimeouts
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
-from phpmq_lite.broker.queue_settings import check_name
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.state import BrokerState, QueueRun
 from phpmq_lite.errors import RefusedError
@@ -37,13 +36,13 @@ from phpmq_lite.model import (
     Message,
     Now,
     Peer,
-    QueueSettings,
     Receipt,
     Recovered,
     Reply,
     State,
     Validated,
 )
+from phpmq_lite.queue_settings import QueueSettings, check_name
 
 
 def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:

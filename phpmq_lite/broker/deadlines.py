@@ -1,12 +1,10 @@
 """Deadlines: when a message expires, and when a consumer has held one for too long."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.model import Message
-
-LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
+from phpmq_lite.queue_settings import LONGEST_TTL_S
 
 
 def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:

@@ -1,17 +1,20 @@
 """One queue in memory: its row, its settings, its consumers and whose turn it is."""
 
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from phpmq_lite.broker.ready_window import ReadyWindow
-from phpmq_lite.model import Message, Peer, QueueRow, QueueSettings
+from phpmq_lite.model import Message, Peer, QueueRow
+from phpmq_lite.queue_settings import (
+    DEAD_LETTER_SUFFIX,
+    HOME_SETTINGS,
+    QueueSettings,
+    home_of,
+    to_dict,
+)
 
-DEAD_LETTER_SUFFIX: Final = ".dlq"
-RETRY_SUFFIX: Final = ".retry"
 _REASONS_MAX: Final = 30
-_OF_HOME: Final = ("payload_policy", "schema_mode", "empty_list_data")  # where a retry goes back
-_SETTINGS: Final = tuple(f.name for f in fields(QueueSettings))
 
 
 class Connection:
@@ -205,17 +208,6 @@ class Queue:
         return None
 
 
-def values_of(settings: QueueSettings) -> dict[str, Any]:
-    """Give settings by name; ``asdict`` takes 35 µs, and definitions set 10,000 queues at once."""
-    return {name: getattr(settings, name) for name in _SETTINGS}
-
-
-def home_of(name: str) -> str | None:
-    """Name the queue that a ``.retry`` queue of this name belongs to; None: it is none."""
-    home = name.removesuffix(RETRY_SUFFIX)
-    return home if home and home != name else None
-
-
 def settings_of(
     row: QueueRow,
     defaults: QueueSettings,
@@ -228,11 +220,11 @@ def settings_of(
     ``has_records``: it is a dead-letter queue although its name does not say so.  ``home`` are the
     settings of the queue that a ``.retry`` queue forwards to: what comes there is judged here.
     """
-    values = values_of(defaults)
+    values = to_dict(defaults)
     if (name := home_of(row.name)) is not None:
         values["on_expire"] = "forward:" + name
         if home is not None:
-            values |= {key: getattr(home, key) for key in _OF_HOME}
+            values |= {key: getattr(home, key) for key in HOME_SETTINGS}
     is_dead_letter_queue = has_records or row.name.endswith(DEAD_LETTER_SUFFIX)
     if is_dead_letter_queue:
         values["max_deliveries"] = 0  # what dies there would have nowhere to go

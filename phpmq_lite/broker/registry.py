@@ -4,14 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from phpmq_lite.broker.queue import (
-    DEAD_LETTER_SUFFIX,
-    RETRY_SUFFIX,
-    Queue,
-    home_of,
-    settings_of,
-)
-from phpmq_lite.model import Batch, Limits, QueueRow, QueueSettings, has_room
+from phpmq_lite.broker.queue import Queue, settings_of
+from phpmq_lite.model import Batch, Limits, QueueRow, has_room
+from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSettings, home_of
 
 # A change of these may free publishers that wait for the dead-letter queue of another queue.
 _DEAD_LETTER_SETTINGS: Final = frozenset(

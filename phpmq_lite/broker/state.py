@@ -18,21 +18,14 @@ from struct import unpack
 from typing import Final
 from zlib import crc32
 
-from phpmq_lite.broker.deadlines import LONGEST_TTL_S, deadline_of
+from phpmq_lite.broker.deadlines import deadline_of
 from phpmq_lite.broker.lifecycle import ACKED, DISPATCHED, READY_AGAIN
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.broker.registry import QueueRegistry
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import (
-    Batch,
-    EnvelopeInspector,
-    Limits,
-    Message,
-    Now,
-    QueueSettings,
-    State,
-)
+from phpmq_lite.model import Batch, EnvelopeInspector, Limits, Message, Now, State
+from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # longer content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # of all contents that one batch inspects inline

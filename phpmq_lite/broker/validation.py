@@ -10,14 +10,8 @@ from typing import Final
 from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
-from phpmq_lite.model import (
-    DeadLetterCause,
-    EnvelopeInspector,
-    Inspection,
-    Message,
-    QueueSettings,
-    Validated,
-)
+from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Inspection, Message, Validated
+from phpmq_lite.queue_settings import QueueSettings
 
 INSPECTED_BYTES_MAX: Final = 1 << 20  # longer content is not indexed, unless it is validated
 NOT_INDEXED: Final = Inspection((None, None, None, None))

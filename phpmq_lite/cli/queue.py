@@ -1,6 +1,6 @@
 """The group ``queue`` and its short forms: what is in the queues, and whether it flows."""
 
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Any, Final
 
 import click
 
@@ -9,6 +9,7 @@ from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, message_count, talk
 from phpmq_lite.cli.output import Column, output_option, write, write_one
+from phpmq_lite.queue_settings import DEFINITIONS
 
 COLUMNS: Final = (
     Column("name", "QUEUE"),
@@ -93,15 +94,12 @@ def _value(name: str, text: str) -> Any:
 
     What does not fit is sent as it is: the broker says what the setting takes.
     """
-    from phpmq_lite.admin.api.queues import SettingsIn
-
     if text == "":
         return None
-    known = SettingsIn.model_fields.get(name)
-    kinds = [get_origin(kind) or kind for kind in get_args(known.annotation)] if known else []
-    if bool in kinds and text in ("true", "false"):
+    known = DEFINITIONS.get(name)
+    if known is not None and known.type is bool and text in ("true", "false"):
         return text == "true"
-    if Annotated in kinds and text.removeprefix("-").isdecimal():
+    if known is not None and known.type is int and text.removeprefix("-").isdecimal():
         if len(text) > _DIGITS:  # Python converts no more than some thousand
             raise click.UsageError(f"{name}: a number has at most {_DIGITS} digits")
         return int(text)

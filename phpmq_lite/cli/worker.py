@@ -44,7 +44,7 @@ def _queue_name(value: str) -> str:
 
     The worker would else be refused in each of its turns, and go on.
     """
-    from phpmq_lite.broker.queue_settings import name_problem
+    from phpmq_lite.queue_settings import name_problem
 
     if (problem := name_problem(value)) is not None:
         raise click.BadParameter(f"the name of the queue {problem}")

@@ -8,7 +8,8 @@ import msgspec
 
 from phpmq_lite.envelopes import index, quick, record, verdict
 from phpmq_lite.envelopes.schema import Schemas
-from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, QueueSettings, RecordSource
+from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, RecordSource
+from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction

@@ -1,7 +1,8 @@
 """What the settings say, as the core and the storage take it."""
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.model import Limits
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskSpaceBounds
 from phpmq_lite.storage.write.retention import RetentionBounds

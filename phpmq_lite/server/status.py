@@ -13,7 +13,8 @@ from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, QueueSettings, Reply
+from phpmq_lite.model import AuditEntry, Reply
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryBrake, ReadBackpressure

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -12,8 +12,11 @@ from pydantic import (
     ConfigDict,
     Field,
     IPvAnyNetwork,
+    create_model,
     model_validator,
 )
+
+from phpmq_lite.queue_settings import DEFINITIONS, SettingDefinition
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -216,26 +219,26 @@ class LimitSettings(Section):
     batch_bytes: Size = size(4 * MIB, "bodies in one transaction")
 
 
-class QueueDefaultSettings(Section):
-    """Defaults of every queue; a queue may have its own."""
+def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
+    """Return type and field of a queue setting's default, for ``create_model``."""
+    if setting.name == "on_expire":
+        return Annotated[str, AfterValidator(_on_expire)], field(setting.default, setting.help)
+    if setting.choices:
+        return Literal[tuple(setting.choices)], field(setting.default, setting.help)
+    if setting.name.endswith("_bytes"):
+        return SizeOrOff, size(setting.default, setting.help)
+    of_type = SecondsOrOff if setting.name.endswith("_s") else NumberOrOff
+    return of_type, field(setting.default, setting.help)
 
-    max_deliveries: NumberOrOff = field(20, "past it a message is a dead letter; 0: no limit")
-    ack_timeout_s: SecondsOrOff = field(1_800, "then a message goes back to its place; 0: never")
-    on_expire: Annotated[str, AfterValidator(_on_expire)] = field(
-        "history", "what becomes of an expired message: history, dead_letter or forward:QUEUE"
-    )
-    default_ttl_s: SecondsOrOff = field(0, "for messages without a TTL; 0: they never expire")
-    max_messages: NumberOrOff = field(0, "past it a publish is refused; 0: no limit")
-    max_bytes: SizeOrOff = size(0, "the same in bytes; 0: no limit")
-    payload_policy: Literal["opaque", "observe", "envelope"] = field(
-        "observe", "opaque: nothing is read; envelope: what is no proper one is a dead letter"
-    )
-    schema_mode: Literal["off", "warn", "quarantine"] = field(
-        "off", "on envelope queues, data that its schema refuses: off, warn or quarantine"
-    )
-    empty_list_data: Literal["php", "never", "always"] = field(
-        "php", "where data: [] counts as {}: in envelopes of php, never or always"
-    )
+
+_FIELDS: Final[dict[str, Any]] = {
+    name: _queue_field(each) for name, each in DEFINITIONS.items() if each.broker_default
+}
+_QueueDefaults: Any = cast(Any, create_model("_QueueDefaults", __base__=Section, **_FIELDS))
+
+
+class QueueDefaultSettings(_QueueDefaults):  # type: ignore[misc]  # made of DEFINITIONS
+    """Defaults of every queue; a queue may have its own."""
 
 
 class EnvelopeSettings(Section):

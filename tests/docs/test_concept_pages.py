@@ -9,9 +9,9 @@ import pytest
 
 from phpmq_lite.broker import transitions
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Message
+from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.settings import SETTINGS, Settings, as_text
 from phpmq_lite.storage.statements import load
 from tests.docs import pages

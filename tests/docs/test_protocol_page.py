@@ -10,10 +10,11 @@ import pytest
 
 from phpmq_lite.broker.lifecycle import TRANSITIONS, Event
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.model import QueueRow, QueueSettings, State
+from phpmq_lite.model import QueueRow, State
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import admission, backpressure
 from phpmq_lite.storage import disk_space
 from tests.docs import pages

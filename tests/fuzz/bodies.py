@@ -18,7 +18,8 @@ from typing import Any, Final
 from phpmq_lite.envelopes import index, quick, record, verdict
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.envelopes.members import members
-from phpmq_lite.model import DeadLetterCause, Indexed, QueueSettings
+from phpmq_lite.model import DeadLetterCause, Indexed
+from phpmq_lite.queue_settings import QueueSettings
 from tests.envelope_cases import BLOCK, CASES, MEMBERS, META, written
 from tests.fuzz.target import LONGEST, Target
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.model import Limits
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write import store as stores
 from tests.driving import Driver
 from tests.integration.driven import MakeDriver, ask

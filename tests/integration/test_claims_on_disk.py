@@ -9,7 +9,8 @@ import pytest
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.pipeline import claims
-from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.model import Limits
+from phpmq_lite.queue_settings import QueueSettings
 from tests.driving import Driver
 from tests.integration.driven import MakeDriver, ask, taken_in_order
 

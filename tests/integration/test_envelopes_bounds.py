@@ -12,7 +12,8 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.state import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import DeadLetterCause, Inspection, Limits, QueueSettings
+from phpmq_lite.model import DeadLetterCause, Inspection, Limits
+from phpmq_lite.queue_settings import QueueSettings
 from tests.driving import Client, Delivery, Driver
 from tests.envelope_cases import body
 

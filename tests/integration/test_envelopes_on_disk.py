@@ -10,7 +10,8 @@ from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.intake import Intake
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import QueueSettings, State
+from phpmq_lite.model import State
+from phpmq_lite.queue_settings import QueueSettings
 from tests.driving import Delivery, Driver
 from tests.envelope_cases import CASES, Case, body, record_of
 from tests.integration.driven import MakeDriver

@@ -9,7 +9,8 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, Now, QueueSettings
+from phpmq_lite.model import Limits, Loaded, Now
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
 from tests.driving import make_database, open_store

@@ -9,7 +9,8 @@ from phpmq_lite.broker.pipeline import staging, state
 from phpmq_lite.broker.pipeline.staging import ANY_WRITER, PublishedStage, Staged
 from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.envelopes.intake import Intake
-from phpmq_lite.model import Limits, QueueSettings, checksum
+from phpmq_lite.model import Limits, checksum
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phpmq_lite.broker.queue import settings_of
-from phpmq_lite.model import QueueRow, QueueSettings, Receipt, State
+from phpmq_lite.model import QueueRow, Receipt, State
+from phpmq_lite.queue_settings import QueueSettings
 from tests.driving import Client, Command, Look, Question, Turn
 
 HUNDRED_YEARS_S = 100 * 365 * 24 * 60 * 60

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 from phpmq_lite.broker import dispatching
 from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.model import Limits, QueueSettings, State
+from phpmq_lite.model import Limits, State
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.integrity.verify import check_all
 from phpmq_lite.storage.write import store as stores
 from tests.driving import Client, Driver, Turn

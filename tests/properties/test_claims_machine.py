@@ -21,7 +21,8 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Limits, QueueSettings
+from phpmq_lite.model import Limits
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.integrity.verify import check_all
 from phpmq_lite.storage.write import retention
 from tests.driving import Client, Driver, Question

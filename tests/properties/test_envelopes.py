@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.intake import Intake
-from phpmq_lite.model import QueueSettings, State
+from phpmq_lite.model import State
+from phpmq_lite.queue_settings import QueueSettings
 from tests.driving import Client, Delivery, Driver
 from tests.envelope_cases import body
 

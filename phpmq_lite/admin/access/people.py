@@ -23,7 +23,7 @@ from phpmq_lite.admin.access.identity import (
 from phpmq_lite.admin.access.sessions import LOGIN
 from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.problems import Problem, not_found
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User
 
 ROLES: Final = ("viewer", "operator", "admin")

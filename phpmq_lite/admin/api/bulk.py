@@ -15,7 +15,7 @@ from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 
 class _In(BaseModel):

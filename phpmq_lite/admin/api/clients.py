@@ -16,7 +16,7 @@ from phpmq_lite.admin.pages.clients import closed_page, consuming
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.inspector import FramePiece, RecordedFrame
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow

@@ -17,7 +17,7 @@ from phpmq_lite.admin.requests import check_queue_name, json_of, queue_name_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import TTL_MAX_S
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
 PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest

@@ -22,7 +22,7 @@ from phpmq_lite.admin.requests import json_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import operations
-from phpmq_lite.broker.queue_settings import check_circle, check_name, check_settings
+from phpmq_lite.queue_settings import check_name, check_no_cycle, check_settings
 from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, put_saved
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
@@ -128,7 +128,7 @@ def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
     for name, settings in queues.items():
         if target := settings.get("dead_letter_queue"):
-            check_circle(name, target, named.get)
+            check_no_cycle(name, target, named.get)
 
 
 def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.requests import find_queue, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Limit, MessageOut, OutputFormat
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.model import State
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.messages import HistoryPage
 
 OFFSET_MAX: Final = 1 << 62

@@ -24,9 +24,9 @@ from phpmq_lite.admin.uploads import body_of, check_values, hold_of, parse_large
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 SLICE: Final = 500  # messages stored at once
 IMPORT_MAX: Final = 100_000  # in one request

@@ -18,7 +18,7 @@ from phpmq_lite.admin.schemas import PUBLISH_MAX, TTL_MAX_S, PublishIn
 from phpmq_lite.admin.uploads import json_body
 from phpmq_lite.admin.waiting import Mark
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 KEY_BYTES: Final = 64
 _MESSAGES: Final = TypeAdapter(list[PublishIn])

@@ -18,7 +18,7 @@ from phpmq_lite.admin.lists import as_json
 from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name, check_text, json_of, query_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import PipelineReaders, SubscriptionRow
 
 CLAIM_MAX: Final = 100_000  # messages in one call

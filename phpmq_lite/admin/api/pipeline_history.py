@@ -19,10 +19,10 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.requests import check_queue_name, check_text, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.broker.operator import operations
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.process import Export
 from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 OFFSET_MAX: Final = 1 << 62
 # Without the other side taking anything.  Other slow clients get 30 s, but Spark's tasks read while

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from hashlib import sha256
 from json import dumps
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from phpmq_lite.admin import paging
 from phpmq_lite.admin.access.identity import check_forward_right, check_queue_right, entry_of
@@ -18,9 +18,15 @@ from phpmq_lite.admin.requests import check_queue_name, json_of, query_of, queue
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PauseIn, QueueOut, QueueQuery
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import (
+    DEFINITIONS,
+    FORWARD,
+    LONGEST_NAME,
+    QueueSettings,
+    SettingDefinition,
+    to_dict,
+)
 from phpmq_lite.server.status import QueueStatus
 
 
@@ -31,32 +37,19 @@ class QueuesOut(BaseModel):
     next: str | None
 
 
-class SettingsOut(BaseModel):
-    """All settings of a queue, the broker's defaults filled in."""
+_ALL: Final[dict[str, Any]] = {
+    name: (each.type, Field(description=each.help)) for name, each in DEFINITIONS.items()
+}
+_AllSettings: Any = cast(Any, create_model("_AllSettings", **_ALL))
 
-    on_expire: str
-    max_deliveries: int
-    ack_timeout_s: int
-    default_ttl_s: int
-    max_messages: int
-    max_bytes: int
-    payload_policy: str
-    schema_mode: str
-    dead_letter_queue: str
-    empty_list_data: str
-    delivery_paused: bool
-    publishing_paused: bool
-    pinned: bool
-    note: str
-    owner: str
-    link: str
-    alert_messages: int
-    alert_age_s: int
+
+class SettingsOut(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
+    """All settings of a queue, the broker's defaults filled in."""
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:
         """Take over what the broker has."""
-        return cls(**asdict(settings))
+        return cls(**to_dict(settings))
 
 
 class QueueDetailOut(QueueOut):
@@ -65,36 +58,32 @@ class QueueDetailOut(QueueOut):
     settings: SettingsOut
 
 
-_Number = Annotated[int, Field(ge=0, le=1 << 50)]
+def _changed_field(setting: SettingDefinition) -> tuple[Any, Any]:
+    """Return type and field of a setting to change, for ``create_model``."""
+    of_type: Any = setting.type
+    if setting.type is int:
+        of_type = Annotated[int, Field(ge=0, le=setting.maximum)]
+    elif setting.name == "on_expire":
+        of_type = Annotated[str, Field(max_length=len(FORWARD) + LONGEST_NAME)]
+    elif setting.choices:
+        of_type = Literal[tuple(setting.choices)]
+    elif setting.type is str:
+        of_type = Annotated[str, Field(max_length=setting.max_length)]
+    return of_type | None, Field(None, description=setting.help)
 
 
-class SettingsIn(BaseModel):
+_CHANGED: Final[dict[str, Any]] = {name: _changed_field(each) for name, each in DEFINITIONS.items()}
+_STRICT: Final = ConfigDict(extra="forbid", strict=True)
+_ChangedSettings: Any = cast(Any, create_model("_ChangedSettings", __config__=_STRICT, **_CHANGED))
+
+
+class SettingsIn(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITIONS
     """Settings to change; null goes back to the broker's default, what is missing stays."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    on_expire: str | None = Field(None, max_length=300)  # history, dead_letter, forward:QUEUE
-    max_deliveries: _Number | None = None
-    ack_timeout_s: _Number | None = None
-    default_ttl_s: _Number | None = None
-    max_messages: _Number | None = None
-    max_bytes: _Number | None = None
-    payload_policy: Literal["opaque", "observe", "envelope"] | None = None
-    schema_mode: Literal["off", "warn", "quarantine"] | None = None
-    dead_letter_queue: str | None = Field(None, max_length=LONGEST_NAME)  # empty: NAME.dlq
-    empty_list_data: Literal["php", "never", "always"] | None = None
-    delivery_paused: bool | None = None
-    publishing_paused: bool | None = None
-    pinned: bool | None = None
-    note: str | None = Field(None, max_length=2_000)
-    owner: str | None = Field(None, max_length=200)
-    link: str | None = Field(None, max_length=2_000)
-    alert_messages: _Number | None = None
-    alert_age_s: _Number | None = None
 
     def changes(self) -> dict[str, Any]:
         """Give what was named."""
-        return self.model_dump(exclude_unset=True)
+        changed: dict[str, Any] = self.model_dump(exclude_unset=True)
+        return changed
 
 
 class NothingIn(BaseModel):

@@ -13,7 +13,7 @@ from phpmq_lite.admin.problems import Problem, not_found
 from phpmq_lite.admin.requests import find_queue, query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.trends import SPANS, Bucket
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.measures import measure_disk
 from phpmq_lite.storage.read.rollups import ALL
 

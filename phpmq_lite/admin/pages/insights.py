@@ -44,7 +44,7 @@ from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import OutputFormat
 from phpmq_lite.admin.views import plural
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 ROWS: Final = 200  # of a table on the page; the other formats have all
 OLD_MS: Final = 26 * 3_600_000  # a summary of a daily run is younger

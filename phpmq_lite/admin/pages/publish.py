@@ -24,8 +24,8 @@ from phpmq_lite.admin.requests import find_queue, message_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import PUBLISH_MAX
 from phpmq_lite.admin.uploads import hold_of
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
 from phpmq_lite.envelopes.schema.rules import REASON as MISMATCH
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow

@@ -20,8 +20,8 @@ from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, MessagesQuery, OutputFormat
 from phpmq_lite.admin.shelves import RETRY, is_shelf, records_of
 from phpmq_lite.admin.trends import SPANS
-from phpmq_lite.broker.queue import home_of
 from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentSigns
 from phpmq_lite.storage.read.messages import MessageRow
@@ -151,7 +151,8 @@ async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, 
 
 
 def _defaults(context: Context) -> dict[str, Any]:
-    return context.settings.queues.model_dump()
+    defaults: dict[str, Any] = context.settings.queues.model_dump()
+    return defaults
 
 
 async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatus) -> Listed:

@@ -17,8 +17,8 @@ from phpmq_lite.admin.problems import Problem
 from phpmq_lite.admin.queue_settings import KINDS, BadFieldError
 from phpmq_lite.admin.requests import find_queue, queue_of
 from phpmq_lite.admin.route import Role, Route
-from phpmq_lite.broker.queue import home_of
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import QueueStatus
 
 

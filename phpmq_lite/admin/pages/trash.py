@@ -14,7 +14,7 @@ from phpmq_lite.admin.render import page
 from phpmq_lite.admin.requests import query_of
 from phpmq_lite.admin.route import Role, Route
 from phpmq_lite.admin.schemas import Cursor, Limit, MessageOut, OutputFormat
-from phpmq_lite.broker.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME
 
 
 class TrashQuery(BaseModel):

@@ -13,10 +13,9 @@ from typing import Any, Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit, message_actions
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.queue import values_of
-from phpmq_lite.broker.queue_settings import check_circle, check_settings, name_problem
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message, Reply
+from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
 
 Row = tuple[str, str, tuple[Any, ...]]  # file and name of a statement, its parameters
 
@@ -113,15 +112,15 @@ def configure(
     queue = core.find_queue(name)
     check_settings(name, changes)
     if target := changes.get("dead_letter_queue"):
-        check_circle(name, target, core.state.registry.configured_dead_letter_queue)
-    before = values_of(queue.settings)
+        check_no_cycle(name, target, core.state.registry.configured_dead_letter_queue)
+    before = to_dict(queue.settings)
     former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
     core.state.registry.configure(queue, former)
     core.state.batch.configured.append(queue.row)
     core.settings_changed(queue, changes)
-    after = values_of(queue.settings)
+    after = to_dict(queue.settings)
     if not entry.detail:
         entry.detail = _difference(before, after)
     audit.record(core, entry, 1)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.broker import transitions, validation
-from phpmq_lite.broker.queue import Queue, home_of
+from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.model import Inspection, Message, State, Validated
+from phpmq_lite.queue_settings import home_of
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,10 +14,10 @@ from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import Subscription
 from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
-from phpmq_lite.broker.queue_settings import name_problem
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, State
+from phpmq_lite.queue_settings import name_problem
 
 CLAIM_SLICE: Final = 1_000  # rows a batch
 CLAIM_MAX: Final = 100_000  # messages of one claim

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, Stage, StageQueue, StageWriter
 from phpmq_lite.broker.queue import Queue
@@ -21,6 +20,7 @@ from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, EnvelopeInspector, Inspection, Reply, has_room
 from phpmq_lite.pipeline_rows import CopiedRows
+from phpmq_lite.queue_settings import LONGEST_TTL_S
 
 STAGE_SLICE: Final = 1_000  # rows of one call of ``stage``
 TOKEN_ROWS: Final = 100_000

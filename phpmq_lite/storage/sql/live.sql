@@ -129,10 +129,9 @@ UPDATE queue SET live_count = given.column2, live_bytes = given.column3
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE queue.queue_id = given.column1;
 
 -- name: configure_queue
--- parameters: payload_policy, on_expire, max_deliveries, ack_timeout_s, max_messages, max_bytes,
---   settings (JSON), created_by, queue_id
-UPDATE queue SET payload_policy = ?, on_expire = ?, max_deliveries = ?, ack_timeout_s = ?,
-  max_messages = ?, max_bytes = ?, settings = ?, created_by = ? WHERE queue_id = ?;
+-- parameters: queue_settings.COLUMNS, settings (JSON), created_by, queue_id
+UPDATE queue SET on_expire = ?, max_deliveries = ?, ack_timeout_s = ?, max_messages = ?,
+  max_bytes = ?, payload_policy = ?, settings = ?, created_by = ? WHERE queue_id = ?;
 
 -- name: insert_client
 -- rows: client, kind, address, opened_at
@@ -266,8 +265,8 @@ UPDATE message SET state = 0
 WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
 
 -- name: queues
-SELECT queue_id, name, created_at, payload_policy, on_expire, max_deliveries, ack_timeout_s,
-  max_messages, max_bytes, settings, live_count, live_bytes, created_by FROM queue;
+SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max_messages,
+  max_bytes, payload_policy, settings, live_count, live_bytes, created_by FROM queue;
 
 -- name: forget_queues
 -- At start: removed queues that neither the history nor a key needs any more.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from phpmq_lite.model import Batch, Message, QueueRow, State
+from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import MultiRow, load, many
 
 
@@ -135,9 +136,6 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
 Step = tuple[str | MultiRow, Sequence[Any], tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
-OWN_COLUMNS: Final = (
-    "payload_policy", "on_expire", "max_deliveries", "ack_timeout_s", "max_messages", "max_bytes",
-)  # fmt: skip
 
 
 def batch_statements(batch: Batch) -> list[Step]:
@@ -262,5 +260,5 @@ def _settled(batch: Batch, gone: dict[int, Message]) -> list[Step]:
 
 
 def _own_values(row: QueueRow) -> tuple[Any, ...]:
-    rare = {name: value for name, value in row.own.items() if name not in OWN_COLUMNS}
-    return (*(row.own.get(name) for name in OWN_COLUMNS), json.dumps(rare, sort_keys=True))
+    rare = {name: value for name, value in row.own.items() if name not in COLUMNS}
+    return (*(row.own.get(name) for name in COLUMNS), json.dumps(rare, sort_keys=True))

@@ -27,10 +27,11 @@ from phpmq_lite.model import (
     checksum,
 )
 from phpmq_lite.pipeline_rows import PipelineRows
+from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.sqlite_errors import translate_as_unknown, translate_errors
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write import batch_sql
-from phpmq_lite.storage.write.batch_sql import OWN_COLUMNS, Step, batch_statements
+from phpmq_lite.storage.write.batch_sql import Step, batch_statements
 
 
 def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
@@ -375,7 +376,7 @@ def _how_many(page: list[Message], room: int) -> int:
 
 
 def _queue_row(row: tuple[Any, ...]) -> QueueRow:
-    own = dict(zip(OWN_COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
+    own = dict(zip(COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
     return QueueRow(
         row[0], row[1], row[2], {name: v for name, v in own.items() if v is not None},
         row[10], row[11], (row[10], row[11]), row[12],

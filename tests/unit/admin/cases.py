@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import AuditEntry, Batch, QueueSettings, checksum
+from phpmq_lite.model import AuditEntry, Batch, checksum
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus

@@ -1,7 +1,7 @@
 """What needs attention, and what does not."""
 
 from phpmq_lite.admin.attention import NOTICES_MAX, Notice, Seen, notices
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import Shortage
 from phpmq_lite.storage.read.activity import LOOKED_AT, ConsumerLoad

@@ -24,7 +24,7 @@ from phpmq_lite.envelopes.index import Index
 from phpmq_lite.envelopes.record import Block, build
 from phpmq_lite.envelopes.schema import Entry, Registry, read_schema
 from phpmq_lite.envelopes.verdict import REASONS
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.statements import parts
 from tests.unit.admin.test_timeline import ROW
 

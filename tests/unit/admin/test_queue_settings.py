@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from phpmq_lite.admin.queue_settings import BadFieldError, Field, changes, fields
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings
 from tests.unit.admin.cases import queue_status
 
 DEFAULTS = {"max_deliveries": 20, "ack_timeout_s": 1_800}

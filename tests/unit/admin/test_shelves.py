@@ -3,7 +3,7 @@
 import pytest
 
 from phpmq_lite.admin.shelves import has_records, is_shelf, named, records_of
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings
 from tests.unit.admin.cases import queue_status
 
 QUEUES = (

@@ -3,15 +3,8 @@
 import json
 from typing import Any
 
-from phpmq_lite.model import (
-    DeadLetterCause,
-    Indexed,
-    Inspection,
-    Limits,
-    Message,
-    QueueSettings,
-    RecordSource,
-)
+from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, Limits, Message, RecordSource
+from phpmq_lite.queue_settings import QueueSettings
 from tests.unit.broker.rig import Rig
 
 GOOD = b'{"urn":"urn:a"}'

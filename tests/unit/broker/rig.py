@@ -18,12 +18,12 @@ from phpmq_lite.model import (
     Loaded,
     Message,
     Now,
-    QueueSettings,
     Receipt,
     Recovered,
     State,
     checksum,
 )
+from phpmq_lite.queue_settings import QueueSettings
 from tests.operations import operation
 
 WALL_MS = 1_700_000_000_000

@@ -3,9 +3,9 @@
 import pytest
 
 from phpmq_lite.broker.broker import Result
-from phpmq_lite.broker.deadlines import LONGEST_TTL_S
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, Message, QueueSettings, State
+from phpmq_lite.model import Limits, Loaded, Message, State
+from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig, bodies, kinds, message, outcomes, sent
 
 EXPIRED = (State.EXPIRED, None)

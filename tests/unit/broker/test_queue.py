@@ -3,7 +3,8 @@
 import pytest
 
 from phpmq_lite.broker.queue import Queue, settings_of
-from phpmq_lite.model import QueueRow, QueueSettings
+from phpmq_lite.model import QueueRow
+from phpmq_lite.queue_settings import QueueSettings
 
 
 def row(name: str, **own: object) -> QueueRow:

@@ -3,7 +3,8 @@
 import pytest
 
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Batch, Limits, Loaded, Message, QueueSettings
+from phpmq_lite.model import Batch, Limits, Loaded, Message
+from phpmq_lite.queue_settings import QueueSettings
 from tests.unit.broker.rig import Rig, bodies, message, outcomes, receipts, sent
 
 ABC = (b"a", b"b", b"c")

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from phpmq_lite.cli.queue import _value, path_of
-from phpmq_lite.model import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.model import Limits, QueueSettings, Recovered
+from phpmq_lite.model import Limits, Recovered
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.write.writer import Writer
 from tests.driving import FakeClock

@@ -7,7 +7,8 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Batch, Limits, Loaded, QueueSettings, Recovered
+from phpmq_lite.model import Batch, Limits, Loaded, Recovered
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server import engine_policies
 from phpmq_lite.server.engine import Engine

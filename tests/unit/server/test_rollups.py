@@ -6,7 +6,8 @@ import pytest
 
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.histogram import BUCKETS, bucket, unpack
-from phpmq_lite.model import QueueRow, QueueSettings
+from phpmq_lite.model import QueueRow
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
 from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point, Write
 

@@ -9,7 +9,8 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection, QueueCounters
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Limits, Loaded, Message, Now, QueueSettings, Receipt, Recovered
+from phpmq_lite.model import Limits, Loaded, Message, Now, Receipt, Recovered
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import status as status_module
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
