@@ -12,6 +12,7 @@ from zlib import crc32
 
 from phpmq_lite.pipeline_rows import CopiedRows, PipelineRows
 from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.writes import QuarantinedRows, Write
 
 
 class Now(NamedTuple):
@@ -326,9 +327,9 @@ class PageRequest:
 class Batch:
     """What one transaction stores, what is loaded right after it, and what is done then.
 
-    Stored in this order: queues, born, dispatched, changed, settled, events, keys, clients,
-    counters, several, rare rows.  A message is in ``born`` or on disk already; its object's values
-    at the end of the batch are what is written.
+    Stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
+    counters, claims, staged rows, writes.  A message is in ``created`` or on disk already; the
+    values that its object has at the end of the batch are written.
     """
 
     __slots__ = (
@@ -336,6 +337,8 @@ class Batch:
         "bodies",
         "body_seqs",
         "changed",
+        "claims_added",
+        "claims_removed",
         "closed_clients",
         "commands",
         "configured",
@@ -355,17 +358,17 @@ class Batch:
         "pages",
         "queries",
         "queue_rows",
-        "rare",
         "record_seqs",
         "replies",
         "rows",
         "sends",
         "seqs",
         "settled",
-        "several",
+        "staged_rows",
         "wakes",
         "wall_ms",
         "windows",
+        "writes",
     )
 
     def __init__(self, wall_ms: int, first_number: int = 1) -> None:
@@ -389,8 +392,10 @@ class Batch:
         self.closed_clients: list[tuple[int, str | None, str | None, str, int]] = []
         # (closed_at, framing, revision, reason, client)
         self.counters: dict[str, int] = {}
-        self.several: dict[tuple[str, str], list[Any]] = {}  # (file, statement) -> rows, flat
-        self.rare: list[tuple[str, str, tuple[Any, ...]]] = []  # (file, statement, parameters)
+        self.claims_added: list[Any] = []  # flat: subscription_id, claim, seq, claimed_at
+        self.claims_removed: list[int] = []  # seqs
+        self.staged_rows: list[Any] = []  # flat, see batch_sql
+        self.writes: list[Write] = []
         self.copied: list[CopiedRows] = []  # stored by rare rows; for who looks at the batch
         # -- loaded after the commit
         self.windows: list[WindowRequest] = []
@@ -400,8 +405,7 @@ class Batch:
         # seq -> queue_ids of its dead-letter queue and of NAME.dlq, and who had it last; 0: none
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
-        self.queries: list[tuple[Callable[[list[Any]], None], str, str, tuple[Any, ...]]] = []
-        # (whom to give the rows, file, statement, parameters)
+        self.queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = []
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
@@ -427,9 +431,13 @@ class Batch:
             or self.opened_clients
             or self.closed_clients
             or self.counters
-            or self.several
-            or self.rare
+            or self.has_special_rows
         )
+
+    @property
+    def has_special_rows(self) -> bool:
+        """Return whether an operator or the pipeline caused rows."""
+        return bool(self.claims_added or self.claims_removed or self.staged_rows or self.writes)
 
     def implies_next_number(self, next_number: int) -> bool:
         """Tell whether the line of numbers can be seen on disk without a counter.
@@ -438,7 +446,7 @@ class Batch:
         """
         born = self.created
         last = born[-1].seq if born else self.first_number - 1
-        return last == next_number - 1 and not self.rare
+        return last == next_number - 1 and not self.writes
 
     @property
     def loads(self) -> bool:

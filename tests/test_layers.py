@@ -32,15 +32,17 @@ OURS: Final[dict[str, set[str]]] = {
     "clock": {"model"},  # a reading is model.Now
     "logs": set(),
     "queue_settings": {"errors"},
+    "writes": set(),
     "settings": {"queue_settings", "errors"},
     "pipeline_rows": set(),
-    "model": {"queue_settings", "pipeline_rows"},
+    "model": {"queue_settings", "pipeline_rows", "writes"},
     "protocol": {"errors"},
-    "broker": {"histogram", "model", "queue_settings", "pipeline_rows", "errors"},
-    "storage": {"model", "queue_settings", "pipeline_rows", "installation", "errors"},
+    "broker": {"histogram", "model", "queue_settings", "pipeline_rows", "writes", "errors"},
+    "storage": {"model", "queue_settings", "pipeline_rows", "writes", "installation", "errors"},
     "server": {
         "protocol",
         "queue_settings",
+        "writes",
         "broker",
         "storage",
         "histogram",
@@ -52,6 +54,7 @@ OURS: Final[dict[str, set[str]]] = {
     },
     "export": {"storage.arrow", "logs", "errors"},
     "admin": {
+        "writes",
         "broker.broker",
         "histogram",
         "broker.lifecycle",

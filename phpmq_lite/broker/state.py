@@ -319,7 +319,7 @@ class BrokerState:
             queue.held_bytes -= message.size
             queue.claimed -= 1
             queue.claimed_bytes -= message.size
-            self.batch.several.setdefault(("claims", "remove"), []).append(message.seq)
+            self.batch.claims_removed.append(message.seq)
         elif consumer is not None:
             message.holder = None
             size = message.size

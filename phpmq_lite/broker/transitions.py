@@ -13,6 +13,7 @@ from phpmq_lite.broker.queue import Consumer, Queue
 from phpmq_lite.broker.state import BrokerState, QueueRun
 from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import Inspection, Message, State, checksum
+from phpmq_lite.writes import EraseBody
 
 NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues leaves no room for the destination
 
@@ -266,9 +267,7 @@ def delete(state: BrokerState, message: Message, reason: str) -> None:
 
 def erase(state: BrokerState, message: Message, detail: str) -> None:
     """Remove the body of a settled message for good; its row in the history stays."""
-    rare = state.batch.rare
-    rare.append(("rare", "blank_body", (message.seq,)))
-    rare.append(("rare", "erase_body", (message.seq,)))
+    state.batch.writes.append(EraseBody(message.seq))
     state.record_event(message, "erase", detail)
 
 

@@ -40,10 +40,8 @@ from phpmq_lite.storage.read.rollups import (
     Point,
     StoredRollups,
     UptimeSpan,
-    Write,
-    put_rollup,
-    remove_rollups,
 )
+from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 SLOT_S: Final = 10
 HOUR_S: Final = 3_600
@@ -336,16 +334,14 @@ class Rollups:
         if now_s // QUARTER_S * QUARTER_S != quarter_s:
             quarter, self._quarter = self._quarter, {}
             yield from self._rows(quarter, quarter_s, QUARTER_S)
-        yield [
-            remove_rollups(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()
-        ]
+        yield [TrimRollups(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()]
         self._choose()
 
     def _rows(self, sums: Mapping[int, RollupSum], at_s: int, span_s: int) -> Iterator[Writes]:
         items = list(sums.items())
         for at in range(0, len(items), _CHANGED_AT_ONCE):
             yield [
-                put_rollup(queue_id, happened.point(at_s, span_s))
+                PutRollup(*happened.point(at_s, span_s), queue_id)
                 for queue_id, happened in items[at : at + _CHANGED_AT_ONCE]
             ]
 
@@ -486,5 +482,5 @@ class RollupSampler:
         yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
 
 
-def _store(core: Broker, writes: Iterable[tuple[str, str, tuple[object, ...]]]) -> None:
-    core.state.batch.rare += writes
+def _store(core: Broker, writes: Iterable[Write]) -> None:
+    core.state.batch.writes += writes

@@ -13,6 +13,7 @@ from phpmq_lite.errors import OutcomeUnknownError, StorageError
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.storage.write.writer import FEW_COMMANDS, MANY_COMMANDS, Writer
+from phpmq_lite.writes import EraseBody
 from tests.batches import newborn
 from tests.driving import make_database
 
@@ -166,8 +167,8 @@ async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
     [
         pytest.param(lambda b: setattr(b, "commands", 5_001), id="commands"),
         pytest.param(lambda b: setattr(b, "born_bytes", (1 << 20) + 1), id="bytes"),
-        pytest.param(lambda b: b.rare.append(("live", "set_counter", ("x", 1))), id="rare"),
-        pytest.param(lambda b: b.several.update({("claims", "remove"): [1]}), id="several"),
+        pytest.param(lambda b: b.writes.append(EraseBody(1)), id="rare"),
+        pytest.param(lambda b: b.claims_removed.append(1), id="several"),
     ],
 )
 async def test_long_batch_is_a_matter_of_the_thread(

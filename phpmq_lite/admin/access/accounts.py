@@ -18,12 +18,25 @@ from phpmq_lite.storage.read.accounts import (
     ApiToken,
     LoginSession,
     User,
-    Write,
     globs_text,
     read_all,
-    write_account,
 )
 from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.writes import (
+    AddSession,
+    AddToken,
+    AddUser,
+    DeleteSession,
+    DeleteToken,
+    DeleteUser,
+    DeleteUserSessions,
+    SetLastLogin,
+    SetPassword,
+    SetSessionSeen,
+    SetTokenUsed,
+    SetUserRights,
+    Write,
+)
 
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - what tokens start with
 IDLE_MS: Final = 12 * 3_600_000
@@ -136,8 +149,11 @@ class Accounts:
             def done() -> None:
                 self.users[made.name] = self._by_id[made.user_id] = made
 
-            values = (made.user_id, made.name, made.password, made.role, globs_text(made.queues))
-            await self._store(entry, [write_account("add_user", *values, made.created_at)], done)
+            row = AddUser(
+                made.user_id, made.name, made.password, made.role, globs_text(made.queues),
+                made.created_at,
+            )  # fmt: skip
+            await self._store(entry, [row], done)
             return made
 
     async def change_user(
@@ -165,10 +181,10 @@ class Accounts:
                 user.password = password or user.password
                 self._forget_sessions(user.user_id)
 
-            rows = [write_account("set_rights", rights[0], globs_text(rights[1]), user.user_id)]
+            rows: list[Write] = [SetUserRights(rights[0], globs_text(rights[1]), user.user_id)]
             if password is not None:
-                rows.append(write_account("set_password", password, user.user_id))
-            rows.append(write_account("remove_sessions_of", user.user_id))
+                rows.append(SetPassword(password, user.user_id))
+            rows.append(DeleteUserSessions(user.user_id))
             await self._store(entry, rows, done)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
@@ -182,9 +198,7 @@ class Accounts:
 
         async with self._changing:
             if self._by_id.get(user.user_id) is user and user.password == old:
-                await self._store(
-                    None, [write_account("set_password", password, user.user_id)], done
-                )
+                await self._store(None, [SetPassword(password, user.user_id)], done)
 
     async def remove_user(self, entry: AuditEntry, user: User) -> None:
         """Remove a user with all their sessions.
@@ -200,9 +214,9 @@ class Accounts:
                 del self.users[user.name], self._by_id[user.user_id]
                 self._forget_sessions(user.user_id)
 
-            rows = [
-                write_account("remove_user", user.user_id),
-                write_account("remove_sessions_of", user.user_id),
+            rows: list[Write] = [
+                DeleteUser(user.user_id),
+                DeleteUserSessions(user.user_id),
             ]
             await self._store(entry, rows, done)
 
@@ -240,8 +254,7 @@ class Accounts:
             def done() -> None:
                 self.tokens[made.sha256] = made
 
-            row = write_account(
-                "add_token", made.token_id, made.name, made.sha256, made.role,
+            row = AddToken(made.token_id, made.name, made.sha256, made.role,
                 globs_text(made.queues), made.created_at, made.created_by, made.expires_at,
             )  # fmt: skip
             await self._store(entry, [row], done)
@@ -254,7 +267,7 @@ class Accounts:
             self.tokens.pop(token.sha256, None)
 
         async with self._changing:
-            await self._store(entry, [write_account("remove_token", token.token_id)], done)
+            await self._store(entry, [DeleteToken(token.token_id)], done)
 
     # -- sessions
 
@@ -301,11 +314,11 @@ class Accounts:
                 self.sessions[session.sha256] = session
                 user.last_login_at = now_ms
 
-            rows = [write_account("remove_session", one.session_id) for one in old]
+            rows: list[Write] = [DeleteSession(one.session_id) for one in old]
             values = tuple(getattr(session, name) for name in LoginSession.__slots__)
             rows += [
-                write_account("add_session", *values),
-                write_account("set_last_login", now_ms, user.user_id),
+                AddSession(*values),
+                SetLastLogin(now_ms, user.user_id),
             ]
             await self._store(entry, rows, done)
         return cookie
@@ -347,7 +360,7 @@ class Accounts:
             self.sessions.pop(session.sha256, None)
 
         async with self._changing:
-            await self._store(entry, [write_account("remove_session", session.session_id)], done)
+            await self._store(entry, [DeleteSession(session.session_id)], done)
 
     def _forget_sessions(self, user_id: int) -> None:
         for session in [one for one in self.sessions.values() if one.user_id == user_id]:
@@ -359,13 +372,13 @@ class Accounts:
         """Note that a session was used; stored at most every five minutes."""
         if now_ms - session.seen_at >= SEEN_EVERY_MS:
             session.seen_at = now_ms
-            self._store_later(write_account("set_seen", now_ms, session.session_id))
+            self._store_later(SetSessionSeen(now_ms, session.session_id))
 
     def see_token(self, token: ApiToken, now_ms: int) -> None:
         """Note that a token was used; stored at most every five minutes."""
         if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
             token.last_used_at = now_ms
-            self._store_later(write_account("set_last_used", now_ms, token.token_id))
+            self._store_later(SetTokenUsed(now_ms, token.token_id))
 
     # -- writing
 

@@ -6,7 +6,7 @@ from typing import Any
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.read.accounts import Write
+from phpmq_lite.writes import AdvanceAudit, Write
 
 Answer = Callable[[Any], None]
 
@@ -22,5 +22,5 @@ def note(core: Broker, entry: AuditEntry, more: int, answer: Answer) -> None:
         entry.count += more
         operations.record_only(core, entry)
     else:
-        core.state.batch.rare.append(("audit", "advance", (more, entry.result, entry.audit_id)))
+        core.state.batch.writes.append(AdvanceAudit(more, entry.result, entry.audit_id))
     core.state.batch.replies.append((answer, None))

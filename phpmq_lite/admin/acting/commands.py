@@ -21,12 +21,12 @@ from phpmq_lite.broker.operator.message_actions import (
 )
 from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.read.accounts import put_saved, remove_saved
+from phpmq_lite.storage.read.accounts import put_saved
+from phpmq_lite.writes import DeleteSavedItem, Write
 
 ANSWER_S: Final = 30.0
 
 Piece = tuple[bytes, int | None]  # body, ttl_s
-Statement = tuple[str, str, tuple[Any, ...]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -204,7 +204,7 @@ async def disconnect(
     )
 
 
-async def write(context: Context, entry: AuditEntry, rows: Sequence[Statement]) -> None:
+async def write(context: Context, entry: AuditEntry, rows: Sequence[Write]) -> None:
     """Write rare rows with their audit row, nothing else."""
     await call(context, lambda core, ok: operations.write(core, entry, rows, ok))
 
@@ -216,4 +216,4 @@ async def save(context: Context, entry: AuditEntry, kind: str, name: str, conten
 
 async def forget(context: Context, entry: AuditEntry, kind: str, name: str) -> None:
     """Take a saved thing away."""
-    await write(context, entry, [remove_saved(kind, name)])
+    await write(context, entry, [DeleteSavedItem(kind, name)])

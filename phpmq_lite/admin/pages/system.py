@@ -24,6 +24,7 @@ from phpmq_lite.admin.uploads import field_of
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.integrity.startup import Start, Starts
 from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage, measure_database, measure_disk
+from phpmq_lite.writes import DismissStartReport
 
 DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # what SIGTERM does
 LINES_SHOWN: Final = 200  # of the log, before somebody asks for all
@@ -158,7 +159,7 @@ async def dismiss(request: web.Request) -> web.StreamResponse:
     if found is None:
         raise Problem(404, "unknown_start", f"There is no start {number}.", field="start")
     entry = entry_of(request, target=number)
-    rows = [("starts", "dismiss", (entry.actor, int(number)))]
+    rows = [DismissStartReport(entry.actor, int(number))]
     await commands.write(context, entry, rows)
     raise web.HTTPSeeOther(await next_of(request, context.urls.to("overview")))
 

@@ -2,6 +2,7 @@
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.writes import AdvanceAudit, InsertAudit
 
 
 def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
@@ -12,27 +13,20 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
     """
     entry.count += number
     result = entry.result if is_last else "running"
-    rare = core.state.batch.rare
+    writes = core.state.batch.writes
     if entry.audit_id is not None:
-        rare.append(("audit", "advance", (number, to_storable_text(result), entry.audit_id)))
+        writes.append(AdvanceAudit(number, to_storable_text(result), entry.audit_id))
         return
     entry.audit_id = core.number_audit()
     core.audited[entry.action] += 1
-    texts = (entry.reason, result, entry.detail, entry.request_id)
-    rare.append((
-        "audit",
-        "insert",
-        (
-            entry.audit_id,
-            core.state.now.wall_ms,
-            *map(
-                to_storable_text,
-                (entry.actor, entry.source, entry.address, entry.action, entry.target),
-            ),
-            entry.count,
-            *map(to_storable_text, texts),
-        ),
-    ))  # fmt: skip
+    text = to_storable_text
+    writes.append(
+        InsertAudit(
+            entry.audit_id, core.state.now.wall_ms, text(entry.actor), text(entry.source),
+            text(entry.address), text(entry.action), text(entry.target), entry.count,
+            text(entry.reason), text(result), text(entry.detail), text(entry.request_id),
+        )
+    )  # fmt: skip
 
 
 def to_storable_text(text: str) -> str:

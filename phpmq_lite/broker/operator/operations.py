@@ -16,8 +16,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message, Reply
 from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
-
-Row = tuple[str, str, tuple[Any, ...]]  # file and name of a statement, its parameters
+from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 
 READERS: Final = 200  # kept; a page shows them all
 DISCONNECTED: Final = "disconnected by an operator"
@@ -192,7 +191,7 @@ def disconnect(
     answers.append((answer, held))
 
 
-def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: Reply) -> None:
+def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Write], answer: Reply) -> None:
     """Store rows of the admin's own tables with their audit row; answers with their number.
 
     Without an entry there is no audit row: when a session or a token was seen last.
@@ -202,20 +201,20 @@ def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Row], answer: R
         RefusedError: ``bad_value``: SQLite cannot take one of the values.
     """
     check_rows(rows)
-    core.state.batch.rare += rows
+    core.state.batch.writes += rows
     if entry is not None:
         audit.record(core, entry, 0 if entry.count else 1)
     core.state.batch.replies.append((answer, len(rows)))
 
 
-def check_rows(rows: Iterable[Row]) -> None:
+def check_rows(rows: Iterable[Write]) -> None:
     """Refuse rows that ``write`` would refuse; for who changes something else before.
 
     Raises:
         RefusedError: ``bad_value``: SQLite cannot take one of the values.
     """
-    for _, name, parameters in rows:
-        for value in parameters:
+    for row in rows:
+        for name, value in row._asdict().items():
             _check_value(name, value)
 
 
@@ -242,8 +241,7 @@ def record_reader(core: Broker, name: str, offset: int, answer: Reply) -> None:
     if not 0 <= offset < 1 << 63:
         raise RefusedError("bad_value", f"offset is {offset}, not 0 to 2^63 - 1")
     batch = core.state.batch
-    batch.rare.append(("claims", "note_reader", (name, offset, core.state.now.wall_ms)))
-    batch.rare.append(("claims", "trim_readers", (READERS,)))
+    batch.writes.append(RecordHistoryReader(name, offset, core.state.now.wall_ms, READERS))
     batch.replies.append((answer, None))
 
 
@@ -267,8 +265,8 @@ def decide_clock(
         for message in {**state.messages, **state.batch.changed}.values():
             if message.deadline_ms is not None and _existed_before(message, number):
                 message.deadline_ms -= away_ms
-        given = (away_ms, number, number, json.dumps(changed))
-        state.batch.rare.append(("clock", "count_away", given))
+        given = ShiftDeadlines(away_ms, number, json.dumps(changed))
+        state.batch.writes.append(given)
         state.note_deadline(state.now.steady_ms)  # look at what is due
         # What changes later in this batch would be counted in memory and on disk: nothing does.
         state.batch.commands = core.limits.batch_commands

@@ -10,6 +10,7 @@ from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Inspection, Message, Reply, RowsRequest, Validated
+from phpmq_lite.writes import LinkMessages
 
 NewMessage = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
 
@@ -272,4 +273,4 @@ def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> 
     batch = core.state.batch
     at_ms = core.state.now.wall_ms
     batch.events += (source_seq, at_ms, kind, message.message_id.decode())
-    batch.rare.append(("rare", "tie", (message.seq, at_ms, kind, *[source_seq] * 3)))
+    batch.writes.append(LinkMessages(message.seq, at_ms, kind, source_seq))

@@ -291,7 +291,7 @@ class ClaimOperation:
         queue.claimed_bytes += message.size
         queue.counters.dispatched += 1
         state.batch.dispatched.append(message)
-        state.batch.several.setdefault(("claims", "insert"), []).extend(
+        state.batch.claims_added.extend(
             (subscription.subscription_id, subscription.next_claim, message.seq, wall_ms)
         )
         subscription.next_claim += 1

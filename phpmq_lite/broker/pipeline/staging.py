@@ -21,6 +21,13 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, EnvelopeInspector, Inspection, Reply, has_room
 from phpmq_lite.pipeline_rows import CopiedRows
 from phpmq_lite.queue_settings import LONGEST_TTL_S
+from phpmq_lite.writes import (
+    CopyStagedRows,
+    CreateStage,
+    QuarantinedRows,
+    UpdateStage,
+    UpdateStageQueue,
+)
 
 STAGE_SLICE: Final = 1_000  # rows of one call of ``stage``
 TOKEN_ROWS: Final = 100_000
@@ -205,17 +212,15 @@ def _store(
     is_whole: bool,
 ) -> None:
     state, staging = core.state, core.staging
-    rare = state.batch.rare
+    writes = state.batch.writes
     stage = staging.stages.get(token)
     if stage is None:
         stage = staging.stages[token] = Stage(
             staging.next_id, token, state.now.steady_ms + STAGE_KEPT_MS, actor=actor
         )
         staging.next_id += 1
-        rare.append((
-            "staging", "insert_stage", (stage.stage_id, token, state.now.wall_ms, stage.until_ms)
-        ))  # fmt: skip
-    flat = state.batch.several.setdefault(("staging", "insert_rows"), [])
+        writes.append(CreateStage(stage.stage_id, token, state.now.wall_ms, stage.until_ms))
+    flat = state.batch.staged_rows
     touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
         kept_s = _ttl(queue, ttl_s)
@@ -239,13 +244,11 @@ def _store(
         state.batch.created_bytes += len(body)  # a batch has only so many
     stage.is_whole = is_whole
     for part in touched.values():
-        rare.append(("staging", "note_part", (
+        writes.append(UpdateStageQueue(
             stage.stage_id, part.queue_id, part.rows, part.bytes, part.bad_rows, part.bad_bytes,
             part.least_ttl_s, part.policy,
-        )))  # fmt: skip
-    rare.append((
-        "staging", "note_stage", (stage.rows, stage.bytes, int(is_whole), stage.stage_id)
-    ))  # fmt: skip
+        ))  # fmt: skip
+    writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
     state.batch.replies.append((answer, Staged(stage.rows, stage.bytes)))
 
 
@@ -354,7 +357,7 @@ class _StagedPublish:
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_bad(s)]
         if spans != self.spans:  # not read yet, or a token was dropped and staged anew meanwhile
             self.spans = spans
-            state.batch.queries.append((self.go_on, "staging", "bad_rows", (_json(spans),)))
+            state.batch.queries.append((QuarantinedRows(_json(spans)), self.go_on))
             return
         self._store(stages, parts, queues, whole)
 
@@ -462,9 +465,8 @@ class _StagedPublish:
         state = self.core.state
         first, state.next_number = state.next_number, state.next_number + stage.rows
         span = (stage.first_row, stage.first_row + stage.rows)
-        given = (first - stage.first_row, state.now.wall_ms, state.now.steady_ms, client, *span)
-        state.batch.rare.append(("staging", "publish_messages", given))
-        state.batch.rare.append(("staging", "publish_bodies", (first - stage.first_row, *span)))
+        offset, now = first - stage.first_row, state.now
+        state.batch.writes.append(CopyStagedRows(offset, *now, client, *span))
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
         """Count what the writer stores in a queue; its window does not reach the end any more."""

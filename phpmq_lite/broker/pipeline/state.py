@@ -13,6 +13,16 @@ from typing import Final
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.pipeline_rows import ROW_BITS, PipelineRows
+from phpmq_lite.writes import (
+    CreateSubscription,
+    DeleteSubscription,
+    DropStage,
+    ForgetPublishedVersion,
+    RecordAppIdUse,
+    RecordPublishedVersion,
+    SealStage,
+    UpdateSubscription,
+)
 
 SUBSCRIPTIONS_MAX: Final = 1_000  # subscriptions
 
@@ -72,10 +82,11 @@ class Subscription:
 
     def store(self, state: BrokerState) -> None:
         """Have the batch store the numbers."""
-        state.batch.rare.append((
-            "claims", "update_subscription",
-            (self.queue_id, self.next_claim, self.acked_upto, self.subscription_id),
-        ))  # fmt: skip
+        state.batch.writes.append(
+            UpdateSubscription(
+                self.queue_id, self.next_claim, self.acked_upto, self.subscription_id
+            )
+        )
 
 
 class Subscriptions(dict[str, Subscription]):
@@ -106,18 +117,15 @@ class Subscriptions(dict[str, Subscription]):
             )
         made = self[name] = Subscription(self._next_id, name, queue_id, 1, 0)
         self._next_id += 1
-        self._state.batch.rare.append((
-            "claims", "insert_subscription",
-            (made.subscription_id, name, queue_id, self._state.now.wall_ms),
-        ))  # fmt: skip
+        self._state.batch.writes.append(
+            CreateSubscription(made.subscription_id, name, queue_id, self._state.now.wall_ms)
+        )
         return made
 
     def forget(self, subscription: Subscription) -> None:
         """Take its name away; it holds nothing any more."""
         del self[subscription.name]
-        self._state.batch.rare.append((
-            "claims", "forget_subscription", (subscription.subscription_id,)
-        ))  # fmt: skip
+        self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
 
 
 STAGE_KEPT_MS: Final = 86_400_000  # without a publish
@@ -229,9 +237,9 @@ class AppIds:
         made = AppId(version, owner, now_ms, known.is_single if known else is_single)
         self._make_room(state, owner, now_ms, is_single=made.is_single)
         self._put(app_id, made)
-        state.batch.rare.append(("staging", "note_version", (
+        state.batch.writes.append(RecordPublishedVersion(
             app_id, version, state.now.wall_ms, rows, owner, now_ms, int(made.is_single),
-        )))  # fmt: skip
+        ))  # fmt: skip
 
     def note_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
         """Store that a version was published again, which did nothing."""
@@ -263,7 +271,7 @@ class AppIds:
     def _move(self, state: BrokerState, app_id: str, owner: str | None) -> None:
         known, now_ms = self.known[app_id], state.now.steady_ms
         self._put(app_id, AppId(known.version, owner, now_ms, known.is_single))
-        state.batch.rare.append(("staging", "note_use", (owner, now_ms, app_id)))
+        state.batch.writes.append(RecordAppIdUse(owner, now_ms, app_id))
 
     def _check_room(self, owner: str | None, now_ms: int) -> None:
         own = self._groups[owner, False]
@@ -286,7 +294,7 @@ class AppIds:
         while len(own) >= bound and next(iter(own.values())).used_ms <= silent_ms:
             oldest = next(iter(own))
             self._take(oldest)
-            state.batch.rare.append(("staging", "forget_version", (oldest,)))
+            state.batch.writes.append(ForgetPublishedVersion(oldest))
 
 
 class StagingArea:
@@ -347,8 +355,7 @@ class StagingArea:
         for number, stage in enumerate(rest):
             del self.stages[stage.token]
             stage.token, stage.until_ms = f"{key} {version} {number:05}", until_ms
-            given = (stage.token, until_ms, stage.stage_id)
-            state.batch.rare.append(("staging", "seal_stage", given))
+            state.batch.writes.append(SealStage(stage.token, until_ms, stage.stage_id))
         self.sealed.setdefault(key, {})[version] = list(rest)
 
     def unseal(self, state: BrokerState, app_id: str, version: int, count: int) -> None:
@@ -375,9 +382,7 @@ class StagingArea:
         self.bytes -= stage.bytes
         self.rows -= stage.rows
         self.parts -= len(stage.parts)
-        rare = state.batch.rare
-        rare.append(("staging", "drop_stage", (stage.stage_id,)))
-        rare.append(("staging", "drop_parts", (stage.stage_id,)))
+        state.batch.writes.append(DropStage(stage.stage_id))
 
 
 def _key(app_id: str) -> str:

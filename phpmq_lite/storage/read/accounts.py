@@ -12,10 +12,10 @@ from phpmq_lite.storage.data_folder import held_still
 from phpmq_lite.storage.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.read.readers import Readers, Row
 from phpmq_lite.storage.statements import load
+from phpmq_lite.writes import SaveItem
 
 ACCOUNTS_SQL: Final = "accounts"  # of sql/, for those who write rows
 T = TypeVar("T")
-Write = tuple[str, str, tuple[Any, ...]]  # file, statement, parameters
 
 
 @dataclass(slots=True)
@@ -93,11 +93,6 @@ async def read_all(readers: Readers, since_ms: int) -> StoredAccounts:
             row[0] for row in await readers.read(ACCOUNTS_SQL, "known_addresses", since=since_ms)
         ],
     )
-
-
-def write_account(statement: str, *parameters: Any) -> Write:
-    """Give one row to write, as the broker's operations take it."""
-    return ACCOUNTS_SQL, statement, parameters
 
 
 def globs_text(globs: Iterable[str]) -> str:
@@ -203,8 +198,6 @@ KINDS: Final = ("view", "template", "label")
 SAVED_MAX: Final = 500  # of a kind; what a page lists
 NAME_MAX: Final = 80  # characters
 
-Statement = tuple[str, str, tuple[Any, ...]]
-
 
 @dataclass(slots=True, frozen=True)
 class SavedRow:
@@ -233,15 +226,10 @@ class SavedItems:
         return _row(*rows[0]) if rows else None
 
 
-def put_saved(kind: str, name: str, content: Any, at_ms: int, who: str) -> Statement:
-    """Give the rare row that saves something under a name, over what was there."""
+def put_saved(kind: str, name: str, content: Any, at_ms: int, who: str) -> SaveItem:
+    """Return the write that saves something under a name, over what was there."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return ("saved", "put", (kind, name, text, at_ms, who))
-
-
-def remove_saved(kind: str, name: str) -> Statement:
-    """Give the rare row that takes a saved thing away."""
-    return ("saved", "remove", (kind, name))
+    return SaveItem(kind, name, text, at_ms, who)
 
 
 def _row(name: str, content: str, saved_at: int, saved_by: str) -> SavedRow:

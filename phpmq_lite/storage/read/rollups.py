@@ -76,19 +76,6 @@ class UptimeSpan(NamedTuple):
     has_rest: bool
 
 
-Write = tuple[str, str, tuple[object, ...]]  # a row of Batch.rare
-
-
-def put_rollup(queue_id: int, point: Point) -> Write:
-    """Give what stores a point."""
-    return "rollups", "put", (*point, queue_id)
-
-
-def remove_rollups(span_s: int, before_s: int, limit: int) -> Write:
-    """Give what removes the oldest rows of a span."""
-    return "rollups", "remove", (span_s, before_s, limit)
-
-
 class StoredRollups:
     """What was stored.  All methods may raise as those of Readers."""
 

@@ -12,17 +12,17 @@ DELETE FROM claim WHERE seq IN ({rows:?});
 -- name: insert_subscription
 -- parameters: subscription_id, name, queue_id, created_at
 INSERT INTO subscription (subscription_id, name, queue_id, next_claim, acked_upto, created_at)
-VALUES (?, ?, ?, 1, 0, ?);
+VALUES (:subscription_id, :name, :queue_id, 1, 0, :created_at);
 
 -- name: update_subscription
 -- parameters: queue_id, next_claim, acked_upto, subscription_id
 -- index: INTEGER PRIMARY KEY
-UPDATE subscription SET queue_id = ?, next_claim = ?, acked_upto = ? WHERE subscription_id = ?;
+UPDATE subscription SET queue_id = :queue_id, next_claim = :next_claim, acked_upto = :acked_upto WHERE subscription_id = :subscription_id;
 
--- name: forget_subscription
+-- name: delete_subscription
 -- parameters: subscription_id
 -- index: INTEGER PRIMARY KEY
-DELETE FROM subscription WHERE subscription_id = ?;
+DELETE FROM subscription WHERE subscription_id = :subscription_id;
 
 -- name: subscriptions
 -- At start.
@@ -55,16 +55,16 @@ GROUP BY subscription.subscription_id ORDER BY subscription.name;
 -- columns: name, offset, at_ms
 SELECT name, "offset", at_ms FROM reader ORDER BY name;
 
--- name: note_reader
+-- name: record_reader
 -- parameters: name, offset, at_ms
-INSERT INTO reader (name, "offset", at_ms) VALUES (?, ?, ?)
+INSERT INTO reader (name, "offset", at_ms) VALUES (:name, :offset, :at_ms)
 ON CONFLICT (name) DO UPDATE SET "offset" = excluded."offset", at_ms = excluded.at_ms;
 
 -- name: trim_readers
 -- Only those that were heard of last stay.
--- parameters: how many
+-- parameters: most
 DELETE FROM reader WHERE name IN (
-  SELECT name FROM reader ORDER BY at_ms DESC, name LIMIT -1 OFFSET ?);
+  SELECT name FROM reader ORDER BY at_ms DESC, name LIMIT -1 OFFSET :most);
 
 -- name: make_history_id
 -- At the first start.

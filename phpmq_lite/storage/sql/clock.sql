@@ -25,12 +25,12 @@ WHERE number < (
     WHERE from_offset <= (SELECT min("offset") FROM history) AND at_ms <= ?)
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
--- name: count_away
+-- name: shift_deadlines
 -- The broker was away for so long: what was there before has less time left.
--- parameters: ms; first number (twice); seqs that are left out (JSON list)
-UPDATE message SET deadline_ms = deadline_ms - ?
-WHERE deadline_ms IS NOT NULL AND seq < ? AND position < ?
-  AND seq NOT IN (SELECT value FROM json_each(?));
+-- parameters: away_ms, first_number, excluded
+UPDATE message SET deadline_ms = deadline_ms - :away_ms
+WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
+  AND seq NOT IN (SELECT value FROM json_each(:excluded));
 
 -- name: would_expire
 -- Ready messages that expire if the time away counts.

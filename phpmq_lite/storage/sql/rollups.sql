@@ -13,20 +13,21 @@ coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
 
 -- name: put
 -- A span of a queue; a span that a stop cut short is replaced by the whole one.
--- parameters: at_s, span_s, the eight counts, the four gauges, wait, hold, queue_id
+-- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
+--   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
 INSERT OR REPLACE INTO rollup ({columns}, wait, hold, queue_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead, :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id);
 
--- name: remove
+-- name: trim
 -- The oldest spans of one length, no more than limit.
--- parameters: span_s; before (Unix seconds, exclusive; less where the clock was set ahead); limit
+-- parameters: span_s, before_s, limit
 -- index: rollup_time
 DELETE FROM rollup
 WHERE (span_s, queue_id, at_s) IN (
   SELECT span_s, queue_id, at_s FROM rollup INDEXED BY rollup_time
-  WHERE span_s = ? AND at_s < ? - {ahead}
+  WHERE span_s = :span_s AND at_s < :before_s - {ahead}
   ORDER BY at_s
-  LIMIT ?
+  LIMIT :limit
 );
 
 -- name: of_queue

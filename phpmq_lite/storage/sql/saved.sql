@@ -18,14 +18,14 @@ SELECT name, content, saved_at, saved_by
 FROM saved
 WHERE kind = :kind AND name = :name;
 
--- name: put
+-- name: save
 -- Save under a name, over what was there.
--- parameters: kind, name, content (JSON), saved_at, saved_by
+-- parameters: kind, name, content, saved_at, saved_by
 INSERT INTO saved (kind, name, content, saved_at, saved_by)
-VALUES (?, ?, ?, ?, ?)
+VALUES (:kind, :name, :content, :saved_at, :saved_by)
 ON CONFLICT (kind, name) DO UPDATE SET
   content = excluded.content, saved_at = excluded.saved_at, saved_by = excluded.saved_by;
 
--- name: remove
+-- name: delete
 -- parameters: kind, name
-DELETE FROM saved WHERE kind = ? AND name = ?;
+DELETE FROM saved WHERE kind = :kind AND name = :name;

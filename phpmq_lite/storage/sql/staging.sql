@@ -3,18 +3,18 @@
 -- name: insert_stage
 -- parameters: stage_id, token, created_at, until_ms
 INSERT INTO stage (stage_id, token, created_at, until_ms, "rows", bytes, is_whole)
-VALUES (?, ?, ?, ?, 0, 0, 0);
+VALUES (:stage_id, :token, :created_at, :until_ms, 0, 0, 0);
 
--- name: note_stage
+-- name: update_stage
 -- parameters: rows, bytes, is_whole, stage_id
 -- index: INTEGER PRIMARY KEY
-UPDATE stage SET "rows" = ?, bytes = ?, is_whole = ? WHERE stage_id = ?;
+UPDATE stage SET "rows" = :rows, bytes = :bytes, is_whole = :is_whole WHERE stage_id = :stage_id;
 
--- name: note_part
+-- name: update_stage_queue
 -- parameters: stage_id, queue_id, rows, bytes, bad_rows, bad_bytes, least_ttl_s, policy
 INSERT INTO stage_part
   (stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (:stage_id, :queue_id, :rows, :bytes, :bad_rows, :bad_bytes, :least_ttl_s, :policy)
 ON CONFLICT (stage_id, queue_id) DO UPDATE SET "rows" = excluded."rows", bytes = excluded.bytes,
   bad_rows = excluded.bad_rows, bad_bytes = excluded.bad_bytes,
   least_ttl_s = excluded.least_ttl_s, policy = excluded.policy;
@@ -26,37 +26,34 @@ INSERT INTO stage_row (row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, a
   detail, record_id, record, content)
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
--- name: bad_rows
+-- name: quarantined_rows
 -- What may not reach a consumer.
--- parameters: spans of row_id (JSON list of [from inclusive, to exclusive])
+-- parameters: spans
 -- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
 --   record, content
 -- index: INTEGER PRIMARY KEY
 SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
   record, content
-FROM json_each(?) AS span CROSS JOIN stage_row
+FROM json_each(:spans) AS span CROSS JOIN stage_row
   ON row_id >= json_extract(span.value, '$[0]') AND row_id < json_extract(span.value, '$[1]')
 WHERE reason IS NOT NULL ORDER BY row_id;
 
 -- name: publish_messages
 -- New messages at the end of their queues, their numbers in the order of the rows.
--- parameters: number - row_id; now (Unix ms); now (steady ms); publisher; row_id from (inclusive),
---   to (exclusive)
+-- parameters: offset, at_ms, steady_ms, publisher, first_row, end_row
 -- index: INTEGER PRIMARY KEY
 INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
   deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts)
-SELECT row_id + column1, token, queue_id, row_id + column1, 0, ttl_s, column3 + ttl_s * 1000,
-  column2, 0, 0, length(content), checksum(row_id + column1, content), column4,
+SELECT row_id + :offset, token, queue_id, row_id + :offset, 0, ttl_s, :steady_ms + ttl_s * 1000,
+  :at_ms, 0, 0, length(content), checksum(row_id + :offset, content), :publisher,
   urn, trace_id, meta_id, attempts
-FROM (VALUES (?, ?, ?, ?, ?, ?)) AS given CROSS JOIN stage_row
-  ON row_id >= column5 AND row_id < column6
-WHERE reason IS NULL ORDER BY row_id;
+FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
 
 -- name: publish_bodies
--- parameters: number - row_id; row_id from (inclusive), to (exclusive)
+-- parameters: offset, first_row, end_row
 -- index: INTEGER PRIMARY KEY
 INSERT INTO body (seq, content) SELECT row_id + column1, content
-FROM (VALUES (?, ?, ?)) AS given CROSS JOIN stage_row
+FROM (VALUES (:offset, :first_row, :end_row)) AS given CROSS JOIN stage_row
   ON row_id >= column2 AND row_id < column3
 WHERE reason IS NULL ORDER BY row_id;
 
@@ -64,37 +61,37 @@ WHERE reason IS NULL ORDER BY row_id;
 -- Published, or not wanted: its rows are removed in slices.
 -- parameters: stage_id
 -- index: INTEGER PRIMARY KEY
-UPDATE stage SET token = NULL WHERE stage_id = ?;
+UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
 
 -- name: seal_stage
 -- The rest of a publish that is done in part.
 -- parameters: token, until_ms, stage_id
 -- index: INTEGER PRIMARY KEY
-UPDATE stage SET token = ?, until_ms = ? WHERE stage_id = ?;
+UPDATE stage SET token = :token, until_ms = :until_ms WHERE stage_id = :stage_id;
 
--- name: drop_parts
+-- name: drop_stage_queues
 -- parameters: stage_id
 -- index: PRIMARY KEY
-DELETE FROM stage_part WHERE stage_id = ?;
+DELETE FROM stage_part WHERE stage_id = :stage_id;
 
--- name: note_version
--- parameters: app_id, version, at_ms, rows, owner, used_ms, single_use
+-- name: record_version
+-- parameters: app_id, version, at_ms, rows, owner, used_ms, is_single
 INSERT INTO published (app_id, version, at_ms, "rows", owner, used_ms, single_use)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+VALUES (:app_id, :version, :at_ms, :rows, :owner, :used_ms, :is_single)
 ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.at_ms,
   "rows" = excluded."rows", owner = excluded.owner, used_ms = excluded.used_ms,
   single_use = excluded.single_use;
 
--- name: note_use
+-- name: record_use
 -- A repeated publish, or another owner.
 -- parameters: owner, used_ms, app_id
 -- index: PRIMARY KEY
-UPDATE published SET owner = ?, used_ms = ? WHERE app_id = ?;
+UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
 
 -- name: forget_version
 -- parameters: app_id
 -- index: PRIMARY KEY
-DELETE FROM published WHERE app_id = ?;
+DELETE FROM published WHERE app_id = :app_id;
 
 -- name: drop_open
 -- At start: who was staging is gone.

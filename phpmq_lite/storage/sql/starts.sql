@@ -14,7 +14,7 @@ DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 -- Nobody needs to see it any more.
 -- parameters: dismissed_by, start_id
 -- index: INTEGER PRIMARY KEY
-UPDATE start SET dismissed_by = ? WHERE start_id = ? AND dismissed_by IS NULL;
+UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
 
 -- name: newest
 -- The newest starts, the newest first.

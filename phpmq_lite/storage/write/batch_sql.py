@@ -5,12 +5,52 @@ change with the next batch, which is decided on while this one is stored.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import MultiRow, load, many
+from phpmq_lite.writes import (
+    AddSession,
+    AddToken,
+    AddUser,
+    AdvanceAudit,
+    CopyStagedRows,
+    CreateStage,
+    CreateSubscription,
+    DeleteSavedItem,
+    DeleteSession,
+    DeleteSubscription,
+    DeleteToken,
+    DeleteUser,
+    DeleteUserSessions,
+    DismissStartReport,
+    DropStage,
+    EraseBody,
+    ExpireToken,
+    ForgetPublishedVersion,
+    InsertAudit,
+    LinkMessages,
+    PutRollup,
+    QuarantinedRows,
+    RecordAppIdUse,
+    RecordHistoryReader,
+    RecordPublishedVersion,
+    SaveItem,
+    SealStage,
+    SetLastLogin,
+    SetPassword,
+    SetSessionSeen,
+    SetTokenUsed,
+    SetUserRights,
+    ShiftDeadlines,
+    TrimRollups,
+    UpdateStage,
+    UpdateStageQueue,
+    UpdateSubscription,
+    Write,
+)
 
 
 def message_of(row: tuple[Any, ...]) -> Message:
@@ -133,9 +173,53 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
 
 # A statement with one row of values, or one over many rows: the flat values of all of them, and
 # those that stand ahead of the rows.
-Step = tuple[str | MultiRow, Sequence[Any], tuple[Any, ...]]
+Step = tuple[str | MultiRow, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
+
+
+# By type of write: its statements, in order, whose named parameters are the fields of the type.
+WRITE_STATEMENTS: Final[dict[type[Write], tuple[tuple[str, str], ...]]] = {
+    EraseBody: (("rare", "overwrite_body"), ("rare", "delete_body")),
+    LinkMessages: (("rare", "link_messages"),),
+    ShiftDeadlines: (("clock", "shift_deadlines"),),
+    CreateStage: (("staging", "insert_stage"),),
+    UpdateStage: (("staging", "update_stage"),),
+    UpdateStageQueue: (("staging", "update_stage_queue"),),
+    SealStage: (("staging", "seal_stage"),),
+    DropStage: (("staging", "drop_stage"), ("staging", "drop_stage_queues")),
+    CopyStagedRows: (("staging", "publish_messages"), ("staging", "publish_bodies")),
+    RecordPublishedVersion: (("staging", "record_version"),),
+    RecordAppIdUse: (("staging", "record_use"),),
+    ForgetPublishedVersion: (("staging", "forget_version"),),
+    CreateSubscription: (("claims", "insert_subscription"),),
+    UpdateSubscription: (("claims", "update_subscription"),),
+    DeleteSubscription: (("claims", "delete_subscription"),),
+    RecordHistoryReader: (("claims", "record_reader"), ("claims", "trim_readers")),
+    InsertAudit: (("audit", "insert"),),
+    AdvanceAudit: (("audit", "advance"),),
+    AddUser: (("accounts", "add_user"),),
+    SetPassword: (("accounts", "set_password"),),
+    SetUserRights: (("accounts", "set_rights"),),
+    SetLastLogin: (("accounts", "set_last_login"),),
+    DeleteUser: (("accounts", "delete_user"),),
+    AddToken: (("accounts", "add_token"),),
+    SetTokenUsed: (("accounts", "set_token_used"),),
+    ExpireToken: (("accounts", "expire_token"),),
+    DeleteToken: (("accounts", "delete_token"),),
+    AddSession: (("accounts", "add_session"),),
+    SetSessionSeen: (("accounts", "set_session_seen"),),
+    DeleteSession: (("accounts", "delete_session"),),
+    DeleteUserSessions: (("accounts", "delete_user_sessions"),),
+    SaveItem: (("saved", "save"),),
+    DeleteSavedItem: (("saved", "delete"),),
+    DismissStartReport: (("starts", "dismiss"),),
+    TrimRollups: (("rollups", "trim"),),
+    PutRollup: (("rollups", "put"),),
+}
+QUERIES: Final[dict[type[QuarantinedRows], tuple[str, str]]] = {
+    QuarantinedRows: ("staging", "quarantined_rows"),
+}
 
 
 def batch_statements(batch: Batch) -> list[Step]:
@@ -165,8 +249,18 @@ def batch_statements(batch: Batch) -> list[Step]:
             steps.append((many("live", name), flat, ()))
     if counts := flat_counts(batch.queue_rows.values()):
         steps.append((many("live", "update_queue"), counts, ()))
-    if batch.closed_clients or batch.configured or batch.counters or batch.several or batch.rare:
+    if batch.closed_clients or batch.configured or batch.counters:
         steps += _seldom(batch)
+    for (file, name), flat in (
+        (("claims", "insert"), batch.claims_added),
+        (("claims", "remove"), batch.claims_removed),
+        (("staging", "insert_rows"), batch.staged_rows),
+    ):
+        if flat:
+            steps.append((many(file, name), flat, ()))
+    for write in batch.writes:
+        values = write._asdict()
+        steps += [(load(file)[name], values, ()) for file, name in WRITE_STATEMENTS[type(write)]]
     return steps
 
 
@@ -180,8 +274,6 @@ def _seldom(batch: Batch) -> list[Step]:
             for row in batch.configured
         ),
         *((sql["set_counter"], counter, ()) for counter in batch.counters.items()),
-        *((many(file, name), flat, ()) for (file, name), flat in batch.several.items()),
-        *((load(file)[name], parameters, ()) for file, name, parameters in batch.rare),
     ]
 
 

@@ -31,7 +31,7 @@ from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.sqlite_errors import translate_as_unknown, translate_errors
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write import batch_sql
-from phpmq_lite.storage.write.batch_sql import Step, batch_statements
+from phpmq_lite.storage.write.batch_sql import QUERIES, Step, batch_statements
 
 
 def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
@@ -214,9 +214,9 @@ class Store:
                 self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS
             changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
             self.wal_bytes += _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
-            for values in batch.several.values():
-                staged = sum(len(value) for value in values if isinstance(value, bytes))
-                self.wal_bytes += _STAGED_WEIGHT * staged
+            if batch.staged_rows:
+                contents = (value for value in batch.staged_rows if isinstance(value, bytes))
+                self.wal_bytes += _STAGED_WEIGHT * sum(map(len, contents))
             if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
                 self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
         if not batch.loads:
@@ -235,10 +235,10 @@ class Store:
             loaded.pages.append(self._page(page_request))
         for rows_request in batch.rows:
             loaded.pages.append(self._rows(rows_request))
-        for give, file, name, parameters in batch.queries:
-            loaded.query_results.append(
-                (give, self.execute(load(file)[name], parameters).fetchall())
-            )
+        for query, take in batch.queries:
+            file, name = QUERIES[type(query)]
+            found = self.execute(load(file)[name], query._asdict()).fetchall()
+            loaded.query_results.append((take, found))
         if batch.seqs:
             loaded.by_seq = dict.fromkeys(batch.seqs)
             for row in many("live", "by_seq").run(self.execute, list(batch.seqs)):

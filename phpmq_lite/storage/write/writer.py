@@ -273,14 +273,14 @@ def _is_awaited(batch: Batch) -> bool:
         batch.commands <= FEW_COMMANDS
         and batch.created_bytes <= _FEW_BYTES
         and _rows(batch) <= _FEW_ROWS
-        and not (batch.has_left or batch.several or batch.rare or batch.loads)
+        and not (batch.has_left or batch.has_special_rows or batch.loads)
     )
 
 
 def _is_short(batch: Batch) -> bool:
     """Tell whether the statements of a batch are a matter of a few milliseconds."""
     return not (
-        batch.several or batch.rare or batch.commands > _SHORT_COMMANDS
+        batch.has_special_rows or batch.commands > _SHORT_COMMANDS
         or batch.created_bytes > _SHORT_BYTES or _rows(batch) > _SHORT_ROWS
     )  # fmt: skip
 

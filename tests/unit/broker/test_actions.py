@@ -14,6 +14,7 @@ from phpmq_lite.broker.operator.message_actions import (
 from phpmq_lite.broker.operator.operations import act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, State
+from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
 from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent
 
 
@@ -412,8 +413,7 @@ def test_erase_overwrites_and_removes_the_body() -> None:
     rig = Rig()
     rig.publish(b"a")
     batch = do(rig, Action.ERASE, settled(1, State.ACKED))
-    statements = [(file, name, *given) for file, name, given in batch.rare[:2]]
-    assert statements == [("rare", "blank_body", 1), ("rare", "erase_body", 1)]
+    assert batch.writes[0] == EraseBody(1)
     assert (kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
 
 
@@ -436,7 +436,7 @@ def test_action_skips_what_is_not_there(action: Action) -> None:
     assert batch.rows[0].seqs == (1,)  # the others are no numbers of messages, or known already
     batch = take(rig, batch)
     assert skipped(rig) == {"gone": 5}
-    assert [(file, name) for file, name, _ in batch.rare] == [("audit", "insert")]
+    assert [type(write) for write in batch.writes] == [InsertAudit]
 
 
 def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
@@ -464,11 +464,12 @@ def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
     rig.publish(b"a", b"b", b"c")
     batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
     assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
-    assert [given[-5] for _, _, given in batch.rare] == [1]
-    assert batch.rare[0][2][9] == "running"
+    [audited] = batch.writes
+    assert isinstance(audited, InsertAudit)
+    assert (audited.number, audited.result) == (1, "running")
     batch = take(rig, batch, settled(2, body=b"b"))
     assert (outcome(rig).done, outcome(rig).skipped) == ([1, 2], {"gone": 1})
-    assert batch.rare == [("audit", "advance", (1, "done", 1))]
+    assert batch.writes == [AdvanceAudit(1, "done", 1)]
 
 
 def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
@@ -484,21 +485,17 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
         ))  # fmt: skip
         batch = take(rig, asked[-1], message(seqs[0]))
         if seqs == [1]:
-            [(file, name, given)] = batch.rare
-            assert (file, name, given[6:8], given[9]) == (
-                "audit",
-                "insert",
-                ("orders", 1),
-                "running",
-            )
-    assert batch.rare == [("audit", "advance", (1, "running", 1))]
+            [audited] = batch.writes
+            assert isinstance(audited, InsertAudit)
+            assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
+    assert batch.writes == [AdvanceAudit(1, "running", 1)]
     entry.result = "cancelled"
     batch = rig.turn(
         lambda: act_on_messages(
             rig.core, entry, Action.DELETE, [], ActionOptions(), rig.answers.append
         )
     )
-    assert batch.rare == [("audit", "advance", (0, "cancelled", 1))]
+    assert batch.writes == [AdvanceAudit(0, "cancelled", 1)]
     assert (entry.count, outcome(rig)) == (2, ActionOutcome())
     assert rig.core.audited == {"bulk.delete": 1}
 

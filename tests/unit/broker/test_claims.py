@@ -48,7 +48,7 @@ def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
     )  # fmt: skip
     batch = give(rig, asked, message(1), message(2))
     wall_ms = rig.core.state.now.wall_ms
-    assert batch.several == {("claims", "insert"): [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]}
+    assert batch.claims_added == [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]
     assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
     assert rig.answers == [2]
     queue = rig.queue()
@@ -104,7 +104,7 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
     assert (page.which, page.queue_id, page.after, page.upto) == ("claimed_page", 1, 0, 2)
     batch = give(rig, asked, held(1), held(2))
     assert outcomes(batch) == {(State.ACKED, None): [1, 2]}
-    assert batch.several == {("claims", "remove"): [1, 2]}
+    assert batch.claims_removed == [1, 2]
     assert rig.answers == [2, 2]
     queue = rig.queue()
     assert (queue.held, queue.held_bytes, queue.row.live_count) == (0, 0, 0)

@@ -9,6 +9,7 @@ from phpmq_lite.broker.operator.operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Limits, Loaded, Message, State
+from phpmq_lite.writes import EraseBody
 from tests.unit.broker.rig import (
     STEADY_MS,
     Rig,
@@ -520,7 +521,7 @@ def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
 def test_next_number_is_stored_where_a_rare_row_may_take_the_newest_body() -> None:
     rig = Rig()
     rig.publish(b"a")
-    batch = rig.turn(lambda: rig.core.state.batch.rare.append(("rare", "erase_body", (1,))))
+    batch = rig.turn(lambda: rig.core.state.batch.writes.append(EraseBody(1)))
     assert batch.counters["next_number"] == 2
 
 

@@ -8,15 +8,16 @@ import pytest
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits
+from phpmq_lite.writes import AdvanceAudit, InsertAudit, SaveItem
 from tests.unit.broker.rig import Rig, sent
 
 
 def audited(batch: Batch) -> list[tuple[Any, ...]]:
     """Return action, target, count and result of the rows that a batch adds to the audit."""
     return [
-        (given[5], given[6], given[7], given[9])
-        for file, name, given in batch.rare
-        if (file, name) == ("audit", "insert")
+        (write.action, write.target, write.number, write.result)
+        for write in batch.writes
+        if isinstance(write, InsertAudit)
     ]
 
 
@@ -41,7 +42,9 @@ def test_configure_tells_the_audit_before_and_after() -> None:
     rig.publish(b"a")
     batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
     assert audited(batch) == [("queue.it", "orders", 1, "done")]
-    assert json.loads(batch.rare[0][2][10]) == {
+    [row] = batch.writes
+    assert isinstance(row, InsertAudit)
+    assert json.loads(row.detail) == {
         "before": {"max_messages": 0, "note": ""}, "after": {"max_messages": 5, "note": "é"},
     }  # fmt: skip
     assert rig.answers[0]["max_messages"] == 5
@@ -122,23 +125,23 @@ def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
     batch = rig.turn(
         lambda: operations.purge(rig.core, entry, "orders", rig.answers.append, limit=1)
     )
-    assert (batch.rare, len(batch.pages)) == ([], 1)
+    assert (batch.writes, len(batch.pages)) == ([], 1)
 
 
 def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
     rig = Rig()
-    row = ("saved", "put", ("view", "mine", 5, None, b"x"))
+    row = SaveItem("view", "mine", "{}", 5, "anna")
     batch = run(rig, "write", [row, row], action="view.save")
-    assert batch.rare[:2] == [row, row]
+    assert batch.writes[:2] == [row, row]
     assert audited(batch) == [("view.save", "", 1, "done")]
     assert rig.answers == [2]
     batch = rig.turn(lambda: operations.write(rig.core, None, [row], rig.answers.append))
-    assert batch.rare == [row]
+    assert batch.writes == [row]
 
 
 @pytest.mark.parametrize("value", ["\ud800", 1 << 63, -(1 << 63) - 1])
 def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
-    assert refusal(Rig(), "write", [("saved", "put", (value,))]) == "bad_value"
+    assert refusal(Rig(), "write", [SaveItem("view", value, "{}", 5, "anna")]) == "bad_value"
 
 
 def test_refusal_is_noted() -> None:
@@ -148,7 +151,7 @@ def test_refusal_is_noted() -> None:
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
     assert (batch.counters["next_audit"], entry.audit_id, rig.answers) == (2, 1, [None])
     batch = rig.turn(lambda: operations.record_only(rig.core, entry))
-    assert batch.rare == [("audit", "advance", (0, "forbidden", 1))]
+    assert batch.writes == [AdvanceAudit(0, "forbidden", 1)]
 
 
 def test_wait_and_hold_are_counted() -> None:

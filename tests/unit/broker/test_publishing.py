@@ -7,6 +7,7 @@ import pytest
 from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message
+from phpmq_lite.writes import InsertAudit, LinkMessages
 from tests.unit.broker.rig import Rig, bodies, kinds, sent
 
 
@@ -29,8 +30,9 @@ def test_operator_publishes_and_learns_the_ids() -> None:
     born = sent(batch, worker)
     assert (bodies(born), [m.ttl_s for m in born]) == ([b"a", b"b"], [5, None])
     assert rig.answers == [ids(born)]
-    assert [(f, n) for f, n, _ in batch.rare] == [("audit", "insert")]
-    assert batch.rare[0][2][7] == 2
+    [audited] = batch.writes
+    assert isinstance(audited, InsertAudit)
+    assert audited.number == 2
     totals = rig.queue().counters
     assert (totals.published, totals.published_ui, totals.published_http) == (2, 2, 0)
 
@@ -107,7 +109,9 @@ def test_key_again_gives_the_ids_of_the_first_time() -> None:
     first = give(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
     again = give(rig, b"c", key=b"k")
-    assert (again.created, again.keys, again.rare[0][2][7]) == ([], [], 0)
+    [audited] = again.writes
+    assert isinstance(audited, InsertAudit)
+    assert (again.created, again.keys, audited.number) == ([], [], 0)
     assert again.rows[0].seqs == (1, 2)
     repeat(rig, again, *first.created)
     assert rig.answers == [ids(first.created)] * 2
@@ -160,4 +164,4 @@ def test_edit_ties_the_new_message_to_its_source() -> None:
     batch = give(rig, b"y", source=(1, "edit"))
     assert kinds(batch) == [(1, "edit")]
     assert batch.events[3] == batch.created[0].message_id.decode()
-    assert batch.rare[0] == ("rare", "tie", (2, batch.wall_ms, "edit", 1, 1, 1))
+    assert batch.writes[0] == LinkMessages(2, batch.wall_ms, "edit", 1)

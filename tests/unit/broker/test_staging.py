@@ -5,6 +5,13 @@ from typing import Any
 from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS
 from phpmq_lite.model import Batch
+from phpmq_lite.writes import (
+    CopyStagedRows,
+    CreateStage,
+    DropStage,
+    RecordPublishedVersion,
+    UpdateStage,
+)
 from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig
 
 
@@ -13,22 +20,22 @@ def stage(rig: Rig, token: str, *bodies: bytes, ttl_s: int | None = None) -> Bat
     return rig.pipeline("stage", token, rows, after=0, is_whole=True)
 
 
-def rare(batch: Batch, name: str) -> list[tuple[Any, ...]]:
-    """Return the parameters of the statements of that name that a batch runs."""
-    return [given for file, each, given in batch.rare if (file, each) == ("staging", name)]
+def writes(batch: Batch, of_type: type[Any]) -> list[Any]:
+    """Return the writes of that type in a batch."""
+    return [write for write in batch.writes if isinstance(write, of_type)]
 
 
 def test_staged_rows_are_numbered_under_their_token() -> None:
     rig = Rig()
     stage(rig, "t", b"a")
     batch = stage(rig, "u", b"b", b"cc", ttl_s=9)
-    flat = batch.several["staging", "insert_rows"]
+    flat = batch.staged_rows
     rows = [flat[at : at + 13] for at in range(0, len(flat), 13)]
     assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
         (2 << 17, 1, 9, b"b"), (2 << 17 | 1, 1, 9, b"cc"),
     ]  # fmt: skip
-    assert rare(batch, "insert_stage") == [(2, "u", WALL_MS, STEADY_MS + STAGE_KEPT_MS)]
-    assert rare(batch, "note_stage") == [(2, 3, 1, 2)]
+    assert writes(batch, CreateStage) == [(2, "u", WALL_MS, STEADY_MS + STAGE_KEPT_MS)]
+    assert writes(batch, UpdateStage) == [(2, 3, 1, 2)]
     assert rig.answers == [Staged(1, 1), Staged(2, 3)]
     assert (rig.core.staging.bytes, rig.queue().row.live_count) == (4, 0)
 
@@ -38,12 +45,12 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
     rig.publish(b"first")
     stage(rig, "t", b"a", b"b", ttl_s=9)
     batch = rig.pipeline("publish_staged", "app", 3, ["t"])
-    [given] = rare(batch, "publish_messages")
+    [given] = writes(batch, CopyStagedRows)
     first_row, client = 1 << 17, rig.core.state.batch.opened_clients[0]
     assert given == (2 - first_row, WALL_MS, STEADY_MS, client, first_row, first_row + 2)
     assert batch.counters["next_number"] == 4
     assert batch.created == []
-    assert rare(batch, "note_version") == [("app", 3, WALL_MS, 2, None, STEADY_MS, 0)]
+    assert writes(batch, RecordPublishedVersion) == [("app", 3, WALL_MS, 2, None, STEADY_MS, 0)]
     assert rig.answers[-1] == PublishedStage(2, False, 0)
     queue = rig.queue()
     assert (queue.row.live_count, queue.row.live_bytes, queue.counters.published) == (3, 7, 3)
@@ -72,7 +79,7 @@ def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
     stage(rig, "t", b"a")
     batch = rig.pipeline("publish_staged", "app", 1, ["t", "unknown"])
     assert rig.answers[-1] == PublishedStage(0, True, 0)
-    assert (rare(batch, "publish_messages"), rare(batch, "drop_stage")) == ([], [(2,)])
+    assert (writes(batch, CopyStagedRows), writes(batch, DropStage)) == ([], [(2,)])
     assert (rig.core.staging.stages, rig.core.staging.bytes) == ({}, 0)
 
 
@@ -80,8 +87,8 @@ def test_token_is_dropped_at_its_time_and_not_before() -> None:
     rig = Rig()
     stage(rig, "t", b"a")
     rig.steady_ms += STAGE_KEPT_MS - 1
-    assert rare(rig.turn(), "drop_stage") == []
+    assert writes(rig.turn(), DropStage) == []
     rig.steady_ms += 1
     assert rig.core.next_wake_ms == rig.steady_ms
-    assert rare(rig.turn(), "drop_stage") == [(1,)]
+    assert writes(rig.turn(), DropStage) == [(1,)]
     assert rig.core.next_wake_ms is None

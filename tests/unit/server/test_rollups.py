@@ -1,6 +1,7 @@
 """The bookkeeping of the roll-ups: slots, minutes, quarters, who has points of its own."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import pytest
 
@@ -9,7 +10,8 @@ from phpmq_lite.histogram import BUCKETS, bucket, unpack
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
-from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point, Write
+from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point
+from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 START_S = 1_700_000_100  # a full quarter of an hour
 
@@ -63,10 +65,13 @@ class Rig:
     def rows(self, span_s: int, queue_id: int) -> list[Point]:
         """Give what the table would have."""
         kept = {}
-        for _, name, values in self.writes:
-            if name == "put" and values[1] == span_s and values[-1] == queue_id:
-                kept[values[0]] = Point(*values[:-1])  # type: ignore[arg-type]
-        return [kept[at_s] for at_s in sorted(kept)]  # type: ignore[type-var]
+        for write in self.writes:
+            if isinstance(write, PutRollup) and (write.span_s, write.queue_id) == (
+                span_s,
+                queue_id,
+            ):
+                kept[write.at_s] = Point(*cast(Any, write[:-1]))
+        return [kept[at_s] for at_s in sorted(kept)]
 
 
 def test_slot_has_what_happened_within_and_how_it_ended() -> None:
@@ -174,8 +179,8 @@ def test_memory_ends_after_an_hour() -> None:
 def test_old_rows_are_removed_each_minute() -> None:
     rig = Rig(made())
     rig.slot(6)
-    removed = [values for _, name, values in rig.writes if name == "remove"]
-    assert [(span, rig.now_s - int(str(before))) for span, before, _ in removed] == [
+    removed = [write for write in rig.writes if isinstance(write, TrimRollups)]
+    assert [(write.span_s, rig.now_s - write.before_s) for write in removed] == [
         (60, 90_000),
         (900, 2_678_400),
     ]

@@ -1,0 +1,395 @@
+"""Rows that a batch writes now and then, one type each: ``Batch.writes``, in order.
+
+The type names the effect, its fields are the parameters; ``storage/write/batch_sql.py`` has the
+statements.  Times are Unix milliseconds unless they say steady.
+"""
+
+from typing import NamedTuple
+
+# -- history and events
+
+
+class EraseBody(NamedTuple):
+    """Overwrite and remove the body of a settled message."""
+
+    seq: int
+
+
+class LinkMessages(NamedTuple):
+    """Record an event of a message that was made from another one, with the other's id."""
+
+    seq: int
+    at_ms: int
+    kind: str
+    source_seq: int
+
+
+class ShiftDeadlines(NamedTuple):
+    """Move deadlines forward by the time that the broker was away."""
+
+    away_ms: int
+    first_number: int  # given after the start: newer messages and positions keep their deadline
+    excluded: str  # seqs, a JSON list
+
+
+# -- staged rows
+
+
+class CreateStage(NamedTuple):
+    """Create a stage."""
+
+    stage_id: int
+    token: str
+    created_at: int
+    until_ms: int  # steady
+
+
+class UpdateStage(NamedTuple):
+    """Store how much a stage has."""
+
+    rows: int
+    bytes: int
+    is_whole: int
+    stage_id: int
+
+
+class UpdateStageQueue(NamedTuple):
+    """Store how much a stage has for one queue."""
+
+    stage_id: int
+    queue_id: int
+    rows: int
+    bytes: int
+    bad_rows: int
+    bad_bytes: int
+    least_ttl_s: int | None
+    policy: str
+
+
+class SealStage(NamedTuple):
+    """Rename a stage that is the rest of a partial publish."""
+
+    token: str
+    until_ms: int  # steady
+    stage_id: int
+
+
+class DropStage(NamedTuple):
+    """Drop a stage; its rows are removed in the background."""
+
+    stage_id: int
+
+
+class CopyStagedRows(NamedTuple):
+    """Turn the valid rows of a stage into messages."""
+
+    offset: int  # of their numbers, added to row_id
+    at_ms: int
+    steady_ms: int
+    publisher: int
+    first_row: int
+    end_row: int  # exclusive
+
+
+class RecordPublishedVersion(NamedTuple):
+    """Store the highest version published under an app_id."""
+
+    app_id: str
+    version: int
+    at_ms: int
+    rows: int
+    owner: str | None
+    used_ms: int  # steady
+    is_single: int
+
+
+class RecordAppIdUse(NamedTuple):
+    """Store who owns an app_id, and when it was used."""
+
+    owner: str | None
+    used_ms: int  # steady
+    app_id: str
+
+
+class ForgetPublishedVersion(NamedTuple):
+    """Forget an app_id."""
+
+    app_id: str
+
+
+# -- subscriptions and history readers
+
+
+class CreateSubscription(NamedTuple):
+    """Create a subscription."""
+
+    subscription_id: int
+    name: str
+    queue_id: int
+    created_at: int
+
+
+class UpdateSubscription(NamedTuple):
+    """Store the state of a subscription."""
+
+    queue_id: int
+    next_claim: int
+    acked_upto: int
+    subscription_id: int
+
+
+class DeleteSubscription(NamedTuple):
+    """Delete a subscription."""
+
+    subscription_id: int
+
+
+class RecordHistoryReader(NamedTuple):
+    """Store how far a reader of the history is, and forget the oldest readers."""
+
+    name: str
+    offset: int
+    at_ms: int
+    most: int  # readers that stay
+
+
+# -- audit
+
+
+class InsertAudit(NamedTuple):
+    """Insert a row of the audit."""
+
+    audit_id: int
+    at_ms: int
+    actor: str
+    source: str
+    address: str
+    action: str
+    target: str
+    number: int  # of what it counts
+    reason: str
+    result: str
+    detail: str
+    request_id: str
+
+
+class AdvanceAudit(NamedTuple):
+    """Add to the count of a row of the audit, and set its result."""
+
+    more: int
+    result: str
+    audit_id: int
+
+
+# -- users, tokens, sessions
+
+
+class AddUser(NamedTuple):
+    """Add a user."""
+
+    user_id: int
+    name: str
+    password: str
+    role: str
+    queues: str | None
+    created_at: int
+
+
+class SetPassword(NamedTuple):
+    """Set a user's password hash."""
+
+    password: str
+    user_id: int
+
+
+class SetUserRights(NamedTuple):
+    """Set a user's role and queues."""
+
+    role: str
+    queues: str | None
+    user_id: int
+
+
+class SetLastLogin(NamedTuple):
+    """Store a user's last login."""
+
+    at_ms: int
+    user_id: int
+
+
+class DeleteUser(NamedTuple):
+    """Delete a user."""
+
+    user_id: int
+
+
+class AddToken(NamedTuple):
+    """Add an API token."""
+
+    token_id: int
+    name: str
+    sha256: bytes
+    role: str
+    queues: str | None
+    created_at: int
+    created_by: str
+    expires_at: int | None
+
+
+class SetTokenUsed(NamedTuple):
+    """Store when a token was last used."""
+
+    at_ms: int
+    token_id: int
+
+
+class ExpireToken(NamedTuple):
+    """Set when a token expires."""
+
+    expires_at: int
+    token_id: int
+
+
+class DeleteToken(NamedTuple):
+    """Delete a token."""
+
+    token_id: int
+
+
+class AddSession(NamedTuple):
+    """Add a login session."""
+
+    session_id: int
+    sha256: bytes
+    user_id: int
+    csrf: str
+    created_at: int
+    seen_at: int
+    expires_at: int
+    address: str
+    agent: str
+
+
+class SetSessionSeen(NamedTuple):
+    """Store when a session was last seen."""
+
+    at_ms: int
+    session_id: int
+
+
+class DeleteSession(NamedTuple):
+    """Delete a login session."""
+
+    session_id: int
+
+
+class DeleteUserSessions(NamedTuple):
+    """Delete all login sessions of a user."""
+
+    user_id: int
+
+
+# -- other tables of the admin
+
+
+class SaveItem(NamedTuple):
+    """Save a template or a view."""
+
+    kind: str
+    name: str
+    content: str  # JSON
+    saved_at: int
+    saved_by: str
+
+
+class DeleteSavedItem(NamedTuple):
+    """Delete a saved item."""
+
+    kind: str
+    name: str
+
+
+class DismissStartReport(NamedTuple):
+    """Dismiss the report of a start."""
+
+    dismissed_by: str
+    start_id: int
+
+
+class TrimRollups(NamedTuple):
+    """Delete the oldest roll-ups of a span."""
+
+    span_s: int
+    before_s: int  # Unix seconds, exclusive
+    limit: int
+
+
+class PutRollup(NamedTuple):
+    """Store a roll-up of a queue: the fields of ``storage.read.rollups.Point``, and the queue."""
+
+    at_s: int  # Unix seconds
+    span_s: int
+    published: int
+    dispatched: int
+    redelivered: int
+    acked: int
+    requeued: int
+    expired: int
+    dead: int
+    deleted: int
+    ready: int
+    held: int
+    size: int  # bytes of bodies
+    oldest_age_ms: int | None
+    wait: bytes | None
+    hold: bytes | None
+    queue_id: int
+
+
+# -- reads within a batch
+
+
+class QuarantinedRows(NamedTuple):
+    """Read the staged rows that may not reach a consumer."""
+
+    spans: str  # of row ids, a JSON list of [from inclusive, to exclusive]
+
+
+Write = (
+    EraseBody
+    | LinkMessages
+    | ShiftDeadlines
+    | CreateStage
+    | UpdateStage
+    | UpdateStageQueue
+    | SealStage
+    | DropStage
+    | CopyStagedRows
+    | RecordPublishedVersion
+    | RecordAppIdUse
+    | ForgetPublishedVersion
+    | CreateSubscription
+    | UpdateSubscription
+    | DeleteSubscription
+    | RecordHistoryReader
+    | InsertAudit
+    | AdvanceAudit
+    | AddUser
+    | SetPassword
+    | SetUserRights
+    | SetLastLogin
+    | DeleteUser
+    | AddToken
+    | SetTokenUsed
+    | ExpireToken
+    | DeleteToken
+    | AddSession
+    | SetSessionSeen
+    | DeleteSession
+    | DeleteUserSessions
+    | SaveItem
+    | DeleteSavedItem
+    | DismissStartReport
+    | TrimRollups
+    | PutRollup
+)
