@@ -167,7 +167,7 @@ async def test_refused_bodies_are_read_one_connection_at_a_time() -> None:
             door.data_received(part)
     assert all(transport.pause_reading.called for _, _, transport in refused)
     assert not any(inner.data_received.called for _, inner, _ in refused)
-    counts = []
+    counts: list[int] = []
     async with asyncio.timeout(WAIT_S):
         while not counts or counts[-1] < 3:
             counts.append(sum(inner.data_received.called for _, inner, _ in refused))
