@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__, logs
-from phpmq_lite.admin import processes, sockets
+from phpmq_lite.admin import listeners as admin_listeners
+from phpmq_lite.admin.monitoring import processes
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.intake import Intake
@@ -63,7 +64,7 @@ from phpmq_lite.storage.write.store import Store, note_clock
 from phpmq_lite.storage.write.writer import Writer
 
 if TYPE_CHECKING:
-    from phpmq_lite.admin.context import Context
+    from phpmq_lite.admin.base.context import Context
 
 DRAIN_S: Final = 5.0  # for acknowledgements of what consumers hold
 _SHOWN: Final = 80  # characters of the command that has our port
@@ -164,8 +165,12 @@ class Service:
             )
             stack.callback(folder.close)
             ways = await stack.enter_async_context(AsyncExitStack())  # into the admin
-            bound = await sockets.listen(ways, settings.admin.listen, folder.control_socket)
-            self.admin = [sockets.url_of(one, is_secure=tls is not None) for one in bound[1:]]
+            bound = await admin_listeners.bind_sockets(
+                ways, settings.admin.listen, folder.control_socket
+            )
+            self.admin = [
+                admin_listeners.url_of(one, is_secure=tls is not None) for one in bound[1:]
+            ]
             for address in self.admin:
                 self._announce(f"listening admin {address}")
             gate = Admission.of(settings)
@@ -214,9 +219,9 @@ class Service:
         """Import the admin in a thread, and answer who has connected meanwhile."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
-        from phpmq_lite.admin.context import CONTEXT
-        from phpmq_lite.admin.listening import open_admin
-        from phpmq_lite.admin.pages.system import DRAIN
+        from phpmq_lite.admin.base.context import CONTEXT
+        from phpmq_lite.admin.resources.system import DRAIN
+        from phpmq_lite.admin.serving import open_admin
 
         readers = Readers(folder.database)
         stack.push_async_callback(readers.close)
@@ -428,7 +433,7 @@ def _now_ms() -> int:
 def _import_admin() -> None:
     """Import half of all modules, for 200 ms; in a thread, for others have something to do."""
     import phpmq_lite.admin.app
-    import phpmq_lite.admin.listening  # noqa: F401 - both for those who ask for them later
+    import phpmq_lite.admin.serving  # noqa: F401 - both for those who ask for them later
 
 
 def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
@@ -444,7 +449,7 @@ def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _initial_password(file: Path) -> str:
-    from phpmq_lite.admin.access.first_user import initial_password
+    from phpmq_lite.admin.auth.services import initial_password
 
     return initial_password(file)
 
@@ -520,7 +525,7 @@ def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:
         return (
             f"cannot listen on {endpoint}: {os_reason(error)}. Choose another address with {flag}."
         )
-    process = processes.listener(endpoint.port)
+    process = processes.find_listener(endpoint.port)
     by = "another program; `ss -ltnp` as root shows which"
     if process is not None:
         by = f"{process.command[:_SHOWN]} (pid {process.pid})"

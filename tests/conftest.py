@@ -17,7 +17,7 @@ import structlog
 from argon2 import PasswordHasher
 from hypothesis import HealthCheck, settings
 
-from phpmq_lite.admin.access import passwords
+from phpmq_lite.admin.auth import passwords
 
 # No deadline: a slow machine is no defect.
 COMMON = settings(

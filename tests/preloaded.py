@@ -22,7 +22,7 @@ _server: Final = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
         "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
-        "phpmq_lite.admin.listening",
+        "phpmq_lite.admin.serving",
         "phpmq_lite.cli.connect",
         "phpmq_lite.cli.node",
         "phpmq_lite.cli.serve",

@@ -1,36 +1,41 @@
-"""The admin as an aiohttp application: what every request passes on its way to a handler."""
+"""The admin as an aiohttp application: middlewares, start and stop."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from secrets import token_hex
+from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin import render
-from phpmq_lite.admin.access import gate
-from phpmq_lite.admin.access.accounts import Accounts
-from phpmq_lite.admin.access.entrance import Entrance
-from phpmq_lite.admin.access.first_user import SetupToken
-from phpmq_lite.admin.access.headers import HSTS, add_headers
-from phpmq_lite.admin.access.hosts import is_control, is_known_host, known_hosts
-from phpmq_lite.admin.access.identity import ROUTE, begin_entry, set_identity
-from phpmq_lite.admin.access.proxies import as_browser_sent
-from phpmq_lite.admin.access.refusals import MINUTE_MS
-from phpmq_lite.admin.access_log import note_answer
-from phpmq_lite.admin.answers import deliver
-from phpmq_lite.admin.context import CONTEXT, Context, Engine, context_of, status_of
-from phpmq_lite.admin.doors import door_of
-from phpmq_lite.admin.health import is_started
-from phpmq_lite.admin.http_memory import FREE_BYTES
-from phpmq_lite.admin.problems import Problem, forget_frames, problem_of
-from phpmq_lite.admin.render import REQUEST_ID, ROUTE_NAME
-from phpmq_lite.admin.requests import check_encoding, check_path
-from phpmq_lite.admin.route import Handler, Route
-from phpmq_lite.admin.routes import ROUTES, paths, register
-from phpmq_lite.admin.uploads import check_length, release
-from phpmq_lite.admin.urls import Urls
+from phpmq_lite import logs
+from phpmq_lite.admin.auth import middleware, request_audit
+from phpmq_lite.admin.auth.accounts import Accounts
+from phpmq_lite.admin.auth.browser_security import HSTS, add_headers
+from phpmq_lite.admin.auth.refused_logins import MINUTE_MS
+from phpmq_lite.admin.auth.request_audit import begin_entry
+from phpmq_lite.admin.auth.request_source import (
+    address_of,
+    as_browser_sent,
+    is_control,
+    is_known_host,
+    known_hosts,
+)
+from phpmq_lite.admin.auth.services import AuthServices, SetupToken
+from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of, status_of
+from phpmq_lite.admin.base.http_memory import FREE_BYTES
+from phpmq_lite.admin.base.identity import identity_of, set_identity
+from phpmq_lite.admin.base.input import check_encoding, check_path
+from phpmq_lite.admin.base.problems import Problem, forget_frames, problem_of
+from phpmq_lite.admin.base.request_body import check_length, release_memory
+from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
+from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.admin.connection_limits import connection_of
+from phpmq_lite.admin.monitoring.health import is_started
+from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
+from phpmq_lite.admin.views import rendering
+from phpmq_lite.admin.views.large_responses import send_response
 from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.logs import get_logger, is_quiet
@@ -40,11 +45,38 @@ from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import SLICE_LIMIT_S, Search
 
+_STREAM: Final = "text/event-stream"
+_access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
+
+
+def record_response(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
+    """Count an answer, and log it where ``log.access`` is set.
+
+    The line has the path without its query: what people search for is nobody's business.
+    """
+    context = context_of(request)
+    route = request.get(ROUTE_NAME, "other")
+    is_stream = response.content_type == _STREAM
+    context.http.add(route, request.method, response.status, None if is_stream else seconds)
+    if context.settings.log.access:
+        _access_log.info(
+            "request",
+            method=request.method,
+            path=request.path,
+            status=response.status,
+            bytes=response.body_length if response.prepared else response.content_length,
+            ms=round(seconds * 1_000, 1),
+            address=address_of(request),
+            actor=identity_of(request).actor,
+            request_id=request.get(REQUEST_ID, ""),
+        )
+
+
 _log = get_logger(__name__)
 
 
 def create_app(
-    engine: Engine,
+    engine: EngineProtocol,
     readers: Readers,
     settings: Settings,
     *,
@@ -65,8 +97,8 @@ def create_app(
         now_ms: Unix milliseconds; the ages on pages count from it.
     """
     folder = templates_folder()
-    static = render.Static(folder / "static")
-    urls = Urls(settings.admin.base_path, paths(), static.version)
+    static = rendering.StaticFiles(folder / "static")
+    urls = Urls(settings.admin.base_path, route_paths(), static.version)
     app = web.Application(
         middlewares=[
             _see_through_proxies,
@@ -87,17 +119,17 @@ def create_app(
         sources=sources or {},
         urls=urls,
         routes=ROUTES,
-        templates=render.Templates(folder),
+        templates=rendering.PageTemplates(folder),
         version=version,
         is_ready=is_ready,
         now_ms=now_ms,
-        entrance=Entrance(Accounts(readers, engine.call), SetupToken(settings.data)),
+        entrance=AuthServices(Accounts(readers, engine.call), SetupToken(settings.data)),
     )
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_counting_refusals)
     app.on_shutdown.append(_end_streams)
     app.on_shutdown.append(_leave_off)
-    register(app, urls.base_path, _guarded)
+    register_routes(app, urls.base_path, _guarded)
     for prefix in dict.fromkeys((urls.base_path, "")):
         app.router.add_get(prefix + "/static/{version}/{name}", static.handle)
     return app
@@ -121,7 +153,7 @@ async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(MINUTE_MS / 1_000)
             await context.entrance.refusals.flush(
-                lambda entry, more: gate.note(context, entry, more)
+                lambda entry, more: request_audit.write_entry(context, entry, more)
             )
 
     task = asyncio.create_task(count())
@@ -139,7 +171,7 @@ async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Behind a trusted proxy: go on with the request as the browser sent it; tell its door."""
     trusted = context_of(request).settings.admin.trusted_proxies
-    door = door_of(request)
+    door = connection_of(request)
     if door is None:
         return await handler(as_browser_sent(request, trusted))
     door.take(request)
@@ -153,9 +185,9 @@ async def _see_through_proxies(request: web.Request, handler: Handler) -> web.St
 async def _account(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Send a large answer piece by piece; at its end give back the memory of the request."""
     try:
-        return await deliver(request, await handler(request))
+        return await send_response(request, await handler(request))
     finally:
-        release(request)
+        release_memory(request)
 
 
 @web.middleware
@@ -170,7 +202,7 @@ async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse
         response.headers["Server-Timing"] = f"total;dur={seconds * 1_000:.1f}"
         if request.secure and context_of(request).settings.admin.hsts:
             response.headers["Strict-Transport-Security"] = HSTS
-    note_answer(request, response, seconds)
+    record_response(request, response, seconds)
     return response
 
 
@@ -204,12 +236,12 @@ async def _shown(request: web.Request, problem: Problem) -> web.Response:
     path = request.path.removeprefix(context.urls.base_path)
     is_data = request.query.get("format", "html") != "html"
     if path.startswith("/api/") or is_data or request.content_type == "application/json":
-        return render.problem_json(request, problem)
+        return rendering.problem_json(request, problem)
     try:
-        return await render.problem_page(request, problem)
+        return await rendering.problem_page(request, problem)
     except Exception:  # the page of the error fails too: say it in plain words
         _log_failure("problem_page_failed", request)
-        return render.problem_json(request, problem)
+        return rendering.problem_json(request, problem)
 
 
 def _log_failure(event: str, request: web.Request) -> None:
@@ -227,7 +259,7 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
         except StorageError as error:
             if not is_quiet("accounts_not_read"):
                 _log.error("accounts_not_read", reason=str(error))
-    set_identity(request, gate.find_identity(request))
+    set_identity(request, middleware.find_identity(request))
     return await handler(request)
 
 
@@ -247,7 +279,7 @@ def _guarded(route: Route) -> Handler:
 def _check_asked(request: web.Request, route: Route) -> None:
     """Check what every route asks for."""
     _check_started(request, route)
-    gate.check_role(request, route)
+    middleware.check_role(request, route)
     check_path(request)
     check_encoding(request)
     check_length(request)
@@ -272,7 +304,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
     try:
         _check_asked(request, route)
         if route.is_writing:
-            await gate.check_change(request, route)
+            await middleware.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
         if not route.is_writing:  # nobody may look: the way to the login
@@ -283,7 +315,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
         entry.result = problem.code if problem is not None else "failed"
         raise
     finally:
-        await gate.finish_entry(request, entry)
+        await request_audit.finish_entry(request, entry)
         _log_action(entry)
 
 

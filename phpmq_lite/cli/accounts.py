@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from phpmq_lite.admin.formats import moment
+from phpmq_lite.admin.base.formats import format_time
 from phpmq_lite.cli.output import Column, Row, style_of, write
 
 _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # Unix ms
@@ -25,4 +25,4 @@ def _shown(row: Row) -> Mapping[str, Any]:
 
 def _time(at_ms: int) -> str:
     """Give the second; what is beyond the year 9999 stays a number."""
-    return moment(at_ms, at_ms).title.partition(".")[0]
+    return format_time(at_ms, at_ms).title.partition(".")[0]

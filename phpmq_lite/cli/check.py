@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.main import CommandError
 from phpmq_lite.cli.node import NoAnswerError, Node, node_options
 from phpmq_lite.cli.options import duration

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.given import Given, settings_options
 from phpmq_lite.cli.main import ERROR, NOT_FOUND, CommandError

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options, finish, followed, kept
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
@@ -151,11 +151,11 @@ def _check_selection(node: Node, token: str) -> None:
 
 def _of_records(q: str) -> str:
     """Narrow a search to records.  Two origins are either of them, so one that is there stays."""
-    from phpmq_lite.admin.problems import Problem
-    from phpmq_lite.admin.query import parse
+    from phpmq_lite.admin.base.problems import Problem
+    from phpmq_lite.admin.base.search_query import parse_search
 
     try:
-        terms = parse(q).of("origin")
+        terms = parse_search(q).of("origin")
     except Problem as problem:
         raise CommandError(problem.detail, REFUSED) from None
     return q if any(not term.is_negated for term in terms) else f"{q} origin:*".strip()

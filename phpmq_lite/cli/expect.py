@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from phpmq_lite.admin.query import of_queue
+from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.cli.main import TIMED_OUT, CommandError
 from phpmq_lite.cli.node import Node, node_options, read_answer
 from phpmq_lite.cli.options import duration
@@ -46,7 +46,7 @@ def expect(
         click.echo(now)
         return
     ends_s = time.monotonic() + timeout_s
-    text = f"{of_queue(queue)} {query}".strip()  # the name alone, whatever marks it has
+    text = f"{queue_search(queue)} {query}".strip()  # the name alone, whatever marks it has
     while (left_s := ends_s - time.monotonic()) > 0:
         turn_s = min(_TURN_S, max(1, round(left_s)))
         asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": turn_s}

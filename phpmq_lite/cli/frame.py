@@ -51,7 +51,7 @@ def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    from phpmq_lite.admin.formats import visible
+    from phpmq_lite.admin.base.formats import escape_hidden
 
     yield f"sent by        the {found['sender']}"
     yield f"framing        {found['framing']}"
@@ -61,7 +61,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"{number}. {one['kind']}, {one['size']:,} bytes"
         yield from _pieces(one)
-        yield f"   {visible(one['outcome'])}"
+        yield f"   {escape_hidden(one['outcome'])}"
     if found["begun"] is not None:
         yield ""
         yield f"{len(found['frames']) + 1}. not whole"
@@ -70,18 +70,18 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     wrong = found["wrong"]
     if wrong is not None:
         yield f"wrong byte at offset {wrong['offset']:,}: {wrong['code']}"
-        yield f"   {visible(wrong['detail'])}"
+        yield f"   {escape_hidden(wrong['detail'])}"
         yield f"   expected {wrong['expected']}"
-        parts = (visible(wrong[name]) for name in ("before", "bad", "after"))
+        parts = (escape_hidden(wrong[name]) for name in ("before", "bad", "after"))
         yield "   {}>>{}<<{}".format(*parts)
     yield found["conclusion"]
 
 
 def _pieces(one: dict[str, Any]) -> Iterator[str]:
-    from phpmq_lite.admin.formats import visible
+    from phpmq_lite.admin.base.formats import escape_hidden
 
-    shown = [visible(piece["bytes"]) for piece in one["pieces"]]
+    shown = [escape_hidden(piece["bytes"]) for piece in one["pieces"]]
     width = min(60, max(map(len, shown)))
     for text, piece in zip(shown, one["pieces"], strict=True):
         rest = f" ({piece['cut']:,} more bytes)" if piece["cut"] else ""
-        yield f"   {text:{width}}  {visible(piece['meaning'])}{rest}"
+        yield f"   {text:{width}}  {escape_hidden(piece['meaning'])}{rest}"

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.bulk import act, bulk_options
 from phpmq_lite.cli.main import NOT_FOUND, CommandError
 from phpmq_lite.cli.node import Node, node_options, read_answer

@@ -78,7 +78,7 @@ def write(rows: Iterable[Row], columns: Sequence[Column], style: str | None, emp
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from phpmq_lite.admin.lists import csv_cell
+    from phpmq_lite.admin.base.responses import csv_cell
 
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([column.key for column in columns])

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, message_count, talk

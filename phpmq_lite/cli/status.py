@@ -4,7 +4,7 @@ import time
 
 import click
 
-from phpmq_lite.admin import formats
+from phpmq_lite.admin.base import formats
 from phpmq_lite.cli.main import ERROR
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.output import output_option, style_of, write_one
@@ -32,7 +32,7 @@ def status(node: Node, output: str | None) -> None:
             {
                 "broker": f"phpmq-lite {stats['version']} on {stats['broker']}",
                 "state": "ready" if takes_messages else stopped or stats["step"],
-                "running for": formats.duration(up_ms),
+                "running for": formats.format_duration(up_ms),
                 "listeners": ", ".join(stats["listeners"]),
                 "queues": f"{stats['queues']:,}",
                 "messages": f"{stats['ready']:,} ready, {stats['dispatched']:,} dispatched, "
@@ -40,9 +40,9 @@ def status(node: Node, output: str | None) -> None:
                 "clients": f"{stats['clients']:,} connected, {stats['consumers']:,} consumers",
                 "rates": f"{stats['published_per_s']:,.1f} published/s, "
                 f"{stats['acked_per_s']:,.1f} acknowledged/s",
-                "database": f"{formats.size(stats['database_bytes'])}, "
-                f"log {formats.size(stats['wal_bytes'])}",
-                "disk": f"{formats.size(free)} of {formats.size(disk)} free",
+                "database": f"{formats.format_size(stats['database_bytes'])}, "
+                f"log {formats.format_size(stats['wal_bytes'])}",
+                "disk": f"{formats.format_size(free)} of {formats.format_size(disk)} free",
             },
             output,
         )

@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.accounts import write_accounts
 from phpmq_lite.cli.node import Node, node_options
 from phpmq_lite.cli.options import confirm, duration, talk

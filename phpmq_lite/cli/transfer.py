@@ -141,7 +141,7 @@ def _document(part: list[bytes]) -> bytes:
 
 def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each line and its message, once it is known to be one."""
-    from phpmq_lite.admin.api.imports import problem_with
+    from phpmq_lite.admin.resources.imports import problem_with
 
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False

@@ -11,8 +11,8 @@ import pytest
 from yarl import URL
 
 from phpmq_lite import connect
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
-from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.testing import Running, running_service
 
 pytestmark = pytest.mark.acceptance

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.query import of_meta
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.search_query import meta_search
+from phpmq_lite.admin.base.urls import encode_name
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import open_tab
 from tests.browser.tour import paths
@@ -108,7 +108,9 @@ async def test_hostile_strings_do_nothing_on_any_page(
     tour |= {
         f"trace {text}": f"/trace/{encode_name(text)}" for text in STRINGS if text.isprintable()
     }
-    tour |= {f"meta {text}": f"/messages?q={quote(str(of_meta(text)))}" for text in STRINGS[:12]}
+    tour |= {
+        f"meta {text}": f"/messages?q={quote(str(meta_search(text)))}" for text in STRINGS[:12]
+    }
     tour |= {"queues": "/queues?limit=200", "json": "/queues/json?limit=200"}
     tour |= {"records": "/queues/json.dlq?limit=200", "dead": "/dead?deep=1"}
     foreign = []

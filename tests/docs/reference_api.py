@@ -3,11 +3,12 @@
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
-from phpmq_lite.admin import calls, formats, openapi
-from phpmq_lite.admin.calls import Call, Member
-from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.request_body import FORMS
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resources import api_reference
+from phpmq_lite.admin.resources.api_reference import ApiCall, ApiField
 from phpmq_lite.admin.routes import ROUTES
-from phpmq_lite.admin.uploads import FORMS
 from phpmq_lite.settings.model import LimitSettings
 from tests.docs.reference_cli import cell, plain
 
@@ -24,7 +25,7 @@ token: `-H 'Authorization: Bearer phpmq_…'`. What goes wrong is answered with 
 [Problem](#problem), as `application/problem+json`. A star stands at what has to be given, and at
 what is always there.
 """
-_BASE: Final = "http://127.0.0.1:9101" + openapi.PREFIX
+_BASE: Final = "http://127.0.0.1:9101" + api_reference.PREFIX
 _PAGES: Final = """\
 ## Pages and other addresses
 
@@ -44,8 +45,8 @@ takes a `Content-Encoding` but `identity`: the answer to others is 415.
 
 def page() -> str:
     """Write the page."""
-    found = openapi.document(ROUTES, "", openapi.PREFIX)
-    groups = calls.grouped(ROUTES, found, _BASE)
+    found = api_reference.build_document(ROUTES, "", api_reference.PREFIX)
+    groups = api_reference.group_calls(ROUTES, found, _BASE)
     schemas = found["components"]["schemas"]
     taken = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
     shapes = [name for name in schemas if name not in taken]
@@ -59,7 +60,7 @@ def page() -> str:
         parts += [f"## {tag}\n", *(_described(call, shapes) for call in some)]
     parts += ["## Shapes\n", "What calls give, and what is in that.\n"]
     parts += [_shape(name, schemas, shapes) for name in shapes]
-    others = [route for route in ROUTES if not route.path.startswith(openapi.PREFIX + "/")]
+    others = [route for route in ROUTES if not route.path.startswith(api_reference.PREFIX + "/")]
     parts += [_PAGES, _table(("address", "role", "what"), (_other(route) for route in others))]
     writing = (_limited(route) for route in ROUTES if route.is_writing)
     parts += [_LIMITS, _table(("address", "role", "body", "JSON values", "content type"), writing)]
@@ -70,7 +71,7 @@ def _anchor(tag: str) -> str:
     return tag.replace(".", "")
 
 
-def _described(call: Call, shapes: Container[str]) -> str:
+def _described(call: ApiCall, shapes: Container[str]) -> str:
     said = f"{plain(call.summary)} "
     said += "For everybody." if call.role == Role.PUBLIC else f"Needs the role {call.role}."
     if call.audit:
@@ -94,7 +95,9 @@ def _shape(name: str, schemas: dict[str, Any], shapes: Container[str]) -> str:
     parts = [f"### {name}\n"]
     if text := schemas[name].get("description", ""):
         parts.append(f"{plain(text)}\n")
-    return "\n".join([*parts, _members("member", calls.members(schemas[name], schemas), shapes)])
+    return "\n".join(
+        [*parts, _members("member", api_reference.fields_of(schemas[name], schemas), shapes)]
+    )
 
 
 def _linked(words: str, shapes: Container[str]) -> str:
@@ -104,7 +107,7 @@ def _linked(words: str, shapes: Container[str]) -> str:
     )
 
 
-def _members(title: str, members: Sequence[Member], shapes: Container[str]) -> str:
+def _members(title: str, members: Sequence[ApiField], shapes: Container[str]) -> str:
     rows = (
         (f"`{it.name}`" + (" *" if it.is_needed else ""), _linked(cell(it.type), shapes),
          cell(it.text))
@@ -117,7 +120,7 @@ def _other(route: Route) -> tuple[str, str, str]:
     return (
         f"`{route.method} {route.path}`",
         route.role.value,
-        cell(plain(openapi.summary_of(route))),
+        cell(plain(api_reference.summary_of(route))),
     )
 
 
@@ -127,8 +130,8 @@ def _limited(route: Route) -> tuple[str, ...]:
     return (
         f"`{route.method} {route.path}`",
         route.role.value,
-        formats.size(route.body_limit(int(LimitSettings().max_content))),
-        formats.number(route.values) if is_json else "",
+        formats.format_size(route.body_limit(int(LimitSettings().max_content))),
+        formats.format_number(route.values) if is_json else "",
         ", ".join(f"`{kind}`" for kind in kinds),
     )
 

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from phpmq_lite.admin import metrics
-from phpmq_lite.admin.http_figures import HttpFigures
-from phpmq_lite.admin.metrics import Readings
+from phpmq_lite.admin.monitoring import metrics
+from phpmq_lite.admin.monitoring.http_counters import HttpCounters
+from phpmq_lite.admin.monitoring.metrics import MetricReadings
 from tests.docs.pages import text_of
 from tests.unit.admin.cases import NOW_MS, broker_status
 
@@ -31,14 +31,14 @@ def described() -> dict[str, tuple[set[str], str]]:
 @pytest.fixture(scope="module")
 def families() -> dict[str, Metric]:
     """Give all families by the name that a sample of theirs has."""
-    readings = Readings(
-        broker_status(), HttpFigures(), "0.0.0", NOW_MS, files={"database": 1}, disk_free=1,
+    readings = MetricReadings(
+        broker_status(), HttpCounters(), "0.0.0", NOW_MS, files={"database": 1}, disk_free=1,
         history_rows=1, history_offset=1, removed=1,
     )  # fmt: skip
     endings = {"counter": "_total", "info": "_info"}
     return {
         family.name + endings.get(family.type, ""): family
-        for family in metrics.families(readings, ())
+        for family in metrics.metric_families(readings, ())
     }
 
 

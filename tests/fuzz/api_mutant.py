@@ -6,16 +6,16 @@
 import json
 from base64 import urlsafe_b64decode
 
-from phpmq_lite.admin import cursors
+from phpmq_lite.admin.base import responses
 from phpmq_lite.cli.main import main
 
 
-def decode(scope: str, text: str | None) -> cursors.Cursor | None:
+def decode(scope: str, text: str | None) -> responses.ListCursor | None:
     """Read a cursor, as if only we made such."""
     del scope
-    return cursors.Cursor(*json.loads(urlsafe_b64decode(text))[1:]) if text else None
+    return responses.ListCursor(*json.loads(urlsafe_b64decode(text))[1:]) if text else None
 
 
 if __name__ == "__main__":
-    cursors.decode = decode
+    responses.decode_cursor = decode
     main()

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.admin import query
+from phpmq_lite.admin.base import search_query
 from phpmq_lite.envelopes import members, quick, strict, verdict
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
@@ -121,7 +121,7 @@ def passes_over_types(patch: pytest.MonkeyPatch) -> None:
 
 def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:
     """Gives SQLite numbers that it cannot hold."""
-    patch.setattr(query, "_LARGEST", 1 << 70)
+    patch.setattr(search_query, "_LARGEST", 1 << 70)
 
 
 def forgets_quotes(patch: pytest.MonkeyPatch) -> None:

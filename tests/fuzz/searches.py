@@ -13,8 +13,8 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
-from phpmq_lite.admin import cursors, query
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.base import responses, search_query
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read import search_plan
@@ -39,10 +39,10 @@ def check_search(data: bytes) -> str:
     dice = Random(crc32(data))
     text = data.decode("utf-8", dice.choice(("replace", "replace", "surrogateescape")))
     try:
-        found = query.parse(text)
+        found = search_query.parse_search(text)
     except Problem as problem:
         return _outcome_of(problem)
-    assert query.parse(str(found)) == found, "written again it is another search"
+    assert search_query.parse_search(str(found)) == found, "written again it is another search"
     plan = search_plan.make_plan(
         found, dice.choice((None, (1,), (1, 2))), (3,), 1_000, has_numbers=dice.random() < 0.5
     )
@@ -63,8 +63,8 @@ def _check_cursor(data: bytes) -> None:
     signed = b"[%d,%s]" % (crc32(_SCOPE.encode()), data)
     for text in (data.decode(errors="replace"), urlsafe_b64encode(signed).decode()):
         try:
-            found = cursors.decode(_SCOPE, text)
-            place = cursors.position(found)
+            found = responses.decode_cursor(_SCOPE, text)
+            place = responses.position_in(found)
         except Problem as problem:
             _outcome_of(problem)
             continue
@@ -76,7 +76,7 @@ _VALUES: Final = (
     "#5", "d7e7*", "poison", "127.0.0.1", '"a b"', '"\\""', "\\*", "[a]", "'", "%", "1.5m",
     "9" * 18, "9" * 19, "9" * 40, "true", "null", "ä", "\U0010ffff", "\u2028", "\0", "\x1f",
 )  # fmt: skip
-_NAMES: Final = (*(one.name for one in query.QUALIFIERS if one.name != "data."),
+_NAMES: Final = (*(one.name for one in search_query.QUALIFIERS if one.name != "data."),
                  "data.order_id", "data.items.0.sku", "meta.id", "$.a", "$.0", "dead_letter.error",
                  "data.a-b", "data.12345678901", "what")  # fmt: skip
 
@@ -97,7 +97,7 @@ SEARCHES: Final = Target(
     "searches",
     check_search,
     _fresh,
-    lambda: [one.example.encode() for one in query.QUALIFIERS],
+    lambda: [one.example.encode() for one in search_query.QUALIFIERS],
     re.compile(rb'"(?:[^"\\]|\\.)*"?|\s+|[^\s":]+|:', re.DOTALL),
     tuple(
         token.encode()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.admin.route import Route
+from phpmq_lite.admin.base.route import Route
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
-from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.client import connect
 from tests.integration.visitors import House, Visitor, house
 from tests.unit.admin.cases import HOSTILE

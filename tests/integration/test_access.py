@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from argon2 import PasswordHasher
 
-from phpmq_lite.admin.access import passwords
+from phpmq_lite.admin.auth import passwords
 from tests.integration.visitors import PASSWORD, House, Visitor, house, shown
 
 OTHER = "another password here"

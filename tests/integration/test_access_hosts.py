@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.access.headers import HEADERS
+from phpmq_lite.admin.auth.browser_security import HEADERS
 from tests.integration.visitors import PASSWORD, House, Visitor, house
 
 OTHER = "another password here"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from tests.integration.site import Site, error_of, note_of, running_site
 
 HOSTILE = '../<script>alert(1)</script>"\u00e9'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin import cursors
+from phpmq_lite.admin.base import responses
 from tests.integration.site import Site, running_site
 
 UNKNOWN_ID = "0" * 15 + "1" + "0" * 16
@@ -354,6 +354,6 @@ async def test_purge_of_ticked_queues_is_audited_once_it_is_done(site: Site) -> 
 
 
 async def test_cursor_past_64_bits_is_refused(site: Site) -> None:
-    cursor = cursors.encode("closed clients", "after", [1 << 70, 1])
+    cursor = responses.encode_cursor("closed clients", "after", [1 << 70, 1])
     status, answer = await site.api("GET", f"/clients?state=closed&cursor={cursor}")
     assert (status, answer["code"]) == (422, "bad_cursor")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin import streams
+from phpmq_lite.admin.monitoring import live_feeds
 from tests.integration.site import Site, running_site
 
 
@@ -74,14 +74,14 @@ async def ended(process: Process) -> tuple[int | None, str]:
 async def test_tail_goes_on_in_the_next_stream_without_a_gap(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "STREAM_S", 0.5)
+    monkeypatch.setattr(live_feeds, "STREAM_S", 0.5)
     assert await check_all_shown(site, tmp_path, 40) == ""
 
 
 async def test_tail_without_a_place_for_its_stream_looks_once_a_second(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "STREAMS_OF_CONTROL", 0)
+    monkeypatch.setattr(live_feeds, "STREAMS_OF_CONTROL", 0)
     said = await check_all_shown(site, tmp_path, 40)
     assert said == "the broker has no place for another stream: looking once a second\n"
 

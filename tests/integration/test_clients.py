@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.peers import _unix_pid
+from phpmq_lite.admin.monitoring.connections import _unix_pid
 from phpmq_lite.client import Client, connect
 from phpmq_lite.testing import Running, running_service
 from tests.integration.live_client import Pages, pages, until

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from phpmq_lite.admin.query import of_group, parse
+from phpmq_lite.admin.base.search_query import group_search, parse_search
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
@@ -26,7 +26,7 @@ async def test_search_of_a_group_finds_its_records(tmp_path: Path) -> None:
     try:
         groups = (await DeadLetterGroups(readers).groups(NOW_MS)).groups
         for group in groups:
-            q = parse(str(of_group(group)))
+            q = parse_search(str(group_search(group)))
             found = await Search(readers, now_ms=lambda: NOW_MS).freeze(q, queues=None, limit=100)
             assert (group.cause, len(found.seqs)) == (group.cause, group.records)
     finally:

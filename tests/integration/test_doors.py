@@ -10,7 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from phpmq_lite.admin.doors import ANSWER, BODY, HEAD, Door, Doors, Patience
+from phpmq_lite.admin.connection_limits import (
+    ANSWER,
+    BODY,
+    HEAD,
+    ConnectionLimits,
+    LimitedConnection,
+    SlowClientTimeouts,
+)
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.testing import Running, running_service
 from tests.integration.visitors import until
@@ -31,7 +38,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
-def doors_of(broker: Running) -> Doors:
+def doors_of(broker: Running) -> ConnectionLimits:
     context = broker.service._context
     assert context is not None
     return context.doors
@@ -133,7 +140,7 @@ async def test_slow_peers_are_ended_with_a_reason(broker: Running, come: Come) -
 
 async def test_peer_that_does_not_read_its_answer_is_ended(broker: Running, come: Come) -> None:
     doors, loop = doors_of(broker), asyncio.get_running_loop()
-    doors.patience = Patience(answer_s=1.0)
+    doors.patience = SlowClientTimeouts(answer_s=1.0)
     visitor = await come()
     page = b"GET /static/x/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     visitor.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -147,11 +154,11 @@ async def test_peer_that_does_not_read_its_answer_is_ended(broker: Running, come
     assert set(doors.ended) == {ANSWER}
 
 
-def refused_door(doors: Doors) -> tuple[Door, Mock, Mock]:
+def refused_door(doors: ConnectionLimits) -> tuple[LimitedConnection, Mock, Mock]:
     """Return a connection whose request was refused before its body came, and its two ends."""
     inner = Mock()
     transport = Mock(**{"is_closing.return_value": False, "get_extra_info.return_value": None})
-    door = Door(doors, inner)
+    door = LimitedConnection(doors, inner)
     door.connection_made(transport)
     door.take(Mock(**{"content.is_eof.return_value": False}))
     door.finish()
@@ -160,7 +167,7 @@ def refused_door(doors: Doors) -> tuple[Door, Mock, Mock]:
 
 async def test_refused_bodies_are_read_one_connection_at_a_time() -> None:
     """Read as fast as they came, those of 95 connections held up the loop by 60 ms at a time."""
-    doors = Doors(Admission(9, 9, 9))
+    doors = ConnectionLimits(Admission(9, 9, 9))
     refused = [refused_door(doors) for _ in range(3)]
     for part in (b"the ", b"rest"):
         for door, _, _ in refused:
@@ -180,7 +187,7 @@ async def test_refused_bodies_are_read_one_connection_at_a_time() -> None:
 
 async def test_next_request_does_not_overtake_the_rest_of_a_refused_one() -> None:
     """A client may send it at once, and aiohttp may begin to read again before it is our turn."""
-    door, inner, _ = refused_door(Doors(Admission(9, 9, 9)))
+    door, inner, _ = refused_door(ConnectionLimits(Admission(9, 9, 9)))
     door.data_received(b"rest, POST 1 ")
     door.take(Mock(**{"content.is_eof.return_value": False}))
     door.data_received(b"body")
@@ -204,7 +211,7 @@ async def test_request_after_a_refused_one_is_answered(come: Come) -> None:
 def test_trusted_proxy_is_not_one_address() -> None:
     from ipaddress import ip_network
 
-    doors = Doors(Admission(5, 1, 5), [ip_network("10.0.0.0/8")])
+    doors = ConnectionLimits(Admission(5, 1, 5), [ip_network("10.0.0.0/8")])
     assert [doors.name_of(host) for host in ("10.1.2.3", "192.0.2.1", None)] == [
         None, "192.0.2.1", None,
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from tests.integration.filled_house import PAGES, READING, STREAM, Filled, filled_house
 from tests.integration.site import running_site
 from tests.integration.visitors import shown

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.api import pipeline_history
+from phpmq_lite.admin.resources import arrow_export
 from phpmq_lite.client import connect
 from phpmq_lite.export import process as module
 from phpmq_lite.installation import install_command
@@ -328,7 +328,7 @@ async def test_pauses_do_not_count_for_how_long_an_export_may_take(
             await asyncio.sleep(0.25)
             return 0.25
 
-    monkeypatch.setattr(pipeline_history, "WHOLE_S", 2.0)
+    monkeypatch.setattr(arrow_export, "WHOLE_S", 2.0)
     async with large_site(large) as site:
         monkeypatch.setattr(site.exports, "_pace", Slow())
         assert (await site.read()).num_rows == ROWS  # some 25 pieces
@@ -357,7 +357,7 @@ async def test_reader_that_leaves_frees_its_place(large: Path) -> None:
 async def test_reader_that_takes_too_long_loses_its_connection(
     large: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(pipeline_history, bound, 0.3)
+    monkeypatch.setattr(arrow_export, bound, 0.3)
     async with (
         large_site(large) as site,
         site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,

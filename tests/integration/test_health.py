@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from phpmq_lite.admin.access.headers import HEADERS
 from phpmq_lite.admin.app import create_app
+from phpmq_lite.admin.auth.browser_security import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.readers import Readers

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 import phpmq_lite.admin
-from phpmq_lite.admin.route import LOGIN_BYTES, Role, Route
+from phpmq_lite.admin.base.route import LOGIN_BYTES, Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from tests.integration.filled_house import WRITING, Filled, filled_house
 from tests.integration.visitors import Answer, House, Visitor, house
@@ -133,8 +133,8 @@ def test_nothing_but_the_one_reader_reads_a_body() -> None:
         wrong = r"request\.(post|read|json|text|multipart|release)\(|request\.content\b|FileField"
         found += [(file.name, what[0]) for what in re.finditer(wrong, text)]
     assert sorted(set(found)) == [
-        ("doors.py", "request.content"),  # whether all of it has come
-        ("uploads.py", "request.content"),
+        ("connection_limits.py", "request.content"),  # whether all of it has come
+        ("request_body.py", "request.content"),
     ]
 
 

@@ -9,13 +9,13 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from phpmq_lite.admin.query import of_queue
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.admin.base.urls import encode_name
 from tests.integration.site import Site, error_of, running_site
 
 NAME = "\nto day\nmore"
 PATH = f"/queues/{encode_name(NAME)}"
-SEARCH = str(of_queue(NAME))
+SEARCH = str(queue_search(NAME))
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from phpmq_lite.admin.waiting import WAITS, Mark
+from phpmq_lite.admin.monitoring.live_feeds import WAITS
+from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.client import connect
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.testing import Running, running_service
@@ -208,7 +209,7 @@ async def test_wait_answers_when_the_message_is_published(broker: Running, brows
     await publish(broker, b"mine")
     status, cursor, found = await waiting
     assert (status, found["queue"], found["preview"]) == (200, ORDERS, "mine")
-    assert Mark.read(cursor) is not None
+    assert WaitPosition.read(cursor) is not None
 
 
 async def test_wait_answers_when_spark_publishes(broker: Running, browser: Pages) -> None:
@@ -247,7 +248,7 @@ async def test_wait_finds_each_of_many_messages_once_while_they_come(
 
 async def test_wait_answers_when_the_message_is_settled(broker: Running, browser: Pages) -> None:
     readers = Readers(broker.data / "phpmq.db")
-    before = await Mark.now(readers)
+    before = await WaitPosition.now(readers)
     await readers.close()
     await publish(broker, b"job")
     waiting = asyncio.create_task(

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.access.identity import Identity, set_identity
-from phpmq_lite.admin.route import Role
-from phpmq_lite.admin.viewers import feed_key
+from phpmq_lite.admin.base.identity import Identity, set_identity
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.client import connect
 from phpmq_lite.testing import Running, running_service
 from tests.integration.live_client import Events, Pages, pages, taps, until

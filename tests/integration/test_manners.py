@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from phpmq_lite import logs
-from phpmq_lite.admin.access.headers import HEADERS
-from phpmq_lite.admin.route import Route
+from phpmq_lite.admin.auth.browser_security import HEADERS
+from phpmq_lite.admin.base.route import Route
 from phpmq_lite.admin.routes import ROUTES
 from tests.integration.filled_house import READING, WRITING, Filled, filled_house
 from tests.integration.visitors import Answer, Visitor, house

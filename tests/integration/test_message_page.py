@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from phpmq_lite.admin.bodies import HEX_BYTES
+from phpmq_lite.admin.views.bodies import HEX_BYTES
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.readers import _Reader
 from phpmq_lite.testing import Running, running_service

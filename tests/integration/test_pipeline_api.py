@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 from yarl import URL
 
-from phpmq_lite.admin import arrow, uploads
-from phpmq_lite.admin.acting import commands
-from phpmq_lite.admin.api import staging
-from phpmq_lite.admin.context import Context
-from phpmq_lite.admin.insights.file import SummaryFile
-from phpmq_lite.admin.insights.summary import Summary, read_summary
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.base import request_body
+from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.insights.summary import PipelineSummary, SummaryFile, read_summary
+from phpmq_lite.admin.resources import arrow_export, staging
 from tests.integration.site import Site, running_site
 from tests.integration.visitors import House, Visitor, house, until
 from tests.unit.admin.insights.cases import as_bytes, summary
@@ -58,7 +57,7 @@ async def stage(
     visitor: Visitor, token: str, raw: bytes | AsyncIterator[bytes], **headers: str
 ) -> tuple[int, dict[str, Any]]:
     """Send a stream under a token."""
-    headers = {"Content-Type": arrow.MEDIA} | headers
+    headers = {"Content-Type": arrow_export.MEDIA} | headers
     answer = await visitor.ask("POST", f"/api/v1/pipeline/stage?token={token}", headers, data=raw)
     return answer.status, json.loads(answer.text)
 
@@ -304,7 +303,7 @@ async def test_row_count_is_compared(spark: Visitor) -> None:
 async def test_what_is_wrong_with_a_stream_leaves_nothing(
     home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "limit_of", lambda _: 4_096)
+    monkeypatch.setattr(request_body, "body_limit", lambda _: 4_096)
 
     async def unannounced() -> AsyncIterator[bytes]:
         for _ in range(5):
@@ -335,7 +334,7 @@ async def test_upload_that_is_cut_leaves_nothing(home: House, spark: Visitor, se
     _, writer = await asyncio.open_connection("127.0.0.1", URL(home.url).port)
     head = (
         "POST /api/v1/pipeline/stage?token=t HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Authorization: Bearer {spark.secret}\r\nContent-Type: {arrow.MEDIA}\r\n"
+        f"Authorization: Bearer {spark.secret}\r\nContent-Type: {arrow_export.MEDIA}\r\n"
         f"Content-Length: {len(raw) + 1}\r\n\r\n"
     )
     writer.write(head.encode() + raw[: int(len(raw) * sent)])
@@ -357,12 +356,12 @@ async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
         yield raw[:-1]
         yield raw[-1:]
 
-    monkeypatch.setattr(uploads, "limit_of", lambda _: len(raw) - 1)
+    monkeypatch.setattr(request_body, "body_limit", lambda _: len(raw) - 1)
     for sent in (raw, unannounced()):
         status, problem = await stage(spark, "t", sent)
         assert (status, problem["code"]) == (413, "too_large")
     assert home.rows("SELECT count(*) FROM stage") == [(0,)]
-    monkeypatch.setattr(uploads, "limit_of", lambda _: len(raw))
+    monkeypatch.setattr(request_body, "body_limit", lambda _: len(raw))
     assert (await stage(spark, "t", raw))[0] == 200
 
 
@@ -392,7 +391,7 @@ async def test_token_whose_first_slice_was_not_answered_is_dropped(
 
 
 async def test_stalled_upload_is_ended(spark: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "STALLED_S", 0.05)
+    monkeypatch.setattr(request_body, "STALLED_S", 0.05)
 
     status, problem = await stage(spark, "t", _endless())
     assert (status, problem["code"]) == (408, "stalled")
@@ -482,7 +481,7 @@ async def test_summary_has_one_shape_whoever_asks(home: House, spark: Visitor) -
             json.loads((await visitor.get("/api/v1/pipeline/insights")).text)
             for visitor in (spark, narrow)
         ]
-    assert whole.keys() == part.keys() == Summary.model_fields.keys()
+    assert whole.keys() == part.keys() == PipelineSummary.model_fields.keys()
     for name in ("last24h", "last30d", "urns", "deaths", "paths"):
         assert whole[name][0].keys() == part[name][0].keys()
     assert whole["last24h"][0]["at_ms"] == made["last24h"][0]["minute"]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.query import parse
+from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Now, State
@@ -342,11 +342,13 @@ async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None
         'SELECT "offset" FROM history WHERE queue_id = ? AND outcome IN (2, 4) ORDER BY 1 DESC',
         (queue_id,),
     )
-    query = parse(f"queue:{'abc'[queue_id - 1]} state:acked state:dead")
+    query = parse_search(f"queue:{'abc'[queue_id - 1]} state:acked state:dead")
     found = await Search(readers).page(query, limit=200)
     assert [row.offset for row in found.rows] == [offset for (offset,) in rows]
     rows = ledger.execute(
         "SELECT seq FROM history WHERE queue_id = ? AND outcome <> 4 ORDER BY 1 DESC", (queue_id,)
     )
-    found = await Search(readers).page(parse(f"queue:{'abc'[queue_id - 1]} -state:dead"), limit=200)
+    found = await Search(readers).page(
+        parse_search(f"queue:{'abc'[queue_id - 1]} -state:dead"), limit=200
+    )
     assert [row.seq for row in found.rows] == [seq for (seq,) in rows]

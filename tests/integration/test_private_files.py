@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.access.first_user import initial_password
+from phpmq_lite.admin.auth.services import initial_password
 from phpmq_lite.errors import SettingsError
 
 PASSWORD = "correct horse battery"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from phpmq_lite.admin.processes import Process, listener
+from phpmq_lite.admin.monitoring.processes import PeerProcess, find_listener
 
 HEAD = "  sl  local_address rem_address   st"
 LINE = " 0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 777 1"
@@ -18,4 +18,4 @@ def test_file_that_is_closed_meanwhile_hides_nothing(tmp_path: Path) -> None:
         (files / str(number)).touch()  # no link: reading it fails, as of one that is closed
     (files / "64").symlink_to("socket:[777]")
     (tmp_path / "42" / "cmdline").write_bytes(b"server\0-p\0")
-    assert listener(0x1F90, tmp_path) == Process(42, "server")
+    assert find_listener(0x1F90, tmp_path) == PeerProcess(42, "server")

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import pytest
 
-from phpmq_lite.admin.doors import ANSWER, Patience
+from phpmq_lite.admin.connection_limits import ANSWER, SlowClientTimeouts
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server.backpressure import NOT_READ, SlowPeerLimits, WriteProgress, acked_bytes
 from phpmq_lite.server.counters import ConnectionCounters
@@ -78,7 +78,7 @@ async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: P
         context = running.service._context
         assert context is not None
         doors = context.doors
-        doors.patience = Patience(head_s=1e6, answer_s=PATIENCE_S)
+        doors.patience = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
         reader = SlowReader(int(running.admin_url.rstrip("/").rpartition(":")[2]), doors.look)
         await until(lambda: bool(doors.open))
         [door] = doors.open

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.admin.base.urls import encode_name
 from tests.integration.site import Site, error_of, running_site
 from tests.unit.admin.cases import HOSTILE
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin import arrow
-from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resources import arrow_export
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.client import connect
 from phpmq_lite.client.async_client import Client
@@ -233,7 +233,7 @@ async def _work(home: House, boss: Visitor, messages: list[str]) -> list[dict[st
         await boss.call("POST", "/pipeline/claims/claim", claim | {"max_messages": 1})
     ).status == 200
     staged = await boss.ask(
-        "POST", "/api/v1/pipeline/stage?token=canary-staged", {"Content-Type": arrow.MEDIA},
+        "POST", "/api/v1/pipeline/stage?token=canary-staged", {"Content-Type": arrow_export.MEDIA},
         data=stream((FOREIGN, "canary-body", None)),
     )  # fmt: skip
     assert staged.status == 200
@@ -353,10 +353,12 @@ async def _send(who: Visitor, route: Route, about: dict[str, Any], places: dict[
     }
     if not route.is_api:
         return (await who.ask(route.method, path, data=filled)).status
-    if route.media == arrow.MEDIA:
+    if route.media == arrow_export.MEDIA:
         raw = stream((FOREIGN, "x", None))
         path += "?token=evil"
-        return (await who.ask(route.method, path, {"Content-Type": arrow.MEDIA}, data=raw)).status
+        return (
+            await who.ask(route.method, path, {"Content-Type": arrow_export.MEDIA}, data=raw)
+        ).status
     if route.name == "api-insights-put":
         return (await who.ask(route.method, path, json=summary(NOW + 1))).status
     return (await who.ask(route.method, path, json=filled)).status

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from tests.integration.visitors import House, Visitor, house, until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.query import of_ids, of_queue, parse
+from phpmq_lite.admin.base.search_query import ids_search, parse_search, queue_search
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read import search_plan
@@ -85,7 +85,7 @@ TEXTS = [
 async def test_search_finds_what_a_plain_filter_finds(
     search: Search, rows: list[Plain], text: str
 ) -> None:
-    query = parse(text)
+    query = parse_search(text)
     expected = {row.seq for row in rows if is_match(query, row)}
     found = [row for page in await pages(search, query, 17) for row in page.rows]
     assert {row.seq for row in found} == expected
@@ -115,7 +115,7 @@ async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
     search: Search, rows: list[Plain], seed: int
 ) -> None:
     made = random.Random(seed)
-    query = parse(" ".join(made.sample(KINDS, made.randrange(2, 5))))
+    query = parse_search(" ".join(made.sample(KINDS, made.randrange(2, 5))))
     expected = {row.seq for row in rows if is_match(query, row)}
     found = [row.seq for page in await pages(search, query, 5) for row in page.rows]
     assert set(found) == expected
@@ -126,7 +126,7 @@ async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
 async def test_search_keeps_to_the_queues_that_may_be_seen(
     search: Search, rows: list[Plain], text: str
 ) -> None:
-    query, allowed = parse(text), frozenset({2, 3})
+    query, allowed = parse_search(text), frozenset({2, 3})
     expected = {row.seq for row in rows if row.queue_id in allowed and is_match(query, row)}
     found = await pages(search, query, 50, queues=allowed)
     assert {row.seq for page in found for row in page.rows} == expected
@@ -136,7 +136,7 @@ async def test_search_keeps_to_the_queues_that_may_be_seen(
 
 async def test_neighbours_are_those_of_the_list(search: Search) -> None:
     for text in ("", "queue:orders", "state:dead", "queue:mail state:ready"):
-        query = parse(text)
+        query = parse_search(text)
         [page] = await pages(search, query, 200) if text else [await search.page(query, limit=200)]
         for before, row, after in zip(page.rows, page.rows[1:], page.rows[2:], strict=False):
             assert await search.newer(query, row) == before
@@ -149,17 +149,17 @@ async def test_some_messages_are_matched_by_their_numbers(
 ) -> None:
     asked = [row.seq for row in rows][::3]
     for text in ("", "state:ready", "queue:mail -1042", "state:dead"):
-        query = parse(text)
+        query = parse_search(text)
         expected = sorted(row.seq for row in rows if row.seq in asked and is_match(query, row))
         assert [row.seq for row in await search.matches(query, asked, None)] == expected
-    assert await search.matches(parse(""), [], None) == []
+    assert await search.matches(parse_search(""), [], None) == []
 
 
 async def test_ids_are_found_in_any_state_with_both_halves(
     search: Search, rows: list[Plain]
 ) -> None:
     ids = [wire_id(row.seq, row.token) for row in rows][:7]
-    found = await search.page(of_ids([*ids, wire_id(rows[8].seq, 1)]))
+    found = await search.page(ids_search([*ids, wire_id(rows[8].seq, 1)]))
     assert sorted(row.message_id for row in found.rows) == sorted(ids)
 
 
@@ -174,7 +174,7 @@ async def test_search_goes_on_where_a_leap_takes_too_long(
         return await run(name, text, parameters)
 
     monkeypatch.setattr(search._readers, "run", slow)
-    query = parse("queue:mail size:>100")
+    query = parse_search("queue:mail size:>100")
     found = [row.seq for page in await pages(search, query, 9) for row in page.rows]
     assert set(found) == {row.seq for row in rows if is_match(query, row)}
 
@@ -183,7 +183,7 @@ async def test_search_goes_on_where_a_leap_takes_too_long(
 
 
 async def test_frozen_selection_says_what_is_in_it(search: Search, rows: list[Plain]) -> None:
-    query = of_queue("orders", ("ready", "dispatched"))
+    query = queue_search("orders", ("ready", "dispatched"))
     mine = [row for row in rows if row.queue_id == 1 and row.is_alive]
     frozen = await search.freeze(query)
     assert list(frozen.seqs) == [row.seq for row in sorted(mine, key=lambda row: row.position)]
@@ -200,7 +200,7 @@ async def test_frozen_selection_says_what_is_in_it(search: Search, rows: list[Pl
 
 
 async def test_frozen_selection_stops_at_its_limit(search: Search) -> None:
-    frozen = await search.freeze(parse("state:ready"), limit=5)
+    frozen = await search.freeze(parse_search("state:ready"), limit=5)
     assert (len(frozen.seqs), frozen.is_complete, sum(frozen.by_queue.values())) == (5, False, 5)
 
 
@@ -208,15 +208,15 @@ async def test_frozen_selection_stops_at_its_limit(search: Search) -> None:
 
 
 async def test_search_answers_with_what_it_found_when_the_time_is_over(search: Search) -> None:
-    first = await search.page(parse(""), limit=200, limit_s=-1.0)
+    first = await search.page(parse_search(""), limit=200, limit_s=-1.0)
     assert first.next is not None
     assert not first.is_done
     assert 0 <= first.searched < first.total
-    whole = [row.seq for page in await pages(search, parse(""), 200) for row in page.rows]
+    whole = [row.seq for page in await pages(search, parse_search(""), 200) for row in page.rows]
     seen = [row.seq for row in first.rows]
     place: tuple[int, int] | None = first.next
     while place is not None:
-        page = await search.page(parse(""), limit=200, limit_s=-1.0, place=place)
+        page = await search.page(parse_search(""), limit=200, limit_s=-1.0, place=place)
         seen += [row.seq for row in page.rows]
         assert page.searched >= first.searched
         place = page.next
@@ -230,7 +230,7 @@ async def test_later_messages_do_not_move_the_pages(
     copy.write_bytes(content_of(path))
     readers = Readers(copy, count=1)
     mine = Search(readers, now_ms=lambda: NOW_MS)
-    first = await mine.page(parse(""), limit=20)
+    first = await mine.page(parse_search(""), limit=20)
     with sqlite3.connect(copy) as connection:
         connection.execute(
             "INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc) "
@@ -238,9 +238,11 @@ async def test_later_messages_do_not_move_the_pages(
         )
         connection.execute("UPDATE counter SET value = 10001 WHERE name = 'next_number'")
     connection.close()
-    later = await pages(mine, parse(""), 20, place=first.next)
+    later = await pages(mine, parse_search(""), 20, place=first.next)
     seen = [row.seq for page in [first, *later] for row in page.rows]
-    assert seen == [row.seq for page in await pages(search, parse(""), 200) for row in page.rows]
+    assert seen == [
+        row.seq for page in await pages(search, parse_search(""), 200) for row in page.rows
+    ]
     await readers.close()
 
 
@@ -257,7 +259,7 @@ async def test_slice_that_takes_too_long_is_made_smaller(
         return await run(name, text, parameters)
 
     monkeypatch.setattr(search._readers, "run", slow)
-    query = parse("-nothing")
+    query = parse_search("-nothing")
     found = [row.seq for page in await pages(search, query, 200) for row in page.rows]
     assert set(found) == {row.seq for row in rows} - {bad}
 
@@ -268,7 +270,7 @@ async def test_slice_that_takes_too_long_is_made_smaller(
 async def test_searching_changes_nothing(path: Path, search: Search) -> None:
     before = content_of(path)
     for text in TEXTS:
-        await search.page(parse(text))
+        await search.page(parse_search(text))
     assert content_of(path) == before
 
 
@@ -305,7 +307,7 @@ COMPOSED = [  # a search, the queues given to the plan, and what it must read al
 def test_source_reads_along_its_index(
     path: Path, text: str, queues: str, index: str, is_newest_first: bool
 ) -> None:
-    plan = search_plan.make_plan(parse(text), [int(queues)] if queues else None, [], NOW_MS)
+    plan = search_plan.make_plan(parse_search(text), [int(queues)] if queues else None, [], NOW_MS)
     assert plan is not None
     connection = sqlite3.connect(path)
     add_reader_functions(connection)
@@ -328,7 +330,7 @@ def test_source_reads_along_its_index(
 def test_values_are_parameters_only(name: str) -> None:
     """No text that was typed gets into the statement."""
     marked = "'); DROP TABLE zzyzx; --"
-    query = parse(f'{name}:"{marked}"' if name else f'"{marked}"')
+    query = parse_search(f'{name}:"{marked}"' if name else f'"{marked}"')
     plan = search_plan.make_plan(query, None, [], NOW_MS)
     assert plan is not None
     assert "zzyzx" not in plan.text(is_newest_first=True)

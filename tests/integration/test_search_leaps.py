@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.query import parse
+from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
@@ -100,10 +100,10 @@ async def test_numbers_and_leaps_change_no_page(
         for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_FEW", 0)):
             patch.setattr(search_module, name, value)
         search = Search(readers, now_ms=lambda: NOW_MS)
-        await leaps_agree(search, database, parse(text), limit)
+        await leaps_agree(search, database, parse_search(text), limit)
         settle_all(database)
         store(database, later, first=FIRST + len(messages))
-        await leaps_agree(search, database, parse(text), limit)
+        await leaps_agree(search, database, parse_search(text), limit)
         await readers.close()
         database.connection.close()
 
@@ -160,7 +160,7 @@ async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
         patch.setattr(readers, "run", noted)
         for text in ("queue:orders", "queue:orders -state:ready"):
             texts.clear()
-            [page] = await pages(Search(readers), parse(text), 9)
+            [page] = await pages(Search(readers), parse_search(text), 9)
             assert page.rows
             assert len(texts) < 9
     await readers.close()

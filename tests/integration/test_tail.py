@@ -155,7 +155,7 @@ async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
 async def test_tail_costs_nothing_when_nobody_looks(
     broker: Running, browser: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phpmq_lite.admin.tails.IDLE_S", 2.0)
+    monkeypatch.setattr("phpmq_lite.admin.resources.tail.IDLE_S", 2.0)
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
     assert await taps(broker) == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.query import parse
+from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
@@ -135,7 +135,7 @@ async def test_search_by_trace_finds_what_a_plain_filter_finds_at_any_moment(
 
 async def search_agrees(readers: Readers, house: House, text: str) -> None:
     """Search along few numbers, along the traces, and along neither."""
-    query = parse(text)
+    query = parse_search(text)
     rows: list[Plain] = everything(house.path)
     expected = sorted((row.seq for row in rows if is_match(query, row)), reverse=True)
     for few, tail in ((2_000, 50_000), (0, 50_000), (0, -1)):
@@ -251,7 +251,7 @@ async def test_traces_are_not_asked_for_while_many_messages_have_no_place(house:
 
     async def is_asked() -> bool:
         names.clear()
-        found = await Search(readers).page(parse("trace:a"))
+        found = await Search(readers).page(parse_search("trace:a"))
         assert len(found.rows) == 5
         return "few_traced" in names
 

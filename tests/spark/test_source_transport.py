@@ -5,7 +5,7 @@ import socket
 import pyarrow as pa
 import pytest
 
-from phpmq_lite.admin.urls import decode_name, encode_name
+from phpmq_lite.admin.base.urls import decode_name, encode_name
 from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
 from phpmq_lite.spark.history import Request, bounds, open_history, resolve
 from phpmq_lite.spark.options import Connection, Position

@@ -1,1 +1,1 @@
-"""What the pipeline found out: its file, and the charts and tables that are made of it."""
+"""The results of the pipeline: the summary file, and charts and tables made from it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.admin import formats
+from phpmq_lite.admin.base import formats
 from phpmq_lite.cli.findings import Finding, ok, warn
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backup.backups import list_backups
@@ -41,7 +41,7 @@ def finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) 
             f"none in {folder}",
             "`phpmq-lite backup` makes one, backups.every_h makes them by the clock",
         )
-    text = f"the newest is {formats.duration(age_ms)} old, in {folder}"
+    text = f"the newest is {formats.format_duration(age_ms)} old, in {folder}"
     if every_h and age_ms > 2 * every_h * _HOUR_MS:
         return warn(
             NAME,

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite import __version__
-from phpmq_lite.admin import formats
-from phpmq_lite.admin.views import plural
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.cli.findings import Finding, bad, ok, warn
 from phpmq_lite.cli.main import REFUSED, CommandError
 from phpmq_lite.cli.node import NoAnswerError, Node
@@ -81,8 +81,9 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     if stats["wal_bytes"] > 2 * settings.storage.wal_bytes:
         return warn(
             "broker",
-            f"{text}; its write-ahead log has {formats.size(stats['wal_bytes'])}, more than twice "
-            f"storage.wal_bytes, {formats.size(settings.storage.wal_bytes)}",
+            f"{text}; its write-ahead log has "
+            f"{formats.format_size(stats['wal_bytes'])}, more than twice "
+            f"storage.wal_bytes, {formats.format_size(settings.storage.wal_bytes)}",
             "a reader holds it: a backup, an export, or another program that has the database open",
         )
     return ok("broker", f"{text}, ready")
@@ -101,11 +102,12 @@ def glance_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
         return bad(name, seen.refusal, "until then a start is refused with exit code 1")
     if seen.is_new:
         return ok(name, "none yet", "the first start makes it")
-    text = f"schema {seen.schema}, {formats.size(seen.used_bytes)} in use"
+    text = f"schema {seen.schema}, {formats.format_size(seen.used_bytes)} in use"
     if 0 < max_bytes <= seen.used_bytes:
         return bad(
             name,
-            f"{text}: as storage.max_bytes is {formats.size(max_bytes)}, nothing can be published",
+            f"{text}: as storage.max_bytes is {formats.format_size(max_bytes)}, "
+            "nothing can be published",
             "raise storage.max_bytes, or lower history.days and history.bytes",
         )
     if not seen.was_clean:
@@ -145,7 +147,7 @@ def _size(path: Path) -> int:
 def left_findings(found: Iterable[Left]) -> Iterator[Finding]:
     """Tell what lies beside the database, and when it can go."""
     for left in found:
-        text = f"{left.words}, {formats.size(left.size)}: {', '.join(left.names)}"
+        text = f"{left.words}, {formats.format_size(left.size)}: {', '.join(left.names)}"
         if left.is_damage:
             yield warn(
                 "left over",

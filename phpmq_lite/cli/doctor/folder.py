@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from phpmq_lite.admin import formats
+from phpmq_lite.admin.base import formats
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint
@@ -225,7 +225,7 @@ def _room(settings: Settings, path: Path) -> Finding:
 
 def room_finding(free: int, least: int, shortage: str) -> Finding:
     """Judge the room on the disk; ``shortage`` is why publishing stops."""
-    text = f"{formats.size(free)} free"
+    text = f"{formats.format_size(free)} free"
     if shortage:
         return bad(
             "room",
@@ -235,7 +235,9 @@ def room_finding(free: int, least: int, shortage: str) -> Finding:
     if free < 3 * least:
         return warn(
             "room",
-            f"{text}; publishing stops below {formats.size(least)}",
+            f"{text}; publishing stops below {formats.format_size(least)}",
             "make room, or lower history.days and history.bytes",
         )
-    return ok("room", f"{text}; publishing stops below {formats.size(least)}" if least else text)
+    return ok(
+        "room", f"{text}; publishing stops below {formats.format_size(least)}" if least else text
+    )

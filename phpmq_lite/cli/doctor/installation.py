@@ -9,7 +9,7 @@ from typing import Final
 from packaging.requirements import Requirement
 
 from phpmq_lite import __version__, installation
-from phpmq_lite.admin.systems import sqlite_note
+from phpmq_lite.admin.monitoring.system_view import sqlite_note
 from phpmq_lite.cli.findings import OK, Finding, bad, ok, warn
 from phpmq_lite.cli.installed import (
     install,
@@ -23,7 +23,7 @@ from phpmq_lite.installation import migrations_folder, templates_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.migrate import migrate
 
-_PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.listening")
+_PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
 PAGES: Final = (
     "base.html",
     "static/app.css",

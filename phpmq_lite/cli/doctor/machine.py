@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from phpmq_lite.admin import formats
+from phpmq_lite.admin.base import formats
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.server.admission import files_problem, most_files, open_files
 from phpmq_lite.server.backpressure import memory_bound
@@ -52,21 +52,22 @@ def files_finding(
 
 def memory_finding(setting: int, bound: int, machine: int) -> Finding:
     """Judge ``limits.memory``: ``bound`` is what a container leaves of it, ``machine`` the RAM."""
-    name, wanted = "memory", f"limits.memory, {formats.size(setting)}"
+    name, wanted = "memory", f"limits.memory, {formats.format_size(setting)}"
     if bound < setting:
         return warn(
             name,
-            f"a container's limit leaves {formats.size(bound)} of {wanted}",
+            f"a container's limit leaves {formats.format_size(bound)} of {wanted}",
             "publishers wait from there on: raise the limit of the container, or lower "
             "limits.memory",
         )
     if machine and setting > machine * 3 // 4:
         return warn(
             name,
-            f"{wanted}, is more than three quarters of the {formats.size(machine)} of this machine",
+            f"{wanted}, is more than three quarters of the "
+            f"{formats.format_size(machine)} of this machine",
             "lower limits.memory, before the system ends the process",
         )
-    return ok(name, f"{wanted}, of {formats.size(machine)}" if machine else wanted)
+    return ok(name, f"{wanted}, of {formats.format_size(machine)}" if machine else wanted)
 
 
 def _memory_bytes() -> int:
@@ -89,7 +90,7 @@ def clock_finding(now_ms: int, made_ms: int, kept: bool | None) -> Finding:
             as_root("date -s TIME") + ", before messages get their times",
         )
     if now_ms < made_ms - _AHEAD_MS:
-        made = formats.duration(made_ms - now_ms)
+        made = formats.format_duration(made_ms - now_ms)
         return bad(
             name,
             f"{shown}, and the data folder was made {made} later",

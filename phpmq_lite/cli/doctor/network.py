@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from phpmq_lite.admin.access.first_user import initial_password
-from phpmq_lite.admin.certificates import Certificate, certificates
-from phpmq_lite.admin.processes import Process, listener
-from phpmq_lite.admin.views import plural
+from phpmq_lite.admin.auth.services import initial_password
+from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.monitoring.processes import PeerProcess, find_listener
+from phpmq_lite.admin.monitoring.system_view import Certificate, read_certificates
 from phpmq_lite.cli.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (
@@ -38,7 +38,7 @@ class Port(NamedTuple):
     setting: str
     endpoint: ListenAddress
     error: OSError | None = None  # None: it is free
-    process: Process | None = None  # that has it, where that can be seen
+    process: PeerProcess | None = None  # that has it, where that can be seen
     may_stop: bool = True  # it is a process of this account, or we are root
 
 
@@ -76,7 +76,7 @@ def _tried(setting: str, endpoint: ListenAddress) -> Port:
                 bound.close()
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE and endpoint.kind == "tcp"
-        process = listener(endpoint.port) if taken else None
+        process = find_listener(endpoint.port) if taken else None
         return Port(setting, endpoint, error, process, process is None or _may_stop(process.pid))
     return Port(setting, endpoint)
 
@@ -209,7 +209,7 @@ def _tls(settings: Settings) -> Iterator[Finding]:
                 problems[section] = str(error)
                 yield bad("TLS", str(error), "a start is refused with exit code 78")
     now_ms = time.time_ns() // 1_000_000
-    for one in asyncio.run(certificates(settings)):
+    for one in asyncio.run(read_certificates(settings)):
         if one.section not in problems:
             yield certificate_finding(one, now_ms)
 

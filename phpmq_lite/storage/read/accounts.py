@@ -1,4 +1,4 @@
-"""Users, API tokens and sessions as they are stored; ``admin/access`` keeps them in memory."""
+"""Users, API tokens and sessions as they are stored; ``admin/auth`` keeps them in memory."""
 
 import json
 import sqlite3

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from phpmq_lite.admin import arrow
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.resources import staging
 
 MAX = 100
 
@@ -27,8 +27,8 @@ def batch(**columns: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def read(raw: bytes | bytearray) -> arrow.Upload:
-    return arrow.read_rows(raw, MAX, lambda _: None)
+def read(raw: bytes | bytearray) -> staging.UploadedRows:
+    return staging.read_rows(raw, MAX, lambda _: None)
 
 
 GOOD = batch(body=[b"a", b"bb"], queue=["q", "r"], ttl_s=pa.array([None, 5], pa.int64()))
@@ -59,8 +59,8 @@ def test_batches_without_rows_are_not_kept() -> None:
 
 
 def test_slices_are_bounded_by_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "SLICE_ROWS", 3)
-    monkeypatch.setattr(arrow, "SLICE_BYTES", 10)
+    monkeypatch.setattr(staging, "SLICE_ROWS", 3)
+    monkeypatch.setattr(staging, "SLICE_BYTES", 10)
     bodies = [b"x" * size for size in (4, 4, 4, 30, 1, 1, 1, 1)]
     chunks = list(read(stream(batch(body=bodies, queue=["q"] * 8))).chunks())
     assert [[len(body) for _, body, _ in chunk] for chunk in chunks] == [
@@ -73,7 +73,7 @@ def cases() -> dict[str, tuple[bytes, int, str | None]]:
     null = pa.array([None], pa.binary())
     return {
         "nothing": (b"", 422, None),
-        "no Arrow": (b"x" * 50 + arrow._END, 422, None),
+        "no Arrow": (b"x" * 50 + staging._END, 422, None),
         "cut off": (stream(GOOD)[:-8], 422, None),
         "cut off in a batch": (stream(GOOD)[:-40], 422, None),
         "zstd": (stream(GOOD, compression="zstd"), 422, None),
@@ -102,21 +102,21 @@ def test_stream_is_refused(what: str) -> None:
 
 
 def test_too_many_rows_are_refused_with_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "ROWS_MAX", 3)
+    monkeypatch.setattr(staging, "ROWS_MAX", 3)
     with pytest.raises(Problem) as caught:
         read(stream(GOOD, GOOD))
     assert (caught.value.status, caught.value.bound) == (413, "at most 3 rows")
 
 
 def test_reading_ends_with_the_first_row_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "ROWS_MAX", 3)
+    monkeypatch.setattr(staging, "ROWS_MAX", 3)
     with pytest.raises(Problem, match="4 rows or more"):
         read(stream(GOOD, GOOD, GOOD))
 
 
 def test_right_is_asked_once_a_queue() -> None:
     asked: list[str] = []
-    arrow.read_rows(stream(GOOD, GOOD), MAX, asked.append)
+    staging.read_rows(stream(GOOD, GOOD), MAX, asked.append)
     assert asked == ["q", "r"]
 
 

@@ -1,6 +1,6 @@
 """What needs attention, and what does not."""
 
-from phpmq_lite.admin.attention import NOTICES_MAX, Notice, Seen, notices
+from phpmq_lite.admin.monitoring.attention import NOTICES_MAX, AttentionFacts, Notice, find_notices
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import Shortage
@@ -10,9 +10,11 @@ from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_s
 MINUTE_MS = 60_000
 
 
-def found(*queues: QueueStatus, seen: Seen | None = None, **changes: object) -> list[Notice]:
+def found(
+    *queues: QueueStatus, seen: AttentionFacts | None = None, **changes: object
+) -> list[Notice]:
     status: BrokerStatus = broker_status(*queues, **changes)
-    return notices(status, seen or Seen(NOW_MS))
+    return find_notices(status, seen or AttentionFacts(NOW_MS))
 
 
 def test_nothing_needs_attention_when_all_is_well() -> None:
@@ -26,7 +28,7 @@ def test_nothing_needs_attention_when_all_is_well() -> None:
 def test_what_waits_for_its_retry_needs_no_attention() -> None:
     """It is forwarded when it expires, so nothing is lost."""
     retry = queue_status("mail.retry", 3, ready=3, settings=QueueSettings(on_expire="forward:mail"))
-    assert found(retry, seen=Seen(NOW_MS, expiring={3: (3, NOW_MS + MINUTE_MS)})) == []
+    assert found(retry, seen=AttentionFacts(NOW_MS, expiring={3: (3, NOW_MS + MINUTE_MS)})) == []
 
 
 def test_what_expires_unread_comes_first() -> None:
@@ -35,7 +37,7 @@ def test_what_expires_unread_comes_first() -> None:
         queue_status("backlog", 1, ready=5),
         queue_status("dying", 2, ready=2),
         queue_status("read", 3, ready=2, consumers=1),
-        seen=Seen(NOW_MS, expiring={2: (2, soon), 3: (2, soon)}),
+        seen=AttentionFacts(NOW_MS, expiring={2: (2, soon), 3: (2, soon)}),
     )
     assert [(n.level, n.who) for n in told] == [("bad", "dying"), ("warn", "backlog")]
     assert told[0].text == (
@@ -49,14 +51,16 @@ def test_limits_that_somebody_set_are_alerts() -> None:
     over = queue_status("over", 1, ready=11, consumers=1, settings=limited)
     within = queue_status("within", 2, ready=10, consumers=1, settings=limited)
     ages = {1: NOW_MS - 2 * MINUTE_MS, 2: NOW_MS - MINUTE_MS}
-    assert [(n.level, n.text) for n in found(over, within, seen=Seen(NOW_MS, ages=ages))] == [
+    assert [
+        (n.level, n.text) for n in found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
+    ] == [
         ("bad", "The oldest ready message waits for 2 min, the limit is 1 min"),
         ("bad", "11 ready, the limit is 10"),
     ]
 
 
 def test_deaths_are_told_by_cause_while_there_are_records() -> None:
-    seen = Seen(NOW_MS, deaths={1: {"client": 2, "max_deliveries": 9}, 2: {"client": 1}})
+    seen = AttentionFacts(NOW_MS, deaths={1: {"client": 2, "max_deliveries": 9}, 2: {"client": 1}})
     told = found(queue_status("orders", 1, dead=11), queue_status("mail", 2, dead=0), seen=seen)
     assert [(n.text, n.values) for n in told] == [
         ("11 died in the last 24 h: max_deliveries 9, client 2", {"q": "orders", "tab": "dead"})
@@ -64,7 +68,7 @@ def test_deaths_are_told_by_cause_while_there_are_records() -> None:
 
 
 def test_what_expired_unread_is_told_for_a_day() -> None:
-    seen = Seen(NOW_MS, unread={1: LOOKED_AT})
+    seen = AttentionFacts(NOW_MS, unread={1: LOOKED_AT})
     [told] = found(queue_status("orders", 1), seen=seen)
     assert told.text.startswith("At least 2,000 expired in the last 24 h")
     assert told.values == {"q": "orders", "tab": "history", "outcome": "expired"}
@@ -77,7 +81,7 @@ def test_message_held_for_more_than_half_of_its_time_is_told_with_its_holder() -
         ConsumerLoad(1, 8, 1, 30, NOW_MS - MINUTE_MS),
         ConsumerLoad(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
     )
-    told = found(slow, queue_status("patient", 2), seen=Seen(NOW_MS, held=held))
+    told = found(slow, queue_status("patient", 2), seen=AttentionFacts(NOW_MS, held=held))
     assert [n.text for n in told] == ["Client 7 holds a message for 6 min; it goes back in 4 min"]
 
 
@@ -87,7 +91,7 @@ def test_paused_sides_are_told() -> None:
 
 
 def test_broker_tells_its_own_troubles() -> None:
-    seen = Seen(NOW_MS, refused={"paused": 2, "too_large": 1}, disk_share=0.94,
+    seen = AttentionFacts(NOW_MS, refused={"paused": 2, "too_large": 1}, disk_share=0.94,
                 wal_bytes=200 << 20, wal_limit_bytes=64 << 20)  # fmt: skip
     client = client_status(9, paused_reason="memory")
     told = found(clients=(client,), last_error="no space", clock_jumps=2, seen=seen)
@@ -104,7 +108,7 @@ def test_broker_tells_its_own_troubles() -> None:
 
 
 def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
-    (told,) = found(seen=Seen(NOW_MS, refused={"too many queues": 1}))
+    (told,) = found(seen=AttentionFacts(NOW_MS, refused={"too many queues": 1}))
     assert (told.text, told.go) == (
         "1 publish refused in the last hour: too many queues 1", "System",
     )  # fmt: skip
@@ -112,7 +116,7 @@ def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
 
 def test_want_of_room_is_told_instead_of_how_full_the_disk_is() -> None:
     shortage = Shortage("disk_full", "disk full", "the disk is full")
-    told = found(shortage=shortage, trouble="locked", seen=Seen(NOW_MS, disk_share=0.94))
+    told = found(shortage=shortage, trouble="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94))
     assert [(n.level, n.who, n.text) for n in told] == [
         ("bad", "Storage", "Nothing can be stored: locked"),
         ("bad", "Publishing", "No message is taken: the disk is full"),
@@ -129,7 +133,7 @@ def test_long_list_ends() -> None:
 
 def test_what_the_verdict_refused_is_told_apart_from_what_died() -> None:
     deaths = {1: {"poison": 2, "missing_meta": 1, "client": 4}}
-    told = found(queue_status("orders", 1, dead=7), seen=Seen(NOW_MS, deaths=deaths))
+    told = found(queue_status("orders", 1, dead=7), seen=AttentionFacts(NOW_MS, deaths=deaths))
     assert [(notice.route, notice.text) for notice in told] == [
         ("messages", "3 quarantined in the last 24 h: poison 2, missing_meta 1"),
         ("queue", "4 died in the last 24 h: client 4"),
@@ -149,7 +153,7 @@ def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
 
 
 def test_damage_and_a_failed_backup_are_told() -> None:
-    seen = Seen(NOW_MS, damage=["structure: page 7"], backup_error="no space")
+    seen = AttentionFacts(NOW_MS, damage=["structure: page 7"], backup_error="no space")
     assert [(n.level, n.who, n.text, n.route) for n in found(seen=seen)] == [
         ("bad", "Damage", "structure: page 7", "backups"),
         ("bad", "Backup", "The last one failed: no space", "backups"),
@@ -158,9 +162,9 @@ def test_damage_and_a_failed_backup_are_told() -> None:
 
 def test_backup_that_is_late_twice_over_is_told() -> None:
     hour_ms = 60 * MINUTE_MS
-    seen = Seen(NOW_MS, backup_age_ms=2 * hour_ms, backup_each_ms=hour_ms)
+    seen = AttentionFacts(NOW_MS, backup_age_ms=2 * hour_ms, backup_each_ms=hour_ms)
     assert found(seen=seen) == []
-    seen = Seen(NOW_MS, backup_age_ms=3 * hour_ms, backup_each_ms=hour_ms)
+    seen = AttentionFacts(NOW_MS, backup_age_ms=3 * hour_ms, backup_each_ms=hour_ms)
     assert [(n.level, n.text) for n in found(seen=seen)] == [
         ("warn", "The newest is 3 h old; one is to be made every 1 h")
     ]

@@ -2,7 +2,13 @@
 
 from dataclasses import replace
 
-from phpmq_lite.admin.audits import AuditQuery, Change, changes_of, level_of, link_of
+from phpmq_lite.admin.resources.audit import (
+    AuditQuery,
+    SettingChange,
+    read_changes,
+    result_class,
+    target_link,
+)
 from phpmq_lite.storage.read.audit import AuditRow
 from tests.unit.admin.cases import NOW_MS
 
@@ -12,31 +18,36 @@ ROW = AuditRow(1, NOW_MS, "anna", "ui", "10.0.0.7", "queue.purge", "orders", 3, 
 def test_target_is_linked_by_what_it_is() -> None:
     message_id = f"{1:032x}"
     queues = {"orders", "bert"}
-    assert link_of(ROW, queues) == ("queue", {"q": "orders"})
-    assert link_of(replace(ROW, action="message.delete", target=message_id), queues) == (
+    assert target_link(ROW, queues) == ("queue", {"q": "orders"})
+    assert target_link(replace(ROW, action="message.delete", target=message_id), queues) == (
         "message", {"id": message_id},
     )  # fmt: skip
-    assert link_of(replace(ROW, action="user.create", target="bert"), queues) is None
-    assert link_of(replace(ROW, target="removed"), queues) is None
-    assert link_of(replace(ROW, target=""), queues) is None
+    assert target_link(replace(ROW, action="user.create", target="bert"), queues) is None
+    assert target_link(replace(ROW, target="removed"), queues) is None
+    assert target_link(replace(ROW, target=""), queues) is None
 
 
 def test_settings_are_shown_before_and_after() -> None:
     detail = '{"before": {"max_bytes": 0, "note": "old"}, "after": {"max_bytes": 5, "note": "new"}}'
-    assert changes_of(detail) == [Change("max_bytes", "0", "5"), Change("note", "old", "new")]
+    assert read_changes(detail) == [
+        SettingChange("max_bytes", "0", "5"),
+        SettingChange("note", "old", "new"),
+    ]
 
 
 def test_setting_that_was_not_there_before_has_no_value_then() -> None:
-    assert changes_of('{"before": {}, "after": {"a": null}}') == [Change("a", None, "null")]
+    assert read_changes('{"before": {}, "after": {"a": null}}') == [
+        SettingChange("a", None, "null")
+    ]
 
 
 def test_detail_of_another_shape_is_no_list_of_changes() -> None:
     for detail in ("", "no JSON", "[1]", '"x"', '{"before": 1}', '{"queues": []}'):
-        assert changes_of(detail) == []
+        assert read_changes(detail) == []
 
 
 def test_every_refusal_is_marked() -> None:
-    found = [level_of(result) for result in ("done", "interrupted", "paused", "stale_form")]
+    found = [result_class(result) for result in ("done", "interrupted", "paused", "stale_form")]
     assert found == ["good", "warn", "bad", "bad"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin import bodies
+from phpmq_lite.admin.views import bodies
 
 
 def text_of(shown: bodies.ShownBody) -> str:
@@ -15,7 +15,7 @@ def text_of(shown: bodies.ShownBody) -> str:
 
 def test_pretty_json_has_every_token_as_sent() -> None:
     content = b'{"n":123456789012345678901234567890,"n":1.0e400,"a":[],"o":{},"x":[1,{"y":null}]}'
-    shown = bodies.show(content, len(content), "pretty")
+    shown = bodies.view_body(content, len(content), "pretty")
     assert (shown.view, shown.views) == ("pretty", ("tree", "pretty", "raw", "hex"))
     assert text_of(shown) == (
         '{\n  "n": 123456789012345678901234567890,\n  "n": 1.0e400,\n  "a": [],\n  "o": {},\n'
@@ -41,39 +41,39 @@ def test_pretty_marks_keys_and_values() -> None:
     "content", [b'{"a":NaN}', b'{"a":1', b"42", b"plain", b"[" * 100_000, b"{'a':1}"]
 )
 def test_text_that_is_not_json_opens_raw(content: bytes) -> None:
-    shown = bodies.show(content, len(content), "pretty")
+    shown = bodies.view_body(content, len(content), "pretty")
     assert (shown.view, shown.views) == ("raw", ("raw", "hex"))
 
 
 def test_deep_json_stays_small() -> None:
     content = b"[" * 900 + b"1" + b"]" * 900
-    shown = bodies.show(content, len(content), "pretty")
+    shown = bodies.view_body(content, len(content), "pretty")
     assert shown.view == "pretty"
     assert len(text_of(shown)) < 150_000
 
 
 def test_json_that_would_grow_too_large_is_shown_raw() -> None:
     content = b"[" * 60 + b",".join([b"[1,2]"] * 30_000) + b"]" * 60
-    shown = bodies.show(content, len(content), "pretty")
+    shown = bodies.view_body(content, len(content), "pretty")
     assert shown.view == "raw"
     assert shown.note == "Too large to indent; shown as sent."
 
 
 def test_bytes_open_in_hex() -> None:
-    shown = bodies.show(b"\xff\x00A", 3, "pretty")
+    shown = bodies.view_body(b"\xff\x00A", 3, "pretty")
     assert (shown.view, shown.views) == ("hex", ("hex",))
     assert text_of(shown).split() == ["00000000", "ff", "00", "41", "··A"]
 
 
 def test_cut_in_a_character_does_not_make_text_binary() -> None:
     content = ("é" * 10).encode()
-    shown = bodies.show(content[:11], 20, None)
+    shown = bodies.view_body(content[:11], 20, None)
     assert (shown.view, text_of(shown)) == ("raw", "é" * 5)
 
 
 def test_hostile_characters_are_marked() -> None:
     content = '{"a":"x\u202ey"}'.encode()
-    shown = bodies.show(content, len(content), "pretty")
+    shown = bodies.view_body(content, len(content), "pretty")
     assert [piece.text for piece in shown.pieces if piece.kind == "esc"] == [r"\u202e"]
 
 
@@ -96,7 +96,7 @@ def test_content_for_json_is_text_or_base64() -> None:
 # -- the tree
 
 
-def tokens(branch: bodies.Branch) -> str:
+def tokens(branch: bodies.BodyBranch) -> str:
     """Give the JSON that a tree shows, as one text."""
     value = "".join(piece.text for piece in branch.value)
     inner = ",".join(
@@ -109,7 +109,7 @@ def tokens(branch: bodies.Branch) -> str:
 def test_json_opens_as_a_tree_with_every_value_as_sent() -> None:
     """Big integers and repeated keys stay; texts lose the escapes that they do not need."""
     content = b'{"n":123456789012345678901234567890,"n":1.0e400,"u":"\\u0041","a":[],"":{"x":[1]}}'
-    shown = bodies.show(content, len(content), None)
+    shown = bodies.view_body(content, len(content), None)
     assert shown.view == "tree"
     assert shown.tree is not None
     assert tokens(shown.tree) == content.decode().replace("\\u0041", "A")
@@ -128,7 +128,7 @@ def test_json_opens_as_a_tree_with_every_value_as_sent() -> None:
     ],
 )
 def test_text_of_a_tree_is_readable(sent: str, shown: str) -> None:
-    assert bodies.readable(sent) == shown
+    assert bodies.unescape_token(sent) == shown
 
 
 @pytest.mark.parametrize(
@@ -158,20 +158,20 @@ def test_tail_shows_urn_and_data_of_an_envelope() -> None:
 
 
 def test_text_in_json_has_no_tree() -> None:
-    shown = bodies.show(b'"text"', 6, "tree")
+    shown = bodies.view_body(b'"text"', 6, "tree")
     assert (shown.view, shown.views, shown.tree) == ("pretty", ("pretty", "raw", "hex"), None)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=20))
 def test_tree_means_the_same(value: object) -> None:
     text = json.dumps([value], separators=(",", ":"))
-    root, is_whole = bodies.grow(text)
+    root, is_whole = bodies.build_tree(text)
     assert is_whole
     assert json.loads(tokens(root)) == [value]
 
 
 def test_tree_keeps_what_lies_too_deep_as_one_text() -> None:
-    root, is_whole = bodies.grow("[" * 100 + "1" + "]" * 100)
+    root, is_whole = bodies.build_tree("[" * 100 + "1" + "]" * 100)
     depth, branch = 0, root
     while branch.children:
         depth, branch = depth + 1, branch.children[0]
@@ -181,11 +181,11 @@ def test_tree_keeps_what_lies_too_deep_as_one_text() -> None:
 
 @pytest.mark.parametrize("member", ['{"a":[1]}', "[" * 30 + "1" + "]" * 30, "1"])
 def test_tree_has_a_bounded_number_of_nodes(member: str) -> None:
-    def count(branch: bodies.Branch) -> int:
+    def count(branch: bodies.BodyBranch) -> int:
         return 1 + sum(map(count, branch.children))
 
     text = "[" + ",".join([member] * 5_000) + "]"
-    shown = bodies.show(text.encode(), len(text), "tree")
+    shown = bodies.view_body(text.encode(), len(text), "tree")
     assert shown.tree is not None
     assert count(shown.tree) <= bodies.TREE_NODES
     assert (shown.tree.count, shown.note is not None) == (5_000, True)
@@ -193,7 +193,7 @@ def test_tree_has_a_bounded_number_of_nodes(member: str) -> None:
 
 
 def test_tree_cuts_long_texts_and_marks_hidden_characters() -> None:
-    root, _ = bodies.grow('["' + "x" * 10_000 + '","a\u202eb"]')
+    root, _ = bodies.build_tree('["' + "x" * 10_000 + '","a\u202eb"]')
     long, hidden = root.children
     assert long.value[-1].text == " … 6,002 more characters"
     assert [piece.text for piece in hidden.value if piece.kind == "esc"] == [r"\u202e"]

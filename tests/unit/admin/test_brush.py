@@ -6,16 +6,16 @@ from xml.etree import ElementTree
 import jinja2
 import pytest
 
-from phpmq_lite.admin import brush
-from phpmq_lite.admin.brush import Chosen, Slice
-from phpmq_lite.admin.render import environment
-from phpmq_lite.admin.urls import Urls
+from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.admin.views import history_chart
+from phpmq_lite.admin.views.history_chart import ChosenPeriod, HistorySlice
+from phpmq_lite.admin.views.rendering import make_environment
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 NOW_S = 1_767_326_400 + 1_234  # 2026-01-02 04:20:34 UTC
 HOUR_S = 1_767_326_400  # the slice that has now in it, where slices are hours
-DAY = brush.SPANS["24h"]
+DAY = history_chart.SPANS["24h"]
 ROUTE = {"history": "/history"}
 
 
@@ -23,21 +23,26 @@ def beat(at_s: int, span_s: int = 60, *, has_rest: bool = False) -> UptimeSpan:
     return UptimeSpan(at_s, span_s, has_rest)
 
 
-def cut(*points: Point, beats: tuple[UptimeSpan, ...] = (), span: str = "24h") -> list[Slice]:
+def cut(
+    *points: Point, beats: tuple[UptimeSpan, ...] = (), span: str = "24h"
+) -> list[HistorySlice]:
     ran = beats or tuple(beat(point.at_s, point.span_s) for point in points)
-    return brush.slices(points, ran, brush.SPANS[span], NOW_S)
+    return history_chart.count_slices(points, ran, history_chart.SPANS[span], NOW_S)
 
 
 def drawn(
-    *points: Point, chosen: Chosen | None = None, outcome: str | None = None, span: str = "24h"
-) -> brush.Brush:
-    return brush.brush(
-        cut(*points, span=span), brush.SPANS[span], NOW_S, chosen or Chosen(), outcome
+    *points: Point,
+    chosen: ChosenPeriod | None = None,
+    outcome: str | None = None,
+    span: str = "24h",
+) -> history_chart.HistoryChart:
+    return history_chart.draw_history(
+        cut(*points, span=span), history_chart.SPANS[span], NOW_S, chosen or ChosenPeriod(), outcome
     )
 
 
-def rendered(made: brush.Brush, **kept: str) -> str:
-    templates: jinja2.Environment = environment(templates_folder())
+def rendered(made: history_chart.HistoryChart, **kept: str) -> str:
+    templates: jinja2.Environment = make_environment(templates_folder())
     head = '{% from "_partials/brush.html" import brush_chart with context %}'
     text = templates.from_string(head + "<div>{{ brush_chart(made, kept) }}</div>")
     return text.render(made=made, kept=kept, url=Urls("", ROUTE).to)
@@ -46,9 +51,9 @@ def rendered(made: brush.Brush, **kept: str) -> str:
 # -- slices
 
 
-@pytest.mark.parametrize("key", brush.SPANS)
+@pytest.mark.parametrize("key", history_chart.SPANS)
 def test_slices_are_about_24_round_and_end_after_now(key: str) -> None:
-    found, step_s = cut(span=key), brush.SPANS[key].step_s
+    found, step_s = cut(span=key), history_chart.SPANS[key].step_s
     assert 20 <= len(found) <= 30
     assert all(one.start_s % step_s == 0 and one.end_s == one.start_s + step_s for one in found)
     assert [one.end_s for one in found[:-1]] == [one.start_s for one in found[1:]]
@@ -90,7 +95,7 @@ def test_queue_that_may_have_been_one_of_the_rest_is_not_known() -> None:
 def test_columns_stack_from_the_bottom_and_stay_within_the_plot() -> None:
     made = drawn(Point(HOUR_S, 60, acked=1_000, expired=100, dead=50, deleted=50))
     bars = made.columns[-1].bars
-    assert [bar.key for bar in bars] == list(brush.OUTCOMES)
+    assert [bar.key for bar in bars] == list(history_chart.OUTCOMES)
     assert bars[0].y + bars[0].height == pytest.approx(100)
     assert bars[0].y == pytest.approx(bars[1].y + bars[1].height)
     assert all(bar.y >= 0 and bar.x >= 0 and bar.x + bar.width <= 100 for bar in bars)
@@ -142,22 +147,25 @@ def test_words_tell_sums_peak_and_gaps() -> None:
 
 
 def test_chosen_slice_is_shaded_as_wide_as_it_is() -> None:
-    made = drawn(chosen=Chosen(HOUR_S * 1_000, (HOUR_S + 3_600) * 1_000))
+    made = drawn(chosen=ChosenPeriod(HOUR_S * 1_000, (HOUR_S + 3_600) * 1_000))
     column = made.columns[-1]
     assert made.shade == pytest.approx((column.x, column.width))
     assert [one.is_chosen for one in made.columns[-2:]] == [False, True]
 
 
 def test_open_and_overlapping_times_are_shaded_up_to_the_edge() -> None:
-    since = drawn(chosen=Chosen(since=HOUR_S * 1_000)).shade
-    until = drawn(chosen=Chosen(until=HOUR_S * 1_000)).shade
-    width = (100 - brush.INSET) / 24
+    since = drawn(chosen=ChosenPeriod(since=HOUR_S * 1_000)).shade
+    until = drawn(chosen=ChosenPeriod(until=HOUR_S * 1_000)).shade
+    width = (100 - history_chart.INSET) / 24
     assert since == pytest.approx((100 - width, width))
-    assert until == pytest.approx((brush.INSET, 23 * width))
+    assert until == pytest.approx((history_chart.INSET, 23 * width))
 
 
-@pytest.mark.parametrize("chosen", [Chosen(), Chosen(0, 1), Chosen(5_000, 4_000), Chosen(1 << 49)])
-def test_nothing_is_shaded_without_a_choice_or_outside(chosen: Chosen) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [ChosenPeriod(), ChosenPeriod(0, 1), ChosenPeriod(5_000, 4_000), ChosenPeriod(1 << 49)],
+)
+def test_nothing_is_shaded_without_a_choice_or_outside(chosen: ChosenPeriod) -> None:
     assert drawn(chosen=chosen).shade is None
 
 
@@ -177,14 +185,14 @@ def test_nothing_is_shaded_without_a_choice_or_outside(chosen: Chosen) -> None:
 )
 def test_chip_names_the_time(since: int | None, until: int | None, text: str) -> None:
     times = (None if at_s is None else at_s * 1_000 for at_s in (since, until))
-    assert brush.chip(Chosen(*times), NOW_S * 1_000) == text
+    assert history_chart.format_chosen(ChosenPeriod(*times), NOW_S * 1_000) == text
 
 
 @pytest.mark.parametrize("far_ms", [10**15 - 1, -(10**15), 253_402_300_799_999])
 def test_times_that_no_calendar_has_fail_nothing(far_ms: int) -> None:
-    assert brush.chip(Chosen(0, far_ms), NOW_S * 1_000).endswith(" UTC")
-    assert brush.chip(Chosen(far_ms, far_ms), NOW_S * 1_000).endswith(" UTC")
-    drawn(chosen=Chosen(far_ms, None))
+    assert history_chart.format_chosen(ChosenPeriod(0, far_ms), NOW_S * 1_000).endswith(" UTC")
+    assert history_chart.format_chosen(ChosenPeriod(far_ms, far_ms), NOW_S * 1_000).endswith(" UTC")
+    drawn(chosen=ChosenPeriod(far_ms, None))
 
 
 # -- the links

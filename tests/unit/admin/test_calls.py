@@ -6,25 +6,27 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from phpmq_lite.admin import calls, openapi
-from phpmq_lite.admin.calls import Call
-from phpmq_lite.admin.route import Route
+from phpmq_lite.admin.base.route import Route
+from phpmq_lite.admin.resources import api_reference
+from phpmq_lite.admin.resources.api_reference import ApiCall
 from phpmq_lite.admin.routes import ROUTES
 
 CALLS = [
     call
-    for _, some in calls.grouped(ROUTES, openapi.document(ROUTES, "", "/api/v1"), "http://here")
+    for _, some in api_reference.group_calls(
+        ROUTES, api_reference.build_document(ROUTES, "", "/api/v1"), "http://here"
+    )
     for call in some
 ]
 ROUTE_OF = {(route.method, route.path): route for route in ROUTES}
 
 
-def route_of(call: Call) -> Route:
+def route_of(call: ApiCall) -> Route:
     return ROUTE_OF[call.method, call.path]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.anchor)
-def test_curl_has_all_that_has_to_be_given(call: Call) -> None:
+def test_curl_has_all_that_has_to_be_given(call: ApiCall) -> None:
     words, route = shlex.split(call.curl), route_of(call)
     query = dict(parse_qsl(urlsplit(words[-1]).query))
     assert {member.name for member in call.query if member.is_needed} == {*query}

@@ -7,42 +7,42 @@ from xml.etree import ElementTree
 import jinja2
 import pytest
 
-from phpmq_lite.admin import charts
-from phpmq_lite.admin.render import environment
-from phpmq_lite.admin.trends import SPANS, Bucket, Trend
+from phpmq_lite.admin.views import charts
+from phpmq_lite.admin.views.rendering import make_environment
+from phpmq_lite.admin.views.trends import SPANS, Trend, TrendBucket
 from phpmq_lite.installation import templates_folder
 from tests.unit.admin.cases import HOSTILE
 
 START_S = 1_700_002_800  # a full hour
-BUSY = Bucket(published=20.0, acked=10.0, ready=100, held=5, oldest_age_ms=90_000,
+BUSY = TrendBucket(published=20.0, acked=10.0, ready=100, held=5, oldest_age_ms=90_000,
               wait_p50_ms=12, wait_p95_ms=340, hold_p50_ms=2, hold_p95_ms=9)  # fmt: skip
 
 
-def made(*buckets: Bucket | None, span: str = "1h") -> Trend:
+def made(*buckets: TrendBucket | None, span: str = "1h") -> Trend:
     """Make a trend that ends with these buckets; before them nothing is known."""
     count = SPANS[span].length_s // SPANS[span].step_s
     return Trend(SPANS[span], START_S, [None] * (count - len(buckets)) + list(buckets))
 
 
-def line(chart: charts.Chart, key: str) -> charts.Line:
+def line(chart: charts.Chart, key: str) -> charts.ChartLine:
     return next(one for one in chart.lines if one.key == key)
 
 
 def test_gap_cuts_a_line_into_runs() -> None:
-    chart = charts.depth(made(BUSY, BUSY, None, BUSY, BUSY))
+    chart = charts.draw_depth(made(BUSY, BUSY, None, BUSY, BUSY))
     ready = line(chart, "ready")
     assert [run.count(",") for run in ready.runs] == [2, 2]
     assert len(ready.areas) == 2
 
 
 def test_lone_point_is_drawn_as_a_short_line() -> None:
-    [run] = line(charts.depth(made(BUSY, None)), "ready").runs
+    [run] = line(charts.draw_depth(made(BUSY, None)), "ready").runs
     (left, _), (right, _) = [point.split(",") for point in run.split()]
     assert int(left) < int(right)
 
 
 def test_line_lies_within_the_plot() -> None:
-    chart = charts.rates(made(*(replace(BUSY, published=at * 7.3) for at in range(180))))
+    chart = charts.draw_rates(made(*(replace(BUSY, published=at * 7.3) for at in range(180))))
     places = [tuple(map(float, point.split(","))) for point in line(chart, "in").runs[0].split()]
     assert all(0 <= x <= chart.width and 0 <= y <= charts.HEIGHT for x, y in places)
 
@@ -56,13 +56,13 @@ def test_axis_has_round_steps(top: float, step: float) -> None:
 
 
 def test_linear_axis_begins_at_zero_and_reaches_the_highest_value() -> None:
-    chart = charts.depth(made(replace(BUSY, ready=1_204)))
+    chart = charts.draw_depth(made(replace(BUSY, ready=1_204)))
     assert [mark.text for mark in chart.scale] == ["1,500", "1,000", "500", "0"]
     assert [mark.at for mark in chart.scale][::3] == [0, 100]
 
 
 def test_times_from_milliseconds_to_days_fit_one_axis() -> None:
-    chart = charts.waits(made(replace(BUSY, wait_p50_ms=3, oldest_age_ms=3 * 86_400_000)))
+    chart = charts.draw_waits(made(replace(BUSY, wait_p50_ms=3, oldest_age_ms=3 * 86_400_000)))
     texts = [mark.text for mark in chart.scale]
     assert texts[0] in ("10 d", "100 d")
     assert texts[-1] in ("1 ms", "10 ms")
@@ -71,7 +71,7 @@ def test_times_from_milliseconds_to_days_fit_one_axis() -> None:
 
 def test_age_is_dashed_and_goes_on_where_percentiles_fall_silent() -> None:
     stalled = replace(BUSY, wait_p50_ms=None, wait_p95_ms=None)
-    chart = charts.waits(made(BUSY, *[stalled] * 10))
+    chart = charts.draw_waits(made(BUSY, *[stalled] * 10))
     age = line(chart, "age")
     assert age.is_dashed
     assert age.shown == "1 min"
@@ -80,13 +80,13 @@ def test_age_is_dashed_and_goes_on_where_percentiles_fall_silent() -> None:
 
 
 def test_nothing_measured_is_said() -> None:
-    chart = charts.holds(made())
+    chart = charts.draw_holds(made())
     assert chart.is_empty
     assert "Nothing was measured" in chart.about
 
 
 def test_words_tell_range_last_value_and_gaps() -> None:
-    chart = charts.depth(made(replace(BUSY, ready=7), replace(BUSY, ready=1_204)))
+    chart = charts.draw_depth(made(replace(BUSY, ready=7), replace(BUSY, ready=1_204)))
     assert "Ready: from 7 to 1,204, last 1,204." in chart.about
     assert "Nothing is known of 178 of 180 steps." in chart.about
 
@@ -99,7 +99,7 @@ def test_time_axis_has_a_few_round_times(span: str) -> None:
 
 
 def test_table_has_the_numbers_of_the_lines_newest_first_without_gaps() -> None:
-    table = charts.table(made(BUSY, None, replace(BUSY, ready=3)), with_times=True)
+    table = charts.trend_table(made(BUSY, None, replace(BUSY, ready=3)), with_times=True)
     cells = [dict(zip(table.head, row, strict=True)) for _, _, row in table.rows]
     assert [row["Ready"] for row in cells] == ["3", "100"]
     assert cells[0]["Published/s"] == "20"
@@ -109,22 +109,24 @@ def test_table_has_the_numbers_of_the_lines_newest_first_without_gaps() -> None:
 
 def test_dead_letters_are_drawn_only_where_there_are_any() -> None:
     trend = made(BUSY)
-    assert len(charts.depth(trend, made(replace(BUSY, ready=0))).lines) == 2
-    assert line(charts.depth(trend, made(replace(BUSY, ready=4))), "dead").shown == "4"
+    assert len(charts.draw_depth(trend, made(replace(BUSY, ready=0))).lines) == 2
+    assert line(charts.draw_depth(trend, made(replace(BUSY, ready=4))), "dead").shown == "4"
 
 
 # -- the macro
 
 
 def rendered(source: str, **values: object) -> str:
-    templates: jinja2.Environment = environment(templates_folder())
+    templates: jinja2.Environment = make_environment(templates_folder())
     head = '{% from "_partials/charts.html" import chart, numbers, spans with context %}'
     return templates.from_string(head + source).render(**values)
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "]]></svg><script>"])
 def test_svg_is_well_formed_whatever_a_queue_is_called(name: str) -> None:
-    chart = replace(charts.waits(made(BUSY, None, BUSY)), title=name, about=f"of {name} & more")
+    chart = replace(
+        charts.draw_waits(made(BUSY, None, BUSY)), title=name, about=f"of {name} & more"
+    )
     text = rendered("{{ chart(made, name) }}", made=chart, name=name)
     figure = ElementTree.fromstring(text)
     assert figure.find("svg/title") is not None
@@ -134,7 +136,7 @@ def test_svg_is_well_formed_whatever_a_queue_is_called(name: str) -> None:
 
 
 def test_svg_is_made_of_attributes_alone_and_small() -> None:
-    chart = charts.rates(made(*[BUSY] * 180))
+    chart = charts.draw_rates(made(*[BUSY] * 180))
     text = rendered("{{ chart(made) }}", made=chart)
     assert re.search(r"\sstyle=|<style|\son\w+=", text) is None
     assert len(text) < 10_000

@@ -6,13 +6,13 @@ import shlex
 
 import pytest
 
-from phpmq_lite.admin.copies import copies
+from phpmq_lite.admin.views.copy_snippets import copy_snippets
 
 MESSAGE_ID = f"{5:016x}{6:016x}"
 
 
 def made(queue: str, content: bytes, ttl_s: int | None = None) -> dict[str, str]:
-    found = copies(queue, content, MESSAGE_ID, ttl_s, "http://h:9101", "127.0.0.1:9100")
+    found = copy_snippets(queue, content, MESSAGE_ID, ttl_s, "http://h:9101", "127.0.0.1:9100")
     return {snippet.key: snippet.code for snippet in found}
 
 

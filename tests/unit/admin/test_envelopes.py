@@ -9,16 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.envelopes import (
+from phpmq_lite.admin.views.envelope_card import (
     PROBLEMS_SHOWN,
     TEXT_CHARACTERS,
-    Asked,
-    Card,
-    cut,
-    elsewhere,
+    EnvelopeCard,
+    JudgeOptions,
     empty_list_data_of,
     is_claimed,
     make_card,
+    other_queue,
+    shorten,
 )
 from phpmq_lite.envelopes.index import Index
 from phpmq_lite.envelopes.record import Block, build
@@ -43,8 +43,8 @@ def written(**changes: Any) -> bytes:
     return json.dumps(RIGHT | changes).encode()
 
 
-def card_of(content: bytes, asked: Asked | None = None) -> Card:
-    found = make_card(content, asked or Asked())
+def card_of(content: bytes, asked: JudgeOptions | None = None) -> EnvelopeCard:
+    found = make_card(content, asked or JudgeOptions())
     assert found is not None
     return found
 
@@ -84,15 +84,15 @@ def test_only_so_many_problems_are_given() -> None:
     [b'{"order_id": 1042}', b'{"attempts": 3}', b"[]", b"", b"hello", b'{"trace_id":"x"}'],
 )
 def test_what_is_no_envelope_has_no_card_unless_it_is_meant_to_be_one(content: bytes) -> None:
-    assert make_card(content, Asked()) is None
-    card = card_of(content, Asked(is_meant=True))
+    assert make_card(content, JudgeOptions()) is None
+    card = card_of(content, JudgeOptions(is_meant=True))
     assert card.reason == "poison"
 
 
 def test_empty_list_as_data_follows_the_switch_of_the_queue() -> None:
     content = written(data=[])
     assert card_of(content).verdict.is_tolerated
-    assert card_of(content, Asked("never")).reason == "poison"
+    assert card_of(content, JudgeOptions("never")).reason == "poison"
     assert empty_list_data_of(QueueSettings(empty_list_data="always")) == "always"
     assert empty_list_data_of(QueueSettings(empty_list_data="never")) == "never"
     assert empty_list_data_of(None) == "php"
@@ -116,7 +116,7 @@ def test_payload_that_is_not_as_its_schema_says_counts_where_the_queue_is_strict
         {"type": "object", "required": ["order_id"], "properties": {"order_id": {"type": "string"}}}
     )
     urn = str(RIGHT["job"])
-    seen = Asked(schemas=Registry({urn: Entry(urn, "order.json", schema)}))
+    seen = JudgeOptions(schemas=Registry({urn: Entry(urn, "order.json", schema)}))
     assert card_of(written(), seen).reason is None
     assert card_of(written(), seen).problems[0].reason == "schema_mismatch"
     assert card_of(written(), replace(seen, is_strict=True)).reason == "schema_mismatch"
@@ -125,12 +125,12 @@ def test_payload_that_is_not_as_its_schema_says_counts_where_the_queue_is_strict
 
 def test_envelope_in_another_queue_than_it_says_is_told() -> None:
     card = card_of(written())
-    assert elsewhere(card, replace(ROW, queue="mail")) == "orders"
-    assert elsewhere(card, replace(ROW, queue="orders")) == ""
-    assert elsewhere(card, replace(ROW, queue="orders.retry")) == ""
-    assert elsewhere(card, replace(ROW, queue=None)) == ""
+    assert other_queue(card, replace(ROW, queue="mail")) == "orders"
+    assert other_queue(card, replace(ROW, queue="orders")) == ""
+    assert other_queue(card, replace(ROW, queue="orders.retry")) == ""
+    assert other_queue(card, replace(ROW, queue=None)) == ""
     record = card_of(build(written(), BLOCK))
-    assert elsewhere(record, replace(ROW, queue="orders.dlq")) == ""
+    assert other_queue(record, replace(ROW, queue="orders.dlq")) == ""
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_member_of_another_type_is_named(value: object, shown: object) -> None:
 
 
 def test_cut_leaves_short_texts() -> None:
-    assert (cut("a"), cut(None)) == ("a", "")
+    assert (shorten("a"), shorten(None)) == ("a", "")
 
 
 def test_two_members_without_a_urn_are_a_claim() -> None:
@@ -170,7 +170,11 @@ MEMBERS = ("job", "urn", "trace_id", "data", "meta", "attempts", "dead_letter", 
 @example(b'{"job":"\\ud800","trace_id":"\\udfff","meta":{"lang":"\\ud800"}}')
 @example(b'{"job":"u","job":1,"meta":null,"meta":[]}')
 def test_any_bytes_have_a_card_or_none_and_it_says_why(content: bytes) -> None:
-    for asked in (Asked(), Asked(is_meant=True), Asked("never", is_strict=True)):
+    for asked in (
+        JudgeOptions(),
+        JudgeOptions(is_meant=True),
+        JudgeOptions("never", is_strict=True),
+    ):
         card = make_card(content, asked)
         if card is not None:
             assert (card.reason is None) == (card.verdict.problem is None)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phpmq_lite.admin import formats
-from phpmq_lite.admin.formats import Piece
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.formats import TextPiece
 from tests.unit.admin.cases import NOW_MS
 
 
@@ -21,7 +21,7 @@ from tests.unit.admin.cases import NOW_MS
     ],
 )
 def test_size_has_one_unit_that_fits(count: int, expected: str) -> None:
-    assert formats.size(count) == expected
+    assert formats.format_size(count) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,20 +40,20 @@ def test_size_has_one_unit_that_fits(count: int, expected: str) -> None:
     ],
 )
 def test_duration_has_at_most_two_units(ms: int, expected: str) -> None:
-    assert formats.duration(ms) == expected
+    assert formats.format_duration(ms) == expected
 
 
 def test_moment_is_relative_with_utc_in_its_title() -> None:
-    moment = formats.moment(NOW_MS - 240_000, NOW_MS)
+    moment = formats.format_time(NOW_MS - 240_000, NOW_MS)
     assert moment == ("2026-01-02T03:56:00.000Z", "4 min ago", "2026-01-02 03:56:00.000 UTC")
 
 
 def test_moment_says_what_lies_ahead() -> None:
-    assert formats.moment(NOW_MS + 240_000, NOW_MS).shown == "in 4 min"
+    assert formats.format_time(NOW_MS + 240_000, NOW_MS).shown == "in 4 min"
 
 
 def test_moment_survives_a_time_beyond_the_calendar() -> None:
-    assert formats.moment(1 << 62, NOW_MS).shown == "far away"
+    assert formats.format_time(1 << 62, NOW_MS).shown == "far away"
 
 
 @pytest.mark.parametrize(
@@ -61,33 +61,33 @@ def test_moment_survives_a_time_beyond_the_calendar() -> None:
     [(0.0, "0"), (0.04, "0"), (0.25, "0.2"), (9.94, "9.9"), (1204.4, "1,204")],
 )
 def test_rate_is_whole_from_ten_on(per_s: float, expected: str) -> None:
-    assert formats.rate(per_s) == expected
+    assert formats.format_rate(per_s) == expected
 
 
 def test_visible_escapes_what_cannot_be_seen() -> None:
     hostile = "a\u202eb\u200bc\x1b\n\ud800\U000e0001"
-    assert formats.visible(hostile) == r"a\u202eb\u200bc\x1b\n\ud800\U000e0001"
+    assert formats.escape_hidden(hostile) == r"a\u202eb\u200bc\x1b\n\ud800\U000e0001"
 
 
 def test_visible_leaves_letters_and_emoji_alone() -> None:
     text = "Grüße, 你好, שלום, ❤️ <b>"
-    assert formats.visible(text) == text
+    assert formats.escape_hidden(text) == text
 
 
 def test_pieces_mark_escapes_and_keep_line_breaks() -> None:
-    assert formats.pieces("a\n\tb\u202e\u200bc", "str") == [
-        Piece("a\n\tb", "str"),
-        Piece(r"\u202e\u200b", "esc"),
-        Piece("c", "str"),
+    assert formats.split_hidden("a\n\tb\u202e\u200bc", "str") == [
+        TextPiece("a\n\tb", "str"),
+        TextPiece(r"\u202e\u200b", "esc"),
+        TextPiece("c", "str"),
     ]
 
 
 def test_pieces_stay_few_for_a_body_of_nothing_but_escapes() -> None:
-    found = formats.pieces("a\x01" * 100_000)
+    found = formats.split_hidden("a\x01" * 100_000)
     assert len(found) == formats.SPANS_MAX + 1
     assert "".join(piece.text for piece in found) == r"a\x01" * 100_000
 
 
 def test_text_over_several_lines_keeps_its_line_breaks() -> None:
     text = "Runbook:\r\n\tstep 1 \u202e\nend\x1b"
-    assert formats.visible_lines(text) == "Runbook:\n\tstep 1 \\u202e\nend\\x1b"
+    assert formats.escape_hidden_lines(text) == "Runbook:\n\tstep 1 \\u202e\nend\\x1b"

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.frame import (
+from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.admin.routes import ROUTES, route_paths
+from phpmq_lite.admin.views.page_layout import (
     BELONGS,
     COLOURS,
     RAIL,
@@ -14,8 +16,6 @@ from phpmq_lite.admin.frame import (
     open_binds,
     url_or_none,
 )
-from phpmq_lite.admin.routes import ROUTES, paths
-from phpmq_lite.admin.urls import Urls
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.settings import Settings
 
@@ -54,7 +54,7 @@ def test_rail_has_its_routes_and_each_letter_once() -> None:
 
 
 def test_rail_entry_of_pages_beside_it_exists() -> None:
-    parts = {path.strip("/").partition("/")[0] for path in paths().values()}
+    parts = {path.strip("/").partition("/")[0] for path in route_paths().values()}
     assert set(BELONGS) - {"backups", "definitions"} <= parts
 
 

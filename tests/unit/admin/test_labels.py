@@ -1,12 +1,12 @@
 """Labels of the metrics: given for good, and counters that never fall."""
 
-from phpmq_lite.admin.labels import OTHER, Group, Labels, label
+from phpmq_lite.admin.monitoring.metric_labels import OTHER, MetricLabels, QueueSeries, label_name
 from phpmq_lite.histogram import BUCKETS
 from phpmq_lite.server.status import QueueStatus
 from tests.unit.admin.cases import queue_status
 
 
-def scrape(labels: Labels, *queues: QueueStatus, limit: int = 2) -> dict[str, Group]:
+def scrape(labels: MetricLabels, *queues: QueueStatus, limit: int = 2) -> dict[str, QueueSeries]:
     labels.begin()
     labels.add(queues, limit)
     labels.end()
@@ -18,21 +18,21 @@ def acked(name: str, queue_id: int, count: int) -> QueueStatus:
 
 
 def test_queues_past_the_limit_share_a_label() -> None:
-    found = scrape(Labels(), *(acked(f"q{at}", at, at) for at in range(1, 6)))
+    found = scrape(MetricLabels(), *(acked(f"q{at}", at, at) for at in range(1, 6)))
     assert {name: group.counts["acked"] for name, group in found.items()} == {
         "q1": 1, "q2": 2, OTHER: 3 + 4 + 5,
     }  # fmt: skip
 
 
 def test_counter_of_a_queue_that_is_gone_stays() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     scrape(labels, acked("a", 1, 7), acked("b", 2, 1))
     found = scrape(labels, acked("b", 2, 2))
     assert (found["a"].counts["acked"], found["a"].is_alive) == (7, False)
 
 
 def test_counter_goes_on_when_a_queue_comes_back_under_its_name() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     scrape(labels, acked("a", 1, 7))
     for queue_id in (1, 9):  # a removed queue comes back under its old number, or a new one
         scrape(labels)
@@ -42,13 +42,13 @@ def test_counter_goes_on_when_a_queue_comes_back_under_its_name() -> None:
 
 
 def test_counter_of_a_queue_that_began_anew_between_two_scrapes_does_not_fall() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     scrape(labels, acked("a", 1, 7))
     assert scrape(labels, acked("a", 9, 2))["a"].counts["acked"] == 9
 
 
 def test_rest_does_not_fall_when_one_of_it_is_gone() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     first = [acked("a", 1, 0), acked("b", 2, 0), acked("c", 3, 10), acked("d", 4, 5)]
     scrape(labels, *first)
     assert scrape(labels, *first[:3])[OTHER].counts["acked"] == 15
@@ -56,14 +56,14 @@ def test_rest_does_not_fall_when_one_of_it_is_gone() -> None:
 
 def test_queue_of_the_rest_never_gets_a_label_of_its_own() -> None:
     """Else ~other would fall, and the queue's own counter would begin with a jump."""
-    labels = Labels()
+    labels = MetricLabels()
     scrape(labels, acked("a", 1, 1), acked("b", 2, 1), acked("c", 3, 1))
     found = scrape(labels, acked("a", 1, 1), acked("c", 3, 1))
     assert "c" not in found
 
 
 def test_new_queue_takes_the_place_of_the_longest_gone() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     scrape(labels, acked("a", 1, 1), acked("b", 2, 1))
     scrape(labels, acked("b", 2, 1))
     scrape(labels)
@@ -71,7 +71,7 @@ def test_new_queue_takes_the_place_of_the_longest_gone() -> None:
 
 
 def test_histograms_of_one_label_add_up_and_never_fall() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     few = [0] * BUCKETS
     few[3] = 2
     one = queue_status("a", 1, wait=few)
@@ -83,11 +83,11 @@ def test_histograms_of_one_label_add_up_and_never_fall() -> None:
 
 
 def test_label_that_looks_like_the_rest_is_marked() -> None:
-    assert (label("~other"), label("orders")) == ("~~other", "orders")
+    assert (label_name("~other"), label_name("orders")) == ("~~other", "orders")
 
 
 def test_oldest_message_of_the_rest_is_the_oldest_of_all() -> None:
-    labels = Labels()
+    labels = MetricLabels()
     scrape(labels, *(acked(f"q{at}", at, 0) for at in range(1, 5)))
     labels.note_oldest({1: 50, 3: 40, 4: 30})
     assert {group.label: group.oldest_at for group in labels.groups()} == {

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.lists import QueuePage, as_data, csv_cell, is_named, page_of_queues
-from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.schemas import QueueOut, QueueQuery, QueueSort
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import csv_cell, list_response
+from phpmq_lite.admin.resources.queues import QueueView
+from phpmq_lite.admin.views.queue_list import (
+    QueuePage,
+    QueueQuery,
+    QueueSort,
+    make_queue_page,
+    matches_name,
+)
 from tests.unit.admin.cases import NOW_MS, queue_status
 
 
@@ -26,7 +33,7 @@ def query(**values: object) -> QueueQuery:
      ("orders", False), ("[m]ail*", False), ("il.*x", False)],
 )  # fmt: skip
 def test_name_matches_a_part_or_a_glob(pattern: str, expected: bool) -> None:
-    assert is_named("mail.retry", pattern) is expected
+    assert matches_name("mail.retry", pattern) is expected
 
 
 def test_filter_keeps_queues_that_have_it() -> None:
@@ -38,7 +45,7 @@ def test_filter_keeps_queues_that_have_it() -> None:
         queue_status("sad", 5, dead=1, consumers=1),
     ]
     found = {
-        has: names(page_of_queues(queues, {}, query(has=has)))
+        has: names(make_queue_page(queues, {}, query(has=has)))
         for has in ("backlog", "no-consumer", "paused", "dead")
     }
     assert found == {
@@ -52,7 +59,7 @@ def test_filter_keeps_queues_that_have_it() -> None:
 def test_age_puts_the_longest_waiting_first() -> None:
     queues = [queue_status(name, at) for at, name in enumerate(("none", "young", "old"))]
     ages = {1: NOW_MS - 5, 2: NOW_MS - 500}
-    assert names(page_of_queues(queues, ages, query(sort="-age"))) == ["old", "young", "none"]
+    assert names(make_queue_page(queues, ages, query(sort="-age"))) == ["old", "young", "none"]
 
 
 @given(
@@ -68,30 +75,30 @@ def test_pages_have_every_queue_once_in_both_directions(
         for at, (ready, dead) in enumerate(values)
     ]
     ages = {at: NOW_MS - ready for at, (ready, _) in enumerate(values) if ready}
-    whole = names(page_of_queues(queues, ages, query(sort=sort, limit=200)))
-    page = page_of_queues(queues, ages, query(sort=sort, limit=limit))
+    whole = names(make_queue_page(queues, ages, query(sort=sort, limit=200)))
+    page = make_queue_page(queues, ages, query(sort=sort, limit=limit))
     there = names(page)
     while page.next:
-        page = page_of_queues(queues, ages, query(sort=sort, limit=limit, cursor=page.next))
+        page = make_queue_page(queues, ages, query(sort=sort, limit=limit, cursor=page.next))
         there += names(page)
     back = names(page)
     while page.previous:
-        page = page_of_queues(queues, ages, query(sort=sort, limit=limit, cursor=page.previous))
+        page = make_queue_page(queues, ages, query(sort=sort, limit=limit, cursor=page.previous))
         back = names(page) + back
     assert there == back == whole
 
 
 def test_cursor_goes_on_behind_a_queue_that_has_gone() -> None:
     queues = [queue_status(name, at) for at, name in enumerate("abcd")]
-    cursor = page_of_queues(queues, {}, query(limit=2)).next
-    assert names(page_of_queues(queues[2:], {}, query(limit=2, cursor=cursor))) == ["c", "d"]
+    cursor = make_queue_page(queues, {}, query(limit=2)).next
+    assert names(make_queue_page(queues[2:], {}, query(limit=2, cursor=cursor))) == ["c", "d"]
 
 
 def test_cursor_of_another_order_is_refused() -> None:
     queues = [queue_status(name, at) for at, name in enumerate("abcd")]
-    cursor = page_of_queues(queues, {}, query(limit=2)).next
+    cursor = make_queue_page(queues, {}, query(limit=2)).next
     with pytest.raises(Problem):
-        page_of_queues(queues, {}, query(limit=2, cursor=cursor, sort="-ready"))
+        make_queue_page(queues, {}, query(limit=2, cursor=cursor, sort="-ready"))
 
 
 @pytest.mark.parametrize(
@@ -104,13 +111,13 @@ def test_cell_is_never_a_formula(value: object, cell: str) -> None:
 
 
 def test_lines_end_with_complete() -> None:
-    items = [QueueOut.of(queue_status("=a"), None, NOW_MS)]
-    text = as_data("jsonl", QueueOut, items, "next").text
+    items = [QueueView.of(queue_status("=a"), None, NOW_MS)]
+    text = list_response("jsonl", QueueView, items, "next").text
     assert text is not None
     assert text.splitlines()[-1] == '{"complete": true, "count": 1, "next": "next"}'
 
 
 def test_empty_csv_has_its_head() -> None:
-    text = as_data("csv", QueueOut, []).text
+    text = list_response("csv", QueueView, []).text
     assert text is not None
     assert text.startswith("queue_id,name,ready")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin import peers, processes, streams, tails
-from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.streams import (
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.monitoring import connections, live_feeds, processes
+from phpmq_lite.admin.monitoring.live_feeds import (
     CONTROL,
     FIRST_ROWS,
     IDLE_FEEDS,
@@ -16,14 +16,16 @@ from phpmq_lite.admin.streams import (
     STREAMS_OF_CONTROL,
     STREAMS_PER_SESSION,
     Feed,
-    Hub,
-    Kept,
-    Seen,
-    Stream,
+    FeedPosition,
+    FeedState,
+    FeedStream,
+    LiveFeeds,
     read_seen,
 )
-from phpmq_lite.admin.tails import Happening, Tail
-from phpmq_lite.admin.waiting import Mark
+from phpmq_lite.admin.resources import frame_inspector
+from phpmq_lite.admin.resources import tail as tails
+from phpmq_lite.admin.resources.tail import QueueTail, TailEvent
+from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.errors import StorageError
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.storage.read.activity import MessagePlace, RecentActivity
@@ -61,7 +63,7 @@ def test_feed_names_a_field_that_is_gone_once() -> None:
 def test_feed_gives_all_to_who_was_at_another_feed() -> None:
     feed = Feed(2)
     feed.take({"shown": {"a": "1"}})
-    assert feed.since(Seen(1, 9, 9)).data == {"shown": {"a": "1"}}
+    assert feed.since(FeedPosition(1, 9, 9)).data == {"shown": {"a": "1"}}
 
 
 def test_feed_gives_rows_once_and_counts_those_left_out() -> None:
@@ -90,7 +92,7 @@ def test_event_id_of_something_else_counts_as_none(text: str) -> None:
 
 
 def test_event_id_reads_back() -> None:
-    assert read_seen(str(Seen(3, 17, 2040))) == Seen(3, 17, 2040)
+    assert read_seen(str(FeedPosition(3, 17, 2040))) == FeedPosition(3, 17, 2040)
 
 
 # -- streams
@@ -112,18 +114,18 @@ class Source:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    monkeypatch.setattr(streams, "EVERY_S", 0.001)
-    return Hub()
+def hub(monkeypatch: pytest.MonkeyPatch) -> LiveFeeds:
+    monkeypatch.setattr(live_feeds, "EVERY_S", 0.001)
+    return LiveFeeds()
 
 
-def opened(hub: Hub, source: Source, session: str = "s", key: str = "k") -> Stream:
+def opened(hub: LiveFeeds, source: Source, session: str = "s", key: str = "k") -> FeedStream:
     stream = hub.open(key, source, session, None, lambda: True)
     assert stream is not None
     return stream
 
 
-async def test_streams_of_one_feed_share_its_evaluations(hub: Hub) -> None:
+async def test_streams_of_one_feed_share_its_evaluations(hub: LiveFeeds) -> None:
     source = Source()
     both = [opened(hub, source, f"s{number}") for number in range(2)]
     updates = [await stream.next() for stream in both]
@@ -135,7 +137,7 @@ async def test_streams_of_one_feed_share_its_evaluations(hub: Hub) -> None:
         hub.leave("k", stream)
 
 
-async def test_nothing_is_evaluated_when_the_last_one_has_left(hub: Hub) -> None:
+async def test_nothing_is_evaluated_when_the_last_one_has_left(hub: LiveFeeds) -> None:
     source = Source()
     stream = opened(hub, source)
     await stream.next()
@@ -147,7 +149,7 @@ async def test_nothing_is_evaluated_when_the_last_one_has_left(hub: Hub) -> None
     assert hub.streams == 0
 
 
-async def test_first_event_comes_even_if_a_feed_has_nothing(hub: Hub) -> None:
+async def test_first_event_comes_even_if_a_feed_has_nothing(hub: LiveFeeds) -> None:
     source = Source()
     source.data = {"rows": [], "missed": 0}
     stream = opened(hub, source)
@@ -157,7 +159,7 @@ async def test_first_event_comes_even_if_a_feed_has_nothing(hub: Hub) -> None:
     hub.leave("k", stream)
 
 
-async def test_session_has_four_streams(hub: Hub) -> None:
+async def test_session_has_four_streams(hub: LiveFeeds) -> None:
     source = Source()
     mine = [opened(hub, source, "mine") for _ in range(STREAMS_PER_SESSION)]
     assert hub.open("k", source, "mine", None, lambda: True) is None
@@ -166,14 +168,14 @@ async def test_session_has_four_streams(hub: Hub) -> None:
     assert hub.open("k", source, "mine", None, lambda: True) is not None
 
 
-async def test_control_socket_has_streams_of_its_own(hub: Hub) -> None:
+async def test_control_socket_has_streams_of_its_own(hub: LiveFeeds) -> None:
     source = Source()
     for _ in range(STREAMS_OF_CONTROL):
         opened(hub, source, CONTROL)
     assert hub.open("k", source, CONTROL, None, lambda: True) is None
 
 
-async def test_broker_has_a_limit_of_streams(hub: Hub) -> None:
+async def test_broker_has_a_limit_of_streams(hub: LiveFeeds) -> None:
     source = Source()
     for number in range(STREAMS):
         opened(hub, source, str(number))
@@ -181,7 +183,7 @@ async def test_broker_has_a_limit_of_streams(hub: Hub) -> None:
     assert hub.open("k", source, "one more", None, lambda: True) is None
 
 
-async def test_place_of_a_peer_that_has_gone_is_free(hub: Hub) -> None:
+async def test_place_of_a_peer_that_has_gone_is_free(hub: LiveFeeds) -> None:
     source, alive = Source(), [True]
     for _ in range(STREAMS_PER_SESSION):
         assert hub.open("k", source, "s", None, lambda: alive[0]) is not None
@@ -189,7 +191,7 @@ async def test_place_of_a_peer_that_has_gone_is_free(hub: Hub) -> None:
     assert hub.open("k", source, "s", None, lambda: True) is not None
 
 
-async def test_close_ends_streams_and_waits(hub: Hub) -> None:
+async def test_close_ends_streams_and_waits(hub: LiveFeeds) -> None:
     stream, wait = opened(hub, Source()), asyncio.Event()
     hub.waits[wait] = "anna"
     hub.close()
@@ -199,7 +201,7 @@ async def test_close_ends_streams_and_waits(hub: Hub) -> None:
     assert hub.open("k", Source(), "s", None, lambda: True) is None
 
 
-async def test_streams_end_when_what_they_show_is_gone(hub: Hub) -> None:
+async def test_streams_end_when_what_they_show_is_gone(hub: LiveFeeds) -> None:
     source = Source()
     stream = opened(hub, source)
     await stream.next()
@@ -208,7 +210,7 @@ async def test_streams_end_when_what_they_show_is_gone(hub: Hub) -> None:
     assert stream.reason == "gone"
 
 
-async def test_stream_outlives_an_evaluation_that_failed(hub: Hub) -> None:
+async def test_stream_outlives_an_evaluation_that_failed(hub: LiveFeeds) -> None:
     source = Source()
     source.error = StorageError("disk")
     stream = opened(hub, source)
@@ -221,16 +223,16 @@ async def test_stream_outlives_an_evaluation_that_failed(hub: Hub) -> None:
 
 
 async def test_stream_ends_after_its_time_so_that_rights_are_looked_at_anew(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+    hub: LiveFeeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "STREAM_S", 0.0)
+    monkeypatch.setattr(live_feeds, "STREAM_S", 0.0)
     stream = opened(hub, Source())
     while await stream.next() is not None:
         pass
     assert stream.reason == "renew"
 
 
-async def test_poll_gives_what_a_stream_gives(hub: Hub) -> None:
+async def test_poll_gives_what_a_stream_gives(hub: LiveFeeds) -> None:
     source = Source()
     first = await hub.poll("k", source, None)
     assert first.data == {"shown": {"n": "0"}}
@@ -240,15 +242,15 @@ async def test_poll_gives_what_a_stream_gives(hub: Hub) -> None:
 
 
 async def test_polls_evaluate_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub, source = Hub(), Source()
+    hub, source = LiveFeeds(), Source()
     for _ in range(5):
         await hub.poll("k", source, None)
     assert source.count == 1
 
 
-async def test_feeds_that_nobody_uses_are_forgotten(hub: Hub) -> None:
+async def test_feeds_that_nobody_uses_are_forgotten(hub: LiveFeeds) -> None:
     for number in range(IDLE_FEEDS + 5):
-        hub.kept[number] = Kept()
+        hub.kept[number] = FeedState()
         await hub.poll(number, Source(), None)
     assert len(hub.kept) == IDLE_FEEDS + 1
 
@@ -290,14 +292,14 @@ def message(seq: int, queue_id: int = 1, **values: Any) -> Message:
     return made
 
 
-def tail_of(*places: MessagePlace) -> tuple[Engine, Tail, Readings]:
+def tail_of(*places: MessagePlace) -> tuple[Engine, QueueTail, Readings]:
     engine, readings = Engine(), Readings(*places)
-    tail = Tail(1, "mail", engine.tap, readings)
+    tail = QueueTail(1, "mail", engine.tap, readings)
     tail.listen()
     return engine, tail, readings
 
 
-async def kinds(tail: Tail) -> list[str]:
+async def kinds(tail: QueueTail) -> list[str]:
     happenings, _ = await tail.take()
     tail.stop()
     return [happening.kind for happening in happenings]
@@ -380,8 +382,8 @@ async def test_tail_that_stopped_listens_no_more() -> None:
 
 
 def test_row_of_a_tail_shows_nothing_hidden() -> None:
-    happening = Happening("publish", 5, 9, "\u202ebad", 4, MessagePlace(9, 1, 1, 3, b"a\x00b"))
-    row = tails.row_of(happening, {4: "client 4"}, lambda id_: f"/messages/{id_}")
+    happening = TailEvent("publish", 5, 9, "\u202ebad", 4, MessagePlace(9, 1, 1, 3, b"a\x00b"))
+    row = tails.tail_row(happening, {4: "client 4"}, lambda id_: f"/messages/{id_}")
     assert row["text"] == "by client 4, \\u202ebad"
     assert row["preview"] == "a\\x00b"
     assert (row["id"], row["kind"], row["seq"]) == ("publish.9.5", "publish", "#9")
@@ -400,20 +402,20 @@ def test_filter_of_a_tail_takes_kinds_and_text() -> None:
 
 
 def test_cursor_of_a_wait_reads_back() -> None:
-    assert Mark.read(Mark(7, 9).text) == Mark(7, 9)
-    assert Mark.read(None) is None
+    assert WaitPosition.read(WaitPosition(7, 9).text) == WaitPosition(7, 9)
+    assert WaitPosition.read(None) is None
 
 
-@pytest.mark.parametrize("text", ["x", "WzEsMl0", Mark(-1, 0).text])
+@pytest.mark.parametrize("text", ["x", "WzEsMl0", WaitPosition(-1, 0).text])
 def test_cursor_of_something_else_is_refused(text: str) -> None:
     with pytest.raises(Problem):
-        Mark.read(text)
+        WaitPosition.read(text)
 
 
 def test_cursor_behind_a_publish_leaves_its_end_ahead() -> None:
     ids = [f"{seq:016x}{1:016x}" for seq in (12, 11)]
-    assert Mark(7, 9).after(ids) == Mark(12, 9)
-    assert Mark(7, 9).after([]) == Mark(7, 9)
+    assert WaitPosition(7, 9).after(ids) == WaitPosition(12, 9)
+    assert WaitPosition(7, 9).after([]) == WaitPosition(7, 9)
 
 
 # -- who a client is
@@ -433,8 +435,10 @@ def test_process_is_found_by_the_own_end_of_its_socket() -> None:
 
 
 def test_sockets_that_listen_are_found_by_their_port() -> None:
-    assert list(processes.listening(TABLE, 0x238C)) == ["100"]  # and none of its connections
-    assert list(processes.listening(TABLE, 50_000)) == []
+    assert list(processes.listening_sockets(TABLE, 0x238C)) == [
+        "100"
+    ]  # and none of its connections
+    assert list(processes.listening_sockets(TABLE, 50_000)) == []
 
 
 @pytest.mark.parametrize(
@@ -486,7 +490,7 @@ def test_label_is_that_of_the_narrowest_network(address: str, label: str) -> Non
         "10.0.0.7": "seven", "10.0.0.0/24": "office", "10.0.0.0/8": "all of it",
         "unix": "here", "::1": "six", "not a network": "never",
     }  # fmt: skip
-    assert peers.label_of(address, labels) == label
+    assert connections.label_of(address, labels) == label
 
 
 @pytest.mark.parametrize(
@@ -494,8 +498,10 @@ def test_label_is_that_of_the_narrowest_network(address: str, label: str) -> Non
     [(" 10.0.0.7 ", "10.0.0.7"), ("10.0.0.9/24", "10.0.0.0/24"), ("unix", "unix"), ("a", None)],
 )
 def test_label_belongs_to_an_address_or_network(text: str, name: str | None) -> None:
-    assert peers.read_label_name(text) == name
+    assert connections.read_label_name(text) == name
 
 
 def test_bytes_are_shown_without_anything_hidden() -> None:
-    assert peers.shown_bytes("P01é\u202e".encode() + b"\xff\x00") == "P01é\\u202e\\xff\\x00"
+    assert (
+        frame_inspector.format_bytes("P01é\u202e".encode() + b"\xff\x00") == "P01é\\u202e\\xff\\x00"
+    )

@@ -4,10 +4,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from phpmq_lite.admin import metrics
-from phpmq_lite.admin.http_figures import HttpFigures
-from phpmq_lite.admin.labels import OTHER, Labels
-from phpmq_lite.admin.metrics import Readings
+from phpmq_lite.admin.monitoring import metrics
+from phpmq_lite.admin.monitoring.http_counters import HttpCounters
+from phpmq_lite.admin.monitoring.metric_labels import OTHER, MetricLabels
+from phpmq_lite.admin.monitoring.metrics import MetricReadings
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus
@@ -17,17 +17,17 @@ Samples = dict[tuple[str, str], float]
 
 
 async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **more: Any) -> Samples:
-    labels = Labels()
+    labels = MetricLabels()
     labels.begin()
     labels.add(status.queues, 200)
     labels.end()
     labels.note_oldest(ages or {})
-    http = HttpFigures()
+    http = HttpCounters()
     http.add("overview", "GET", 200, 0.02)
     http.add("events", "GET", 200, None)
     http.add("other", "BREW", 405, 0.0)
-    readings = Readings(status, http, "0.1.0", NOW_MS, **more)
-    text = (await metrics.render(readings, labels.groups())).decode()
+    readings = MetricReadings(status, http, "0.1.0", NOW_MS, **more)
+    text = (await metrics.render_metrics(readings, labels.groups())).decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -159,15 +159,15 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
 
 async def test_every_family_is_there() -> None:
     """docs/metrics.md has the list; a family without a sample still has its TYPE line."""
-    labels = Labels()
+    labels = MetricLabels()
     labels.begin()
     labels.add([queue_status()], 200)
     labels.end()
-    readings = Readings(
-        broker_status(), HttpFigures(), "0", NOW_MS, files={}, disk_free=0, history_rows=0,
+    readings = MetricReadings(
+        broker_status(), HttpCounters(), "0", NOW_MS, files={}, disk_free=0, history_rows=0,
         history_offset=0, removed=0,
     )  # fmt: skip
-    text = (await metrics.render(readings, labels.groups())).decode()
+    text = (await metrics.render_metrics(readings, labels.groups())).decode()
     found = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     expected = """
         phpmq_build_info phpmq_start_time_seconds phpmq_event_loop_lag_seconds

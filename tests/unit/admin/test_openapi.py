@@ -8,14 +8,14 @@ from aiohttp import web
 from openapi_spec_validator import validate
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin import calls, openapi
-from phpmq_lite.admin.calls import Member
-from phpmq_lite.admin.members import MEANS
-from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resources import api_reference
+from phpmq_lite.admin.resources.api_descriptions import MEANS
+from phpmq_lite.admin.resources.api_reference import ApiField
 from phpmq_lite.admin.routes import ROUTES
 
-DOCUMENT = openapi.document(ROUTES, "1.2.3", "/api/v1")
-CALLS = [route for route in ROUTES if route.path.startswith(f"{openapi.PREFIX}/")]
+DOCUMENT = api_reference.build_document(ROUTES, "1.2.3", "/api/v1")
+CALLS = [route for route in ROUTES if route.path.startswith(f"{api_reference.PREFIX}/")]
 
 
 def test_document_is_valid() -> None:
@@ -24,7 +24,9 @@ def test_document_is_valid() -> None:
 
 @pytest.mark.parametrize("route", CALLS, ids=lambda route: route.name)
 def test_document_has_each_call_with_its_models(route: Route) -> None:
-    operation = DOCUMENT["paths"][route.path.removeprefix(openapi.PREFIX)][route.method.lower()]
+    operation = DOCUMENT["paths"][route.path.removeprefix(api_reference.PREFIX)][
+        route.method.lower()
+    ]
     assert operation["summary"].endswith(".")
     assert ("requestBody" in operation) == (route.takes is not None)
     assert ("content" in operation["responses"][str(route.status)]) == (route.gives is not None)
@@ -64,7 +66,7 @@ def document_of(model: type[BaseModel]) -> dict[str, Any]:
     route = Route(
         "GET", "/api/v1/thing", Role.VIEWER, "api-thing", no_handler, query=model, gives=model
     )
-    return openapi.document([route], "1.2.3", "/api/v1")
+    return api_reference.build_document([route], "1.2.3", "/api/v1")
 
 
 async def no_handler(request: web.Request) -> web.StreamResponse:
@@ -196,14 +198,14 @@ def test_member_that_is_a_shape_has_a_description_beside_its_reference(
     assert schemas["Pot"]["properties"]["lid"] == {
         "$ref": "#/components/schemas/Lid", "description": "what closes it",
     }  # fmt: skip
-    assert calls.members(schemas["Pot"], schemas) == [
-        Member("lid", "Lid", is_needed=True, text="what closes it")
+    assert api_reference.fields_of(schemas["Pot"], schemas) == [
+        ApiField("lid", "Lid", is_needed=True, text="what closes it")
     ]
     validate(document)
 
 
 def test_reference_shows_what_parameters_mean() -> None:
-    groups = calls.grouped(ROUTES, DOCUMENT, "http://here")
+    groups = api_reference.group_calls(ROUTES, DOCUMENT, "http://here")
     shown = [member for _, some in groups for call in some for member in call.query]
     assert shown
     assert [member.name for member in shown if not member.text] == []

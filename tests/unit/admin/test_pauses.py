@@ -2,7 +2,7 @@
 
 import asyncio
 
-from phpmq_lite.admin import pauses
+from phpmq_lite.admin.views import rendering
 
 
 async def test_everything_is_taken_in_order() -> None:
@@ -12,7 +12,7 @@ async def test_everything_is_taken_in_order() -> None:
         nonlocal pauses_made
         pauses_made += 1
 
-    assert await pauses.gather_slowly(iter(range(1_000)), pause) == list(range(1_000))
+    assert await rendering.gather_in_slices(iter(range(1_000)), pause) == list(range(1_000))
     assert pauses_made >= 1  # before the first piece, for what came before it took its time too
 
 
@@ -22,7 +22,7 @@ async def test_a_piece_ends_with_its_time() -> None:
 
     def work() -> object:
         for number in range(5):
-            ends = asyncio.get_running_loop().time() + pauses.PIECE_S
+            ends = asyncio.get_running_loop().time() + rendering.PIECE_S
             while asyncio.get_running_loop().time() < ends:
                 pass
             taken.append(number)
@@ -30,5 +30,5 @@ async def test_a_piece_ends_with_its_time() -> None:
 
     turns: list[int] = []
     taken: list[int] = []
-    await pauses.gather_slowly(work(), pause)  # type: ignore[arg-type]
+    await rendering.gather_in_slices(work(), pause)  # type: ignore[arg-type]
     assert turns == [1, 2, 3, 4, 5]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.admin.problems import problem_of
+from phpmq_lite.admin.base.problems import problem_of
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 
 

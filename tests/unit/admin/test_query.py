@@ -7,19 +7,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.query import (
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.search_query import (
     QUALIFIERS,
     QUERY_CHARACTERS,
     STATES,
     TERMS,
-    of_group,
-    of_ids,
-    of_meta,
-    of_queue,
-    of_traces,
-    of_verdict,
-    parse,
+    group_search,
+    ids_search,
+    meta_search,
+    parse_search,
+    queue_search,
+    traces_search,
+    verdict_search,
 )
 from phpmq_lite.storage.read.dead_letter_groups import (
     DeadLetterCause,
@@ -39,13 +39,13 @@ from phpmq_lite.storage.read.search_plan import (
 
 
 def only(text: str) -> SearchTerm:
-    [term] = parse(text).terms
+    [term] = parse_search(text).terms
     return term
 
 
 def refusal(text: str) -> Problem:
     with pytest.raises(Problem) as caught:
-        parse(text)
+        parse_search(text)
     assert (caught.value.status, caught.value.field) == (422, "q")
     return caught.value
 
@@ -54,7 +54,7 @@ def refusal(text: str) -> Problem:
 
 
 def test_search_with_everything_is_read_piece_by_piece() -> None:
-    query = parse(
+    query = parse_search(
         "queue:mail* state:dead urn:orders:* trace:7b3f id:d7e7 data.order_id:1042 deliveries:>3 "
         'size:>100k ttl:<60s age:>1h reason:crc client:10.0.0.7 -urn:test:* "free text"'
     )
@@ -118,7 +118,7 @@ def test_piece_is_read_as(text: str, term: SearchTerm) -> None:
 
 
 def test_repeated_terms_count_once() -> None:
-    assert parse("a a state:dead state:dead") == parse("a state:dead")
+    assert parse_search("a a state:dead state:dead") == parse_search("a state:dead")
 
 
 # -- what is refused
@@ -174,14 +174,14 @@ PIECES = st.sampled_from(
 def test_any_text_is_a_query_or_a_problem(text: str) -> None:
     found: SearchQuery | Problem
     try:
-        found = parse(text)
+        found = parse_search(text)
     except Problem as problem:
         found = problem
     if isinstance(found, Problem):
         assert (found.status, found.field) == (422, "q")
     else:
-        assert parse(str(found)) == found
-        assert str(parse(str(found))) == str(found)
+        assert parse_search(str(found)) == found
+        assert str(parse_search(str(found))) == str(found)
 
 
 # -- patterns
@@ -202,15 +202,15 @@ def test_glob_takes_brackets_as_text() -> None:
 
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), min_size=1))
 def test_search_for_a_queue_reads_back(name: str) -> None:
-    query = of_queue(name, ("ready", "dispatched"))
+    query = queue_search(name, ("ready", "dispatched"))
     if len(str(query)) <= QUERY_CHARACTERS:
-        assert parse(str(query)) == query
+        assert parse_search(str(query)) == query
     assert plain_text(query.terms[0].value) == name
 
 
 def test_search_for_ids_and_traces_read_back() -> None:
-    for query in (of_ids(["a" * 32, "0" * 32]), of_traces('t "1" *')):
-        assert parse(str(query)) == query
+    for query in (ids_search(["a" * 32, "0" * 32]), traces_search('t "1" *')):
+        assert parse_search(str(query)) == query
 
 
 def group(**changes: str | None) -> DeadLetterGroup:
@@ -220,20 +220,20 @@ def group(**changes: str | None) -> DeadLetterGroup:
 
 
 def test_search_for_a_group_of_dead_letters_reads_back() -> None:
-    query = of_group(group())
+    query = group_search(group())
     assert str(query) == (
         'queue:"a b.dlq" state:ready origin:"a b" urn:urn:a reason:client '
         'dead_letter.error:"Key * of *"'
     )
-    assert parse(str(query)) == query
+    assert parse_search(str(query)) == query
 
 
 def test_what_a_group_does_not_have_is_excluded() -> None:
-    query = of_group(group(urn=None, cause=None))
+    query = group_search(group(urn=None, cause=None))
     assert str(query) == (
         'queue:"a b.dlq" state:ready origin:"a b" -urn:* reason:client -dead_letter.error:*'
     )
-    assert parse(str(query)) == query
+    assert parse_search(str(query)) == query
 
 
 @given(st.binary(max_size=300))
@@ -242,7 +242,7 @@ def test_any_cause_makes_a_search_that_reads_back(block: bytes) -> None:
     assert cause is not None
     made = group(cause=cause.text)
     made.is_whole = cause.is_whole
-    assert parse(str(of_group(made))) == of_group(made)
+    assert parse_search(str(group_search(made))) == group_search(made)
 
 
 # Without a letter between digits nothing varies, so the search takes no other text.
@@ -262,7 +262,7 @@ def test_search_for_a_group_finds_what_is_in_it_and_nothing_else(
     for cause, members in groups.items():
         made = group(cause=cause.text)
         made.is_whole = cause.is_whole
-        term = parse(str(of_group(made))).terms[-1]
+        term = parse_search(str(group_search(made))).terms[-1]
         assert not term.sign
         assert [text for text in texts if fnmatchcase(text, as_glob(term.value))] == members
 
@@ -276,7 +276,7 @@ def test_search_for_a_group_finds_all_that_is_in_it(text: str) -> None:
     assert cause is not None
     made = group(cause=cause.text)
     made.is_whole = cause.is_whole
-    found = parse(str(of_group(made))).terms[-1]
+    found = parse_search(str(group_search(made))).terms[-1]
     assert fnmatchcase(text.encode(errors="replace").decode(), as_glob(found.value))
 
 
@@ -308,11 +308,11 @@ def test_what_no_envelope_can_be_is_refused(text: str) -> None:
 def test_group_of_a_record_that_a_program_wrote_is_found_by_its_block() -> None:
     said = (("detail", "no * answer"), ("original_queue", "orders"))
     group = DeadLetterGroup(1, "orders.dlq", None, None, "no * answer", None, "orders", said)
-    assert str(of_group(group)) == (
+    assert str(group_search(group)) == (
         "queue:orders.dlq state:ready -origin:* -urn:* -reason:* "
         r'dead_letter.detail:"no \\* answer" dead_letter.original_queue:orders -dead_letter.error:*'
     )
-    assert parse(str(of_group(group))) == of_group(group)
+    assert parse_search(str(group_search(group))) == group_search(group)
 
 
 def test_block_says_why_and_where() -> None:
@@ -326,6 +326,6 @@ def test_block_says_why_and_where() -> None:
 
 
 def test_searches_for_envelopes_can_be_typed() -> None:
-    assert str(of_meta("a*b")) == r"meta:a\*b"
-    assert str(of_verdict("a b")) == 'queue:"a b" state:dead verdict:*'
-    assert parse(str(of_verdict("q", "poison"))) == of_verdict("q", "poison")
+    assert str(meta_search("a*b")) == r"meta:a\*b"
+    assert str(verdict_search("a b")) == 'queue:"a b" state:dead verdict:*'
+    assert parse_search(str(verdict_search("q", "poison"))) == verdict_search("q", "poison")

@@ -4,7 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from phpmq_lite.admin.queue_settings import BadFieldError, Field, changes, fields
+from phpmq_lite.admin.views.queue_settings_form import (
+    BadFieldError,
+    SettingField,
+    changed_settings,
+    form_fields_of,
+)
 from phpmq_lite.queue_settings import QueueSettings
 from tests.unit.admin.cases import queue_status
 
@@ -12,9 +17,9 @@ DEFAULTS = {"max_deliveries": 20, "ack_timeout_s": 1_800}
 OWN = QueueSettings(max_deliveries=5, on_expire="forward:late", pinned=True, note="a\nb")
 
 
-def shown(settings: QueueSettings = OWN, name: str = "orders") -> dict[str, Field]:
+def shown(settings: QueueSettings = OWN, name: str = "orders") -> dict[str, SettingField]:
     queue = queue_status(name, settings=settings)
-    return {one.name: one for _, group in fields(queue, DEFAULTS) for one in group}
+    return {one.name: one for _, group in form_fields_of(queue, DEFAULTS) for one in group}
 
 
 def typed(**changed: str) -> Callable[[str], str]:
@@ -40,7 +45,7 @@ def test_default_follows_from_the_name() -> None:
 
 
 def test_form_sent_back_as_it_stands_changes_nothing() -> None:
-    assert changes(queue_status(settings=OWN), DEFAULTS, typed()) == {}
+    assert changed_settings(queue_status(settings=OWN), DEFAULTS, typed()) == {}
 
 
 @pytest.mark.parametrize(
@@ -59,12 +64,12 @@ def test_form_sent_back_as_it_stands_changes_nothing() -> None:
 def test_field_that_was_changed_is_the_only_change(
     field: str, value: str, expected: object
 ) -> None:
-    made = changes(queue_status(settings=OWN), DEFAULTS, typed(**{field: value}))
+    made = changed_settings(queue_status(settings=OWN), DEFAULTS, typed(**{field: value}))
     assert made == {field: expected}
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "²", "9" * 19])
 def test_number_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(BadFieldError) as caught:
-        changes(queue_status(settings=OWN), DEFAULTS, typed(max_deliveries=value))
+        changed_settings(queue_status(settings=OWN), DEFAULTS, typed(max_deliveries=value))
     assert caught.value.field == "max_deliveries"

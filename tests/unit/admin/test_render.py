@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.frame import COLOURS
-from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.render import Static
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.views.page_layout import COLOURS
+from phpmq_lite.admin.views.rendering import StaticFiles
 from phpmq_lite.installation import templates_folder
 
 SCRIPT_BYTES = 22_000  # all scripts together
@@ -17,14 +17,14 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (FOLDER / "stat
 SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
 
 
-async def ask(static: Static, name: str, version: str = "") -> Any:
+async def ask(static: StaticFiles, name: str, version: str = "") -> Any:
     parts = {"version": version, "name": name}
     request = make_mocked_request("GET", f"/static/{version}/{name}", match_info=parts)
     return await static.handle(request)
 
 
 async def test_static_file_may_be_kept_where_its_version_is_asked_for() -> None:
-    static = Static(FOLDER / "static")
+    static = StaticFiles(FOLDER / "static")
     kept = await ask(static, "app.css", static.version)
     asked = await ask(static, "app.css", "old")
     assert kept.headers["Cache-Control"] == "public, max-age=31536000, immutable"
@@ -35,11 +35,11 @@ async def test_static_file_may_be_kept_where_its_version_is_asked_for() -> None:
 @pytest.mark.parametrize("name", ["../base.html", "base.html", "", "app.css/"])
 async def test_nothing_but_the_static_files_can_be_asked_for(name: str) -> None:
     with pytest.raises(Problem, match="There is no page"):
-        await ask(Static(FOLDER / "static"), name)
+        await ask(StaticFiles(FOLDER / "static"), name)
 
 
 async def test_favicon_has_the_colour_of_the_environment() -> None:
-    static = Static(FOLDER / "static")
+    static = StaticFiles(FOLDER / "static")
     for name, colour in COLOURS.items():
         picture = (await ask(static, f"mark-{name}.svg")).body.decode()
         assert (colour in picture, "#5357c6" in picture) == (True, False)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from phpmq_lite.admin.route import Role, Route
+from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.installation import templates_folder
 

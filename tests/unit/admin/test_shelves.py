@@ -2,7 +2,12 @@
 
 import pytest
 
-from phpmq_lite.admin.shelves import has_records, is_shelf, named, records_of
+from phpmq_lite.admin.views.dead_letter_queues import (
+    dead_letter_queue_of,
+    dead_letter_queues_named,
+    has_records,
+    is_dead_letter_queue,
+)
 from phpmq_lite.queue_settings import QueueSettings
 from tests.unit.admin.cases import queue_status
 
@@ -23,10 +28,14 @@ QUEUES = (
      ("not.there", "not.there.dlq")],
 )  # fmt: skip
 def test_records_lie_where_the_setting_says_or_beside(name: str, records: str) -> None:
-    assert records_of(QUEUES, name) == records
+    assert dead_letter_queue_of(QUEUES, name) == records
 
 
 def test_queue_that_a_setting_names_has_records() -> None:
-    assert named(QUEUES) == {"failed"}
-    assert [is_shelf(QUEUES, name) for name in ("failed", "a.dlq", "orders")] == [True, True, False]
+    assert dead_letter_queues_named(QUEUES) == {"failed"}
+    assert [is_dead_letter_queue(QUEUES, name) for name in ("failed", "a.dlq", "orders")] == [
+        True,
+        True,
+        False,
+    ]
     assert not has_records("failed", frozenset())

@@ -3,7 +3,14 @@
 import json
 import re
 
-from phpmq_lite.admin.snippets import CONTENT, QUEUE, http_address, pipeline, snippets, tcp_address
+from phpmq_lite.admin.views.copy_snippets import (
+    CONTENT,
+    QUEUE,
+    http_address,
+    pipeline_snippets,
+    publish_snippets,
+    tcp_address,
+)
 from phpmq_lite.server.addresses import PhpmqListener
 
 BASE = "http://127.0.0.1:9101"
@@ -33,14 +40,14 @@ def test_without_a_listener_the_default_is_shown() -> None:
 
 
 def test_all_four_name_the_address() -> None:
-    made = snippets("::1", 9107, "https://mq.example/mq")
+    made = publish_snippets("::1", 9107, "https://mq.example/mq")
     assert [snippet.key for snippet in made] == ["php", "python", "curl", "cli"]
     assert all("[::1]:9107" in snippet.code for snippet in made if snippet.key != "curl")
     assert "https://mq.example/mq/api/v1/queues/orders/messages" in made[2].code
 
 
 def test_curl_sends_what_the_api_takes() -> None:
-    code = snippets("127.0.0.1", 9100, http_address("http", "127.0.0.1:9101", ""))[2].code
+    code = publish_snippets("127.0.0.1", 9100, http_address("http", "127.0.0.1:9101", ""))[2].code
     body = re.search(r"-d '(.*)'", code)
     assert body is not None
     assert json.loads(body[1]) == {"content": CONTENT}
@@ -48,9 +55,9 @@ def test_curl_sends_what_the_api_takes() -> None:
 
 
 def test_pipeline_commands_name_the_broker_and_a_token_where_one_is_needed() -> None:
-    plain = pipeline("http://mq:9101/mq", needs_token=False)
+    plain = pipeline_snippets("http://mq:9101/mq", needs_token=False)
     assert [one.key for one in plain] == ["install", "doctor", "run"]
     assert plain[-1].code == "phpmq-lite pipeline run --url http://mq:9101/mq"
-    guarded = pipeline("https://mq", needs_token=True)
+    guarded = pipeline_snippets("https://mq", needs_token=True)
     assert [one.key for one in guarded] == ["install", "token", "doctor", "run"]
     assert guarded[-1].code.endswith("--url https://mq --token-file token")

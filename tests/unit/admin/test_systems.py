@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.admin import limits, systems
-from phpmq_lite.admin.conditions import percent
+from phpmq_lite.admin.monitoring import limits, system_view
+from phpmq_lite.admin.monitoring.health import start_percent
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.integrity.startup import Start, StartReport
 from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage
@@ -22,15 +22,18 @@ def start(report: StartReport | None = None, **changes: Any) -> Start:
 
 
 def test_report_says_how_long_and_how_the_broker_was_down() -> None:
-    told = systems.told(start())
+    told = system_view.describe_restart(start())
     assert told.title == (
         "The broker was down for 1 min 5 s and came back after it ended without a clean stop"
     )
-    assert systems.told(start(was_clean=True)).title.endswith("after a clean stop")
+    assert system_view.describe_restart(start(was_clean=True)).title.endswith("after a clean stop")
 
 
 def test_report_tells_only_what_happened() -> None:
-    assert [fact.name for fact in systems.told(start()).facts] == ["Found", "Start took"]
+    assert [fact.name for fact in system_view.describe_restart(start()).facts] == [
+        "Found",
+        "Start took",
+    ]
 
 
 def test_report_has_all_that_was_found() -> None:
@@ -39,7 +42,7 @@ def test_report_has_all_that_was_found() -> None:
         expired_by_queue={"mail": 2, "orders": 5}, migrations=["0002_admin"], messages=9, queues=2,
         seconds=0.25, last_error="disk I/O error",
     )  # fmt: skip
-    told = systems.told(start(report))
+    told = system_view.describe_restart(start(report))
     assert {fact.name: fact.text for fact in told.facts} == {
         "Stopped because": "disk I/O error",
         "Given up": "2 commits",
@@ -56,7 +59,7 @@ def test_report_has_all_that_was_found() -> None:
 
 def test_first_start_was_down_for_no_time() -> None:
     first = start(down_from_ms=None, was_clean=True)
-    assert (first.is_first, first.down_ms, systems.told(first).title) == (
+    assert (first.is_first, first.down_ms, system_view.describe_restart(first).title) == (
         True, 0, "The first start",
     )  # fmt: skip
 
@@ -70,7 +73,9 @@ def test_limit_that_is_reached_stands_out() -> None:
     status = broker_status(
         queue_status(), held=10, clients=tuple(client_status(n) for n in range(85))
     )
-    gauges = {gauge.setting: gauge for gauge in limits.limits(settings, status, limits.Http())}
+    gauges = {
+        gauge.setting: gauge for gauge in limits.list_limits(settings, status, limits.HttpUsage())
+    }
     assert gauges["limits.held"].level == "bad"
     assert gauges["limits.connections"].level == "warn"
     assert gauges["limits.connections_per_address"].shown == "85"
@@ -83,14 +88,14 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
         client_status(2, paused_reason="queue"),
         client_status(3),
     )
-    found = systems.waiting(broker_status(clients=clients))
+    found = system_view.waiting_facts(broker_status(clients=clients))
     assert [fact.name for fact in found] == ["2 connections not read", "1 connection not read"]
     assert "limits.unstored_total" in found[1].text
 
 
 def test_storage_warns_of_a_disk_that_is_almost_full() -> None:
     disk = DiskUsage({"database": 10, "wal": 0, "shm": 0}, total=1_000, free=10)
-    facts = {fact.name: fact for fact in systems.storage(Settings(), disk, None, FOLDER)}
+    facts = {fact.name: fact for fact in system_view.storage_facts(Settings(), disk, None, FOLDER)}
     assert facts["Free on the disk"].level == "bad"
 
 
@@ -100,17 +105,19 @@ def test_retention_shows_the_share_of_deleted_messages() -> None:
         deleted_rows=10, deleted_bytes=1, history_oldest_at=None, history_offset=200, removed=0,
         audit_rows=0, audit_oldest_at=None, last_seen_ms=None,
     )  # fmt: skip
-    facts = {fact.name: fact for fact in systems.retention(Settings(), stored)}
+    facts = {fact.name: fact for fact in system_view.retention_facts(Settings(), stored)}
     assert facts["Deleted ones"].note == "5.0% of the settled, at most 500,000"
 
 
 def test_page_without_a_database_still_has_its_other_parts() -> None:
-    assert [fact.name for fact in systems.storage(Settings(), None, None, FOLDER)] == ["Folder"]
-    assert systems.retention(Settings(), None) == []
+    assert [fact.name for fact in system_view.storage_facts(Settings(), None, None, FOLDER)] == [
+        "Folder"
+    ]
+    assert system_view.retention_facts(Settings(), None) == []
 
 
 def test_percent_of_a_start_only_grows() -> None:
     steps = ("starting", "checking the write-ahead log", "migrating", "recovering", "ready")
-    percents = [percent(step) for step in steps]
+    percents = [start_percent(step) for step in steps]
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from phpmq_lite.admin.timeline import Step, relatives, timeline
+from phpmq_lite.admin.views.message_life import LifeStep, list_relatives, make_timeline
 from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, wire_id
 from tests.unit.admin.cases import NOW_MS
 
@@ -17,13 +17,13 @@ ROW = MessageRow(
 )  # fmt: skip
 
 
-def titles(steps: list[Step]) -> list[str]:
+def titles(steps: list[LifeStep]) -> list[str]:
     return [step.title for step in steps]
 
 
 def test_timeline_of_a_ready_message_ends_with_its_deadline() -> None:
     row = replace(ROW, deadline_at=NOW_MS + 5_000)
-    steps = timeline(row, [], NOW_MS)
+    steps = make_timeline(row, [], NOW_MS)
     assert titles(steps) == ["Published", "Expires unless dispatched before"]
     assert (steps[0].detail, steps[1].gap) == ("by client 8 · tcp 10.0.0.1:5", "5 s")
 
@@ -40,7 +40,7 @@ def test_timeline_tells_a_whole_life_in_order() -> None:
         EventRow(NOW_MS - 5_000, "requeue", None),
         EventRow(NOW_MS - 1_000, "dead_letter", record),
     ]
-    steps = timeline(row, events, NOW_MS)
+    steps = make_timeline(row, events, NOW_MS)
     assert titles(steps) == [
         "Published",
         "First dispatched",
@@ -57,14 +57,14 @@ def test_timeline_tells_a_whole_life_in_order() -> None:
 def test_timeline_tells_both_ends_of_a_redrive() -> None:
     newer, older = f"{9:016x}{1:016x}", f"{2:016x}{1:016x}"
     events = [EventRow(NOW_MS, "redrive", newer), EventRow(NOW_MS, "redrive", older)]
-    assert titles(timeline(ROW, events, NOW_MS))[1:] == [
+    assert titles(make_timeline(ROW, events, NOW_MS))[1:] == [
         "Redriven as a new message",
         "Stored by a redrive",
     ]
 
 
 def test_timeline_shows_an_event_it_does_not_know() -> None:
-    steps = timeline(ROW, [EventRow(NOW_MS, "moved", "by anna")], NOW_MS)
+    steps = make_timeline(ROW, [EventRow(NOW_MS, "moved", "by anna")], NOW_MS)
     assert (steps[1].title, steps[1].detail) == ("moved", "by anna")
 
 
@@ -72,7 +72,7 @@ def test_timeline_tells_the_other_messages_of_the_same_life_along() -> None:
     """A deleted message that was restored: its turns stand among those of the new one."""
     older = replace(ROW, seq=2, state=5, published_at=NOW_MS - 60_000, settled_at=NOW_MS - 20_000)
     events = [EventRow(NOW_MS - 10_000, "restore", wire_id(5, 6))]
-    steps = timeline(
+    steps = make_timeline(
         ROW, [EventRow(NOW_MS - 10_000, "restore", wire_id(2, 6))], NOW_MS, {2: (older, events)}
     )
     assert [(step.title, step.of_seq) for step in steps] == [
@@ -91,7 +91,7 @@ def test_relatives_are_named_by_what_ties_them() -> None:
         LinkRow(5, 0, "restore", wire_id(2, 1)),
         LinkRow(9, 0, "edit", wire_id(5, 6)),  # the other end of the first
     ]
-    found = relatives(record, links, {9: replace(ROW, seq=9)})
+    found = list_relatives(record, links, {9: replace(ROW, seq=9)})
     assert [(one.seq, one.how, one.row is None) for one in found] == [
         (2, "Restored from", True),
         (3, "Record of", True),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from phpmq_lite.admin.traced import LANES, Told, failed_attempts, tell
+from phpmq_lite.admin.views.trace_view import LANES, TraceView, build_trace, find_failed_attempts
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from tests.unit.admin.cases import NOW_MS
@@ -14,16 +14,16 @@ def row(seq: int, **changes: object) -> MessageRow:
     return replace(ROW, seq=seq, position=seq, **given)  # type: ignore[arg-type]
 
 
-def turns(told: Told) -> list[list[tuple[int, str]]]:
+def turns(told: TraceView) -> list[list[tuple[int, str]]]:
     return [[(turn.row.seq, turn.what) for turn in group.turns] for group in told.groups]
 
 
 def test_nothing_has_no_lanes() -> None:
-    assert tell([]) == Told([], [], 0, 0, 0)
+    assert build_trace([]) == TraceView([], [], 0, 0, 0)
 
 
 def test_retries_of_a_message_stand_with_it() -> None:
-    told = tell([row(4, attempts=2), row(1), row(2, meta_id="b"), row(3, attempts=1)])
+    told = build_trace([row(4, attempts=2), row(1), row(2, meta_id="b"), row(3, attempts=1)])
     assert turns(told) == [[(1, ""), (3, "retried"), (4, "retried")], [(2, "")]]
     assert (told.groups[0].retries, told.groups[0].deaths) == (2, 0)
 
@@ -31,7 +31,7 @@ def test_retries_of_a_message_stand_with_it() -> None:
 def test_record_is_a_dead_letter_whoever_wrote_it() -> None:
     tied = row(2, attempts=3, source_seq=1, queue="orders.dlq")
     loose = row(3, attempts=3, queue="orders.failed")
-    told = tell([row(1), tied, loose], frozenset({"orders.failed"}))
+    told = build_trace([row(1), tied, loose], frozenset({"orders.failed"}))
     assert turns(told) == [[(1, ""), (2, "dead letter"), (3, "dead letter")]]
     assert (told.groups[0].retries, told.groups[0].deaths) == (0, 2)
 
@@ -46,19 +46,22 @@ def test_acked_attempt_that_came_again_or_died_is_a_failed_one() -> None:
         row(6, meta_id="b", attempts=1, state=State.READY),  # sent again
         row(7, meta_id=None, state=State.ACKED),
     ]
-    assert failed_attempts(rows, frozenset()) == {1, 2}
-    bars = {bar.row.seq for lane in tell(rows).lanes for bar in lane.bars if bar.is_failed}
+    assert find_failed_attempts(rows, frozenset()) == {1, 2}
+    bars = {bar.row.seq for lane in build_trace(rows).lanes for bar in lane.bars if bar.is_failed}
     assert bars == {1, 2}
 
 
 def test_same_attempts_again_is_no_retry() -> None:
     """As after a redrive, which begins at 0."""
-    told = tell([row(1, attempts=2), row(2, attempts=0), row(3, attempts=2)])
+    told = build_trace([row(1, attempts=2), row(2, attempts=0), row(3, attempts=2)])
     assert turns(told) == [[(1, ""), (2, "sent again"), (3, "sent again")]]
 
 
 def test_messages_without_a_meta_id_are_not_put_together() -> None:
-    assert turns(tell([row(1, meta_id=None), row(2, meta_id=None)])) == [[(1, "")], [(2, "")]]
+    assert turns(build_trace([row(1, meta_id=None), row(2, meta_id=None)])) == [
+        [(1, "")],
+        [(2, "")],
+    ]
 
 
 def test_bars_lie_within_the_time_of_the_trace() -> None:
@@ -67,7 +70,7 @@ def test_bars_lie_within_the_time_of_the_trace() -> None:
         row(2, queue_id=2, queue="mail", state=2, settled_at=NOW_MS + 5_000),
         row(5, queue_id=2, queue="mail"),
     ]
-    told = tell(rows)
+    told = build_trace(rows)
     assert [lane.queue for lane in told.lanes] == ["orders", "mail"]
     assert [len(lane.bars) for lane in told.lanes] == [1, 2]
     bars = [bar for lane in told.lanes for bar in lane.bars]
@@ -78,6 +81,6 @@ def test_bars_lie_within_the_time_of_the_trace() -> None:
 
 
 def test_only_so_many_queues_have_a_lane() -> None:
-    told = tell([row(n, queue_id=n, queue=f"q{n}") for n in range(1, LANES + 4)])
+    told = build_trace([row(n, queue_id=n, queue=f"q{n}") for n in range(1, LANES + 4)])
     assert (len(told.lanes), told.hidden) == (LANES, 3)
     assert len(told.groups[0].turns) == LANES + 3

@@ -2,17 +2,17 @@
 
 import pytest
 
-from phpmq_lite.admin.trends import (
+from phpmq_lite.admin.views.trends import (
     BUCKETS_MAX,
     SPANS,
     SPARK_SAMPLES,
     SPARK_STEP_S,
     Trend,
     forecast,
+    make_spark,
+    make_trend,
     polyline,
     slope,
-    spark,
-    trend,
 )
 from phpmq_lite.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
@@ -41,43 +41,44 @@ def last(made: Trend, count: int = 3) -> list[float | None]:
 
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS.keys())
 def test_chart_has_no_more_points_than_can_be_seen(span: object) -> None:
-    made = trend([], [], span, NOW_S)  # type: ignore[arg-type]
+    made = make_trend([], [], span, NOW_S)  # type: ignore[arg-type]
     assert len(made.buckets) <= BUCKETS_MAX
     assert made.is_empty
 
 
 def test_rate_is_what_happened_by_the_time_that_was_observed() -> None:
     points = [Point(NOW_S - 40, 10, published=30), Point(NOW_S - 10, 10, published=50)]
-    made = trend(points, beats(40, 30, 10), HOUR, NOW_S - 1)
+    made = make_trend(points, beats(40, 30, 10), HOUR, NOW_S - 1)
     assert last(made, 2) == [1.5, 5.0]
 
 
 def test_time_without_the_broker_is_a_gap_and_idle_time_is_zero() -> None:
-    made = trend([Point(NOW_S - 60, 10, published=10)], beats(60, 50, 20, 10), HOUR, NOW_S - 1)
+    made = make_trend([Point(NOW_S - 60, 10, published=10)], beats(60, 50, 20, 10), HOUR, NOW_S - 1)
     assert last(made) == [0.5, None, 0.0]
 
 
 def test_queue_that_may_be_one_of_the_rest_is_unknown_not_idle() -> None:
-    made = trend([Point(NOW_S - 20, 10)], beats(40, 20, has_rest=True), HOUR, NOW_S - 1)
+    made = make_trend([Point(NOW_S - 20, 10)], beats(40, 20, has_rest=True), HOUR, NOW_S - 1)
     assert last(made, 2) == [None, 0.0]
 
 
 def test_depth_keeps_its_peak() -> None:
     points = [Point(NOW_S - 20, 10, ready=900, held=1), Point(NOW_S - 10, 10, ready=3, held=7)]
-    newest = trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
+    newest = make_trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
     assert newest is not None
     assert (newest.ready, newest.held) == (900, 7)
 
 
 def test_minute_is_spread_over_the_steps_that_it_covers() -> None:
-    made = trend([Point(NOW_S - 60, 60, published=60)], beats(60, span_s=60), HOUR, NOW_S - 1)
+    made = make_trend([Point(NOW_S - 60, 60, published=60)], beats(60, span_s=60), HOUR, NOW_S - 1)
     assert last(made, 4) == [None, 1.0, 1.0, 1.0]
 
 
 def test_point_that_began_before_the_chart_counts_with_its_share() -> None:
     first = NOW_S - 3_600
-    made = trend([Point(first - 30, 60, published=60)], [UptimeSpan(first - 30, 60, False)], HOUR,
-                 NOW_S - 1)  # fmt: skip
+    made = make_trend(
+        [Point(first - 30, 60, published=60)], [UptimeSpan(first - 30, 60, False)], HOUR, NOW_S - 1
+    )
     assert [one.published for one in made.buckets if one is not None] == [1.0, 1.0]
 
 
@@ -86,7 +87,7 @@ def test_percentiles_of_a_step_come_of_all_its_points() -> None:
         Point(NOW_S - 20, 10, wait=measured(ms2=90)),
         Point(NOW_S - 10, 10, wait=measured(ms2=4, ms1000=6), hold=measured(ms7=1)),
     ]
-    newest = trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
+    newest = make_trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
     assert newest is not None
     assert (newest.wait_p50_ms, newest.hold_p50_ms, newest.hold_p95_ms) == (2, 7, 7)
     assert newest.wait_p95_ms is not None
@@ -94,7 +95,7 @@ def test_percentiles_of_a_step_come_of_all_its_points() -> None:
 
 
 def test_percentiles_fall_silent_where_nothing_was_dispatched() -> None:
-    newest = trend([Point(NOW_S - 10, 10, ready=4, oldest_age_ms=90_000)], beats(10), HOUR,
+    newest = make_trend([Point(NOW_S - 10, 10, ready=4, oldest_age_ms=90_000)], beats(10), HOUR,
                    NOW_S - 1).buckets[-1]  # fmt: skip
     assert newest is not None
     assert (newest.wait_p50_ms, newest.oldest_age_ms) == (None, 90_000)
@@ -146,16 +147,18 @@ def test_forecast_says_where_a_backlog_goes(
 def test_spark_begins_behind_the_last_gap() -> None:
     points = [Point(NOW_S - 600, 10, published=9), Point(NOW_S - 30, 30, published=60)]
     seen = [*beats(600), *beats(60, 30, span_s=30)]
-    assert spark(points, seen, "published", NOW_S - 1, is_rate=True) == [0.0, 2.0]
+    assert make_spark(points, seen, "published", NOW_S - 1, is_rate=True) == [0.0, 2.0]
 
 
 def test_spark_of_a_depth_shows_the_peaks() -> None:
     points = [Point(NOW_S - 30, 10, ready=8), Point(NOW_S - 10, 10, ready=2)]
-    assert spark(points, beats(30, 20, 10), "ready", NOW_S - 1, is_rate=False) == [8]
+    assert make_spark(points, beats(30, 20, 10), "ready", NOW_S - 1, is_rate=False) == [8]
 
 
 def test_spark_has_a_value_for_each_half_minute_of_an_hour() -> None:
-    whole = spark([], [UptimeSpan(NOW_S - 4_000, 4_000, False)], "ready", NOW_S - 1, is_rate=False)
+    whole = make_spark(
+        [], [UptimeSpan(NOW_S - 4_000, 4_000, False)], "ready", NOW_S - 1, is_rate=False
+    )
     assert len(whole) == SPARK_SAMPLES
     assert SPARK_SAMPLES * SPARK_STEP_S == 3_600
 

@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin import uploads
-from phpmq_lite.admin.multipart import HEAD_BYTES, Upload, boundary_of, parts
-from phpmq_lite.admin.problems import Problem
-from phpmq_lite.admin.uploads import check_values, read_json
+from phpmq_lite.admin.base import request_body
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import (
+    HEAD_BYTES,
+    UploadedFile,
+    boundary_of,
+    check_values,
+    read_json,
+    read_parts,
+)
 
 ANY = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a,[]{}"\\é', max_size=8),
@@ -33,9 +39,9 @@ def test_values_are_counted_outside_of_texts(value: Any, block: int) -> None:
     """Whatever the blocks cut: an empty container counts as one more than it has."""
     empty = json.dumps(value).count("[]") + json.dumps(value).count("{}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uploads, "_BLOCK", block)
+        patch.setattr(request_body, "_BLOCK", block)
         for raw in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
-            found = uploads._values(raw.encode(), 1 << 30)
+            found = request_body._values(raw.encode(), 1 << 30)
             assert count(value) <= found <= count(value) + empty + raw.count("[") + raw.count("{")
 
 
@@ -75,9 +81,11 @@ def test_parts_have_their_names_and_bytes() -> None:
         b"content-type: application/octet-stream\r\n\r\n\x00\r\n--other\r\n\xff\r\n"
     )
     raw = form(NAMED + b"\r\nor\xc3\xa9ders", NAMED + b"\r\n", file)
-    assert parts(raw, b"b", 10) == [
-        ("q", "oréders"), ("q", ""), ("file", Upload("xé.bin", b"\x00\r\n--other\r\n\xff\r\n")),
-    ]  # fmt: skip
+    assert read_parts(raw, b"b", 10) == [
+        ("q", "oréders"),
+        ("q", ""),
+        ("file", UploadedFile("xé.bin", b"\x00\r\n--other\r\n\xff\r\n")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,7 @@ def test_parts_have_their_names_and_bytes() -> None:
 )  # fmt: skip
 def test_malformed_multipart_is_an_error_that_the_form_reports(raw: bytes) -> None:
     with pytest.raises((ValueError, LookupError)):
-        assert not parts(raw, b"b", 10)
+        assert not read_parts(raw, b"b", 10)
 
 
 @pytest.mark.parametrize("text", ["multipart/form-data", "multipart/form-data; boundary=", "x"])

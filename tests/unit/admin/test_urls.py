@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from phpmq_lite.admin.urls import Urls, clean_base_path, decode_name, encode_name
+from phpmq_lite.admin.base.urls import Urls, clean_base_path, decode_name, encode_name
 from tests.unit.admin.cases import HOSTILE
 
 PATHS = {"queue": "/queues/{q}", "queues": "/queues"}

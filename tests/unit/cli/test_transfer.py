@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from phpmq_lite.admin.bodies import from_content
+from phpmq_lite.admin.views.bodies import from_content
 from phpmq_lite.cli import transfer
 from phpmq_lite.cli.main import CommandError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.api.pipeline import CLAIM_BYTES, CLAIM_MAX
-from phpmq_lite.admin.api.pipeline_history import NAMES
+from phpmq_lite.admin.resources.arrow_export import NAMES
+from phpmq_lite.admin.resources.claims import CLAIM_BYTES, CLAIM_MAX
 from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.spark.history import NAMES_MAX
 from phpmq_lite.spark.options import (

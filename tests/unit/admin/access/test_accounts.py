@@ -2,14 +2,21 @@
 
 import pytest
 
-from phpmq_lite.admin.access.accounts import IDLE_MS, KEPT_MS, LONGEST_MS, digest, is_over, is_same
+from phpmq_lite.admin.auth.accounts import (
+    IDLE_MS,
+    KEPT_MS,
+    LONGEST_MS,
+    has_session_ended,
+    hash_secret,
+    is_same_secret,
+)
 from phpmq_lite.storage.read.accounts import LoginSession
 
 HOUR_MS = 3_600_000
 
 
 def session(lasts_ms: int, seen_at: int = 0) -> LoginSession:
-    return LoginSession(1, digest("cookie"), 1, "csrf", 0, seen_at, lasts_ms, "127.0.0.1", "")
+    return LoginSession(1, hash_secret("cookie"), 1, "csrf", 0, seen_at, lasts_ms, "127.0.0.1", "")
 
 
 @pytest.mark.parametrize(
@@ -24,10 +31,10 @@ def session(lasts_ms: int, seen_at: int = 0) -> LoginSession:
     ],
 )
 def test_session_ends_idle_or_old(one: LoginSession, now_ms: int, over: bool) -> None:
-    assert is_over(one, now_ms) is over
+    assert has_session_ended(one, now_ms) is over
 
 
 def test_secret_is_stored_as_its_hash() -> None:
-    assert len(digest("\ud800")) == 32
-    assert is_same("abc", "abc")
-    assert not is_same("abc", "abd")
+    assert len(hash_secret("\ud800")) == 32
+    assert is_same_secret("abc", "abc")
+    assert not is_same_secret("abc", "abd")

@@ -2,38 +2,44 @@
 
 import pytest
 
-from phpmq_lite.admin.access.backoff import KNOWN_S, TRIES, TRIES_OF_UNKNOWN, Backoff, key_of
+from phpmq_lite.admin.auth.passwords import (
+    KNOWN_S,
+    TRIES,
+    TRIES_OF_UNKNOWN,
+    LoginThrottle,
+    throttle_key,
+)
 
 NOW_S = 1_000_000.0
 
 
-def taken(backoff: Backoff, addresses: list[str], at_s: float) -> int:
+def taken(backoff: LoginThrottle, addresses: list[str], at_s: float) -> int:
     return sum(backoff.wait_s(address, at_s) == 0.0 for address in addresses)
 
 
 def test_address_has_five_tries_a_minute() -> None:
-    backoff = Backoff()
+    backoff = LoginThrottle()
     assert taken(backoff, ["10.0.0.1"] * 100, NOW_S) == TRIES
     assert backoff.wait_s("10.0.0.1", NOW_S + 20) == 40.0
     assert taken(backoff, ["10.0.0.1"] * 100, NOW_S + 60) == TRIES
 
 
 def test_refused_try_does_not_prolong_the_wait() -> None:
-    backoff = Backoff()
+    backoff = LoginThrottle()
     taken(backoff, ["10.0.0.1"] * 5, NOW_S)
     taken(backoff, ["10.0.0.1"] * 50, NOW_S + 59)
     assert backoff.wait_s("10.0.0.1", NOW_S + 60) == 0.0
 
 
 def test_unknown_addresses_share_twenty_tries() -> None:
-    backoff = Backoff()
+    backoff = LoginThrottle()
     strangers = [f"10.0.{at}.1" for at in range(100)]
     assert taken(backoff, strangers, NOW_S) == TRIES_OF_UNKNOWN
     assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
 
 
 def test_known_address_keeps_its_tries_when_strangers_used_theirs_up() -> None:
-    backoff = Backoff()
+    backoff = LoginThrottle()
     backoff.know("10.1.0.1", NOW_S - KNOWN_S + 100)
     taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
     assert taken(backoff, ["10.1.0.1"] * 100, NOW_S) == TRIES
@@ -41,7 +47,7 @@ def test_known_address_keeps_its_tries_when_strangers_used_theirs_up() -> None:
 
 
 def test_address_is_forgotten_after_thirty_days() -> None:
-    backoff = Backoff()
+    backoff = LoginThrottle()
     backoff.know("10.1.0.1", NOW_S - KNOWN_S)
     taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
     assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
@@ -58,4 +64,4 @@ def test_address_is_forgotten_after_thirty_days() -> None:
     ],
 )
 def test_ipv6_counts_by_its_network(address: str, key: str) -> None:
-    assert key_of(address) == key
+    assert throttle_key(address) == key

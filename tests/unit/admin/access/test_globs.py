@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.admin.access.globs import is_match
+from phpmq_lite.admin.base.context import is_match
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.access.hosts import host_name, is_known_host, known_hosts
+from phpmq_lite.admin.auth.request_source import host_name, is_known_host, known_hosts
 from phpmq_lite.settings import Settings
 
 

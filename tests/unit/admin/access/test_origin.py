@@ -6,14 +6,14 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request
 
-from phpmq_lite.admin.access.origin import (
+from phpmq_lite.admin.auth.browser_security import (
     check_form,
     check_header,
     check_media,
     check_site,
     origin_of,
 )
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.base.problems import Problem
 
 
 def post(**headers: str) -> Request:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from argon2 import PasswordHasher
 
-from phpmq_lite.admin.access.passwords import AT_ONCE, WAITING, Hasher, check_length
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.auth.passwords import AT_ONCE, WAITING, Passwords, check_length
+from phpmq_lite.admin.base.problems import Problem
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
@@ -23,7 +23,7 @@ def test_password_has_bounds(length: int, is_taken: bool) -> None:
 
 
 async def test_eleventh_at_once_is_turned_away() -> None:
-    hasher = Hasher(CHEAP)
+    hasher = Passwords(CHEAP)
     asked = [asyncio.create_task(hasher.is_right(None, "x" * 12)) for _ in range(20)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, Problem)]
@@ -37,7 +37,7 @@ async def test_eleventh_at_once_is_turned_away() -> None:
 
 
 async def test_accents_may_be_typed_in_two_ways() -> None:
-    hasher = Hasher(CHEAP)
+    hasher = Passwords(CHEAP)
     known = await hasher.hash("caf\u00e9 au lait!")
     assert await hasher.is_right(known, "cafe\u0301 au lait!")
     assert not await hasher.is_right(known, "cafe au lait!!")

@@ -7,7 +7,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request
 
-from phpmq_lite.admin.access.proxies import as_browser_sent, is_forwarded
+from phpmq_lite.admin.auth.request_source import as_browser_sent, is_forwarded
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 

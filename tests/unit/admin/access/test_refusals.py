@@ -1,6 +1,6 @@
 """Refused logins: one row of the audit per address and minute."""
 
-from phpmq_lite.admin.access.refusals import ADDRESSES, MINUTE_MS, Refusals
+from phpmq_lite.admin.auth.refused_logins import ADDRESSES, MINUTE_MS, RefusedLogins
 from phpmq_lite.model import AuditEntry
 
 
@@ -17,7 +17,7 @@ def entry(address: str) -> AuditEntry:
 
 
 async def test_refusals_of_a_minute_are_one_row_and_one_count() -> None:
-    audit, refusals = Audit(), Refusals()
+    audit, refusals = Audit(), RefusedLogins()
     for _ in range(100):
         await refusals.add(entry("10.0.0.1"), 0, audit.note)
     await refusals.add(entry("10.0.0.2"), 0, audit.note)
@@ -29,7 +29,7 @@ async def test_refusals_of_a_minute_are_one_row_and_one_count() -> None:
 
 
 async def test_next_minute_has_rows_of_its_own() -> None:
-    audit, refusals = Audit(), Refusals()
+    audit, refusals = Audit(), RefusedLogins()
     for minute in range(3):
         for _ in range(2):
             await refusals.add(entry("10.0.0.1"), minute * MINUTE_MS, audit.note)
@@ -37,7 +37,7 @@ async def test_next_minute_has_rows_of_its_own() -> None:
 
 
 async def test_very_many_addresses_share_a_row() -> None:
-    audit, refusals = Audit(), Refusals()
+    audit, refusals = Audit(), RefusedLogins()
     for at in range(ADDRESSES + 50):
         await refusals.add(entry(f"address {at}"), 0, audit.note)
     assert len(audit.rows) == ADDRESSES + 1

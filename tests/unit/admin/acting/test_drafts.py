@@ -5,13 +5,16 @@ from itertools import count
 
 import pytest
 
-from phpmq_lite.admin.acting import drafts
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.actions import message_draft
+from phpmq_lite.admin.base import input
+from phpmq_lite.admin.base.problems import Problem
 
 
 def bodies(text: str, kind: str = "json", number: int = 1, *, is_filled: bool = True) -> list[str]:
     ids = count(1)
-    made = drafts.bodies(text, kind, number, 1_700, lambda: f"id-{next(ids)}", is_filled=is_filled)
+    made = message_draft.make_bodies(
+        text, kind, number, 1_700, lambda: f"id-{next(ids)}", is_filled=is_filled
+    )
     return [body.decode() for body in made]
 
 
@@ -52,13 +55,16 @@ def test_text_is_sent_as_it_is() -> None:
 
 
 def test_base64_is_decoded() -> None:
-    assert drafts.bodies("AP8=\n", "base64", 2, 0, str, is_filled=True) == [b"\x00\xff"] * 2
+    assert (
+        message_draft.make_bodies("AP8=\n", "base64", 2, 0, str, is_filled=True)
+        == [b"\x00\xff"] * 2
+    )
     with pytest.raises(Problem, match="no base64"):
         bodies("A", "base64")
 
 
 def test_envelope_has_what_the_contract_asks() -> None:
-    text = drafts.envelope(" urn:babel:orders:created\t", '{"order_id":\n1042}', 'a"b')
+    text = message_draft.envelope_text(" urn:babel:orders:created\t", '{"order_id":\n1042}', 'a"b')
     found = json.loads(bodies(text)[0])
     assert found == {
         "job": "urn:babel:orders:created",
@@ -75,12 +81,12 @@ def test_envelope_has_what_the_contract_asks() -> None:
 )
 def test_envelope_refuses_a_blank_urn_and_other_data(urn: str, data: str, field: str) -> None:
     with pytest.raises(Problem) as caught:
-        drafts.envelope(urn, data, "orders")
+        message_draft.envelope_text(urn, data, "orders")
     assert caught.value.field == field
 
 
 def test_empty_data_is_an_object() -> None:
-    assert json.loads(bodies(drafts.envelope("a", " ", "q"))[0])["data"] == {}
+    assert json.loads(bodies(message_draft.envelope_text("a", " ", "q"))[0])["data"] == {}
 
 
 @pytest.mark.parametrize(
@@ -95,11 +101,13 @@ def test_empty_data_is_an_object() -> None:
     ],
 )
 def test_body_is_written_as_a_form_can_carry_it(content: bytes, expected: tuple[str, str]) -> None:
-    text, kind = drafts.as_written(content)
+    text, kind = message_draft.as_form_text(content)
     assert (text, kind) == expected
-    made = drafts.bodies(drafts.from_field(text), kind, 1, 0, str, is_filled=False)
+    made = message_draft.make_bodies(
+        input.unify_line_breaks(text), kind, 1, 0, str, is_filled=False
+    )
     assert made == [content]
 
 
 def test_line_breaks_of_a_form_are_those_that_were_typed() -> None:
-    assert drafts.from_field("a\r\nb\n") == "a\nb\n"
+    assert input.unify_line_breaks("a\r\nb\n") == "a\nb\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phpmq_lite.admin.acting.forms import Form
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.base.input import Form
+from phpmq_lite.admin.base.problems import Problem
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,18 @@ from contextlib import suppress
 
 import pytest
 
-from phpmq_lite.admin.acting.jobs import (
+from phpmq_lite.admin.actions.bulk_jobs import (
     KEPT_MAX,
     KEPT_MS,
     RUNNING_MAX,
     SLICE,
-    Job,
-    Jobs,
-    JobState,
-    Order,
+    BulkJob,
+    BulkJobs,
+    BulkJobState,
+    BulkWork,
 )
-from phpmq_lite.admin.acting.undo import Undos
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.actions.undo import UndoStore
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
@@ -31,17 +31,17 @@ class Rig:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        self.jobs = Jobs(lambda: self.now_ms)
-        self.undos = Undos()
+        self.jobs = BulkJobs(lambda: self.now_ms)
+        self.undos = UndoStore()
 
     async def start(
         self, broker: Broker, count: int, action: Action = Action.DELETE, token: str = "",
         rate: int | None = None, number: int = 7, owner: str = "anna",
-    ) -> Job:  # fmt: skip
+    ) -> BulkJob:  # fmt: skip
         made = entry()
         made.actor = owner
         made.audit_id = number
-        order = Order(
+        order = BulkWork(
             action, ActionOptions(), array("Q", range(1, count + 1)), rate=rate, token=token
         )
         return await self.jobs.start(broker.act, made, order, self.undos)
@@ -73,7 +73,7 @@ def rig() -> Rig:
 async def test_small_work_is_done_at_once(rig: Rig) -> None:
     broker = Broker(gone=[2])
     job = await rig.start(broker, 3)
-    assert (job.state, job.done, job.skipped) == (JobState.DONE, 2, Counter(gone=1))
+    assert (job.state, job.done, job.skipped) == (BulkJobState.DONE, 2, Counter(gone=1))
     assert broker.slices == [[1, 2, 3]]
     assert broker.results == ["done"]
     assert job.undo is not None
@@ -83,11 +83,11 @@ async def test_small_work_is_done_at_once(rig: Rig) -> None:
 async def test_large_work_goes_on_in_slices_and_only_the_last_ends_its_row(rig: Rig) -> None:
     broker = Broker()
     job = await rig.start(broker, 2 * SLICE + 1)
-    assert (job.state, job.handled) == (JobState.RUNNING, SLICE)
+    assert (job.state, job.handled) == (BulkJobState.RUNNING, SLICE)
     await job.ended.wait()
     assert [len(part) for part in broker.slices] == [SLICE, SLICE, 1]
     assert broker.results == ["running", "running", "done"]
-    assert (job.state, job.done, job.total) == (JobState.DONE, 2 * SLICE + 1, 2 * SLICE + 1)
+    assert (job.state, job.done, job.total) == (BulkJobState.DONE, 2 * SLICE + 1, 2 * SLICE + 1)
     assert rig.jobs.find(job.number) is job
 
 
@@ -103,7 +103,7 @@ async def test_jobs_take_turns_so_that_one_slice_is_under_way(rig: Rig) -> None:
 async def test_nothing_selected_is_done_and_audited(rig: Rig) -> None:
     broker = Broker()
     job = await rig.start(broker, 0)
-    assert (job.state, job.undo, broker.results) == (JobState.DONE, None, ["done"])
+    assert (job.state, job.undo, broker.results) == (BulkJobState.DONE, None, ["done"])
 
 
 async def test_cancelled_work_stops_before_the_next_slice_and_can_be_taken_back(rig: Rig) -> None:
@@ -111,7 +111,7 @@ async def test_cancelled_work_stops_before_the_next_slice_and_can_be_taken_back(
     job = await rig.start(broker, 3 * SLICE)
     rig.jobs.cancel(job)
     await job.ended.wait()
-    assert (job.state, job.done) == (JobState.CANCELLED, SLICE)
+    assert (job.state, job.done) == (BulkJobState.CANCELLED, SLICE)
     assert broker.slices[-1] == []
     assert broker.results[-1] == "cancelled"
     assert job.undo is not None
@@ -122,7 +122,7 @@ async def test_refusal_stops_the_work_and_says_why(rig: Rig) -> None:
     broker.refuses_from = 1
     job = await rig.start(broker, 3 * SLICE)
     await job.ended.wait()
-    assert (job.state, job.error) == (JobState.STOPPED, "Publishing is paused.")
+    assert (job.state, job.error) == (BulkJobState.STOPPED, "Publishing is paused.")
     assert broker.results[-1] == "paused"
 
 
@@ -148,7 +148,7 @@ async def test_same_selection_starts_one_job_only(rig: Rig) -> None:
 async def test_rate_makes_smaller_slices_that_wait(rig: Rig) -> None:
     broker = Broker()
     job = await rig.start(broker, 5, rate=2)
-    assert (job.state, job.handled, broker.slices) == (JobState.RUNNING, 2, [[1, 2]])
+    assert (job.state, job.handled, broker.slices) == (BulkJobState.RUNNING, 2, [[1, 2]])
     rig.jobs.cancel(job)  # ends the wait
     await job.ended.wait()
     assert job.done == 2
@@ -157,7 +157,7 @@ async def test_rate_makes_smaller_slices_that_wait(rig: Rig) -> None:
 async def test_high_rate_goes_through(rig: Rig) -> None:
     job = await rig.start(Broker(), 1_500, rate=100_000)
     await job.ended.wait()
-    assert (job.state, job.done) == (JobState.DONE, 1_500)
+    assert (job.state, job.done) == (BulkJobState.DONE, 1_500)
 
 
 async def test_too_much_work_at_once_is_refused(rig: Rig) -> None:
@@ -166,7 +166,7 @@ async def test_too_much_work_at_once_is_refused(rig: Rig) -> None:
         await rig.start(Broker(), 5)
     assert caught.value.status == 429
     await rig.jobs.close()
-    assert {job.state for job in jobs} == {JobState.STOPPED}
+    assert {job.state for job in jobs} == {BulkJobState.STOPPED}
 
 
 async def test_work_of_one_user_leaves_room_for_that_of_others(rig: Rig) -> None:
@@ -212,7 +212,7 @@ async def test_taking_back_gives_each_slice_its_places(rig: Rig) -> None:
     undo = rig.undos.find(moved.undo, "anna", 0)
     broker = Broker()
     back = await rig.jobs.start(
-        broker.act, entry(), Order(undo.action, ActionOptions(), undo.seqs, undo=undo), rig.undos
+        broker.act, entry(), BulkWork(undo.action, ActionOptions(), undo.seqs, undo=undo), rig.undos
     )
     await back.ended.wait()
     assert [len(options.places) for options in broker.options] == [SLICE, 1]

@@ -4,14 +4,20 @@ from collections import Counter
 
 import pytest
 
-from phpmq_lite.admin.acting.undo import LIFE_MS, Undo, Undos, undo_of, undo_of_publish
-from phpmq_lite.admin.problems import Problem
+from phpmq_lite.admin.actions.undo import (
+    LIFE_MS,
+    UndoRecord,
+    UndoStore,
+    make_publish_undo,
+    make_undo,
+)
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 from tests.unit.admin.acting.made import new_id
 
 
-def undo(action: Action, *outcomes: ActionOutcome) -> Undo:
-    made = undo_of(action, "anna", "orders")
+def undo(action: Action, *outcomes: ActionOutcome) -> UndoRecord:
+    made = make_undo(action, "anna", "orders")
     assert made is not None
     for outcome in outcomes:
         made.note(outcome)
@@ -40,24 +46,24 @@ def test_what_made_new_messages_is_taken_back_by_deleting_those(action: Action) 
 
 
 def test_publish_is_taken_back_by_deleting() -> None:
-    made = undo_of_publish([new_id(1)], "anna", "orders")
+    made = make_publish_undo([new_id(1)], "anna", "orders")
     assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001])
 
 
 @pytest.mark.parametrize("action", [Action.RELEASE, Action.ERASE, Action.PLACE])
 def test_some_actions_cannot_be_taken_back(action: Action) -> None:
-    assert undo_of(action, "anna", "orders") is None
-    assert Undos().add(None, 0) is None
+    assert make_undo(action, "anna", "orders") is None
+    assert UndoStore().add(None, 0) is None
 
 
 def test_nothing_done_is_nothing_to_take_back() -> None:
-    undos = Undos()
+    undos = UndoStore()
     assert undos.add(undo(Action.DELETE), 0) is None
     assert len(undos) == 0
 
 
 def test_undo_is_found_by_who_did_it_until_it_was_used() -> None:
-    undos = Undos()
+    undos = UndoStore()
     made = undo(Action.DELETE, ActionOutcome([1]))
     token = undos.add(made, 0)
     assert token is not None
@@ -73,7 +79,7 @@ def test_undo_is_found_by_who_did_it_until_it_was_used() -> None:
 
 
 def test_oldest_undo_makes_room() -> None:
-    undos = Undos(limit_bytes=20)
+    undos = UndoStore(limit_bytes=20)
     tokens = [undos.add(undo(Action.DELETE, ActionOutcome([1, 2])), 0) for _ in range(2)]
     assert tokens[1] is not None
     assert list(undos.find(tokens[1], "anna", 0).seqs) == [1, 2]
@@ -81,7 +87,7 @@ def test_oldest_undo_makes_room() -> None:
 
 
 def test_undos_of_one_user_do_not_push_out_those_of_another() -> None:
-    undos = Undos(limit_bytes=40)
+    undos = UndoStore(limit_bytes=40)
     theirs = undo(Action.DELETE, ActionOutcome([1, 2]))
     theirs.owner = "bert"
     kept = undos.add(theirs, 0)

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from phpmq_lite.admin.insights.drawing import draw, queue_totals, steps_of
-from phpmq_lite.admin.insights.summary import Summary, read_summary
+from phpmq_lite.admin.insights.charts import draw_insights, queue_totals, steps_of
+from phpmq_lite.admin.insights.summary import PipelineSummary, read_summary
 from tests.unit.admin.insights.cases import HOUR_MS, MINUTE_MS, as_bytes, step, summary
 
 NOW = 1_790_000_040_000  # a minute has just begun
 
 
-def made(*rows: dict[str, Any], key: str = "last24h") -> Summary:
+def made(*rows: dict[str, Any], key: str = "last24h") -> PipelineSummary:
     lists: dict[str, Any] = {"last24h": [], "last30d": []} | {key: list(rows)}
     return read_summary(as_bytes(summary(NOW) | lists))
 
@@ -21,7 +21,7 @@ def column(found: Any, title: str) -> list[str]:
 
 
 def test_counts_of_a_step_are_sums_over_minutes_and_queues() -> None:
-    found = draw(
+    found = draw_insights(
         made(
             {"minute": NOW} | step("a", 10), {"minute": NOW - MINUTE_MS} | step("a", 20),
             {"minute": NOW} | step("b", 5), {"minute": NOW - 6 * MINUTE_MS} | step("a", 1),
@@ -34,7 +34,7 @@ def test_counts_of_a_step_are_sums_over_minutes_and_queues() -> None:
 
 
 def test_times_of_a_step_are_the_highest_and_silence_is_a_gap() -> None:
-    found = draw(
+    found = draw_insights(
         made(
             {"minute": NOW} | step("a", 1, wait_p95=40.0, hold_max=2_000),
             {"minute": NOW - MINUTE_MS} | step("a", 1, wait_p95=90.0),
@@ -48,14 +48,16 @@ def test_times_of_a_step_are_the_highest_and_silence_is_a_gap() -> None:
 
 
 def test_one_queue_is_drawn_alone() -> None:
-    found = draw(made({"minute": NOW} | step("a", 7), {"minute": NOW} | step("b", 5)), "24h", "b")
+    found = draw_insights(
+        made({"minute": NOW} | step("a", 7), {"minute": NOW} | step("b", 5)), "24h", "b"
+    )
     assert column(found, "Published") == ["5"]
 
 
 def test_month_is_drawn_from_hours_and_ends_with_the_summary() -> None:
     hour = NOW // HOUR_MS * HOUR_MS
     rows = [{"hour": hour - at * HOUR_MS} | step("a", 1) for at in range(720)]
-    found = draw(made(*rows, key="last30d"), "30d")
+    found = draw_insights(made(*rows, key="last30d"), "30d")
     assert column(found, "Published") == ["3"] * 240
     assert found.until == "Sep 21, 14:14 UTC"
     assert "30 d up to" in found.charts[0].about
@@ -63,7 +65,7 @@ def test_month_is_drawn_from_hours_and_ends_with_the_summary() -> None:
 
 def test_rows_outside_of_the_span_are_left_out() -> None:
     day = 86_400_000
-    found = draw(
+    found = draw_insights(
         made({"minute": NOW - day} | step("a", 9), {"minute": NOW + day} | step("a", 9),
              {"minute": 0} | step("a", 9)),
         "24h",
@@ -72,7 +74,7 @@ def test_rows_outside_of_the_span_are_left_out() -> None:
 
 
 def test_nothing_at_all_is_drawn_as_nothing() -> None:
-    found = draw(made(), "24h")
+    found = draw_insights(made(), "24h")
     assert [chart.is_empty for chart in found.charts] == [False, False, True, True]
 
 

@@ -4,67 +4,67 @@ from dataclasses import replace
 
 import pytest
 
-from phpmq_lite.admin.insights.lagging import Kept, Lagging, lagging
+from phpmq_lite.admin.insights.readers import HistoryExtent, ReaderLag, measure_lag
 
 NOW = 1_000_000_000
 DAY = 86_400_000
-KEPT = Kept(
+KEPT = HistoryExtent(
     lo=101, hi=1_100, rows=1_000, bytes=1_000_000, oldest_at=NOW - 10_000_000, age_ms=7 * DAY,
     rows_max=5_000, bytes_max=1 << 40,
 )  # fmt: skip
 
 
 def test_reader_that_has_read_all_is_not_reached() -> None:
-    assert lagging(KEPT, 1_100, None, NOW) == Lagging(0, False, None, None)
+    assert measure_lag(KEPT, 1_100, None, NOW) == ReaderLag(0, False, None, None)
 
 
 def test_reader_ahead_of_the_history_is_behind_by_nothing() -> None:
-    assert lagging(KEPT, 2_000, None, NOW).behind == 0
+    assert measure_lag(KEPT, 2_000, None, NOW).behind == 0
 
 
 @pytest.mark.parametrize(("position", "is_reached"), [(99, True), (100, False), (0, True)])
 def test_reader_is_reached_where_its_next_row_has_gone(position: int, is_reached: bool) -> None:
-    found = lagging(KEPT, position, NOW - DAY, NOW)
+    found = measure_lag(KEPT, position, NOW - DAY, NOW)
     assert (found.behind, found.is_reached) == (1_100 - position, is_reached)
     assert (found.reached_at is None) == is_reached
 
 
 def test_reader_is_reached_where_a_deleted_message_that_it_has_not_read_has_gone() -> None:
     purged = replace(KEPT, lo_deleted=601)
-    assert lagging(purged, 599, NOW - DAY, NOW).is_reached
-    assert not lagging(purged, 600, NOW - DAY, NOW).is_reached
+    assert measure_lag(purged, 599, NOW - DAY, NOW).is_reached
+    assert not measure_lag(purged, 600, NOW - DAY, NOW).is_reached
 
 
 def test_reader_is_reached_where_no_row_is_left() -> None:
-    assert lagging(KEPT, 100, None, NOW).is_reached
+    assert measure_lag(KEPT, 100, None, NOW).is_reached
 
 
 def test_age_reaches_a_reader_when_its_next_row_is_too_old() -> None:
-    found = lagging(replace(KEPT, rows_max=1 << 40), 100, NOW - DAY, NOW)
+    found = measure_lag(replace(KEPT, rows_max=1 << 40), 100, NOW - DAY, NOW)
     assert (found.reached_at, found.bound) == (NOW + 6 * DAY, "days")
 
 
 def test_rows_reach_a_reader_after_the_room_and_what_lies_before_it() -> None:
     """1,000 rows in 10,000,000 ms are one in 10,000; 4,000 find room, 100 lie before the 201st."""
-    found = lagging(KEPT, 200, NOW, NOW)
+    found = measure_lag(KEPT, 200, NOW, NOW)
     assert (found.reached_at, found.bound) == (NOW + 4_100 * 10_000, "rows")
 
 
 def test_bytes_reach_a_reader_by_the_mean_size() -> None:
-    found = lagging(replace(KEPT, bytes_max=1_500_000), 100, NOW, NOW)
+    found = measure_lag(replace(KEPT, bytes_max=1_500_000), 100, NOW, NOW)
     assert (found.reached_at, found.bound) == (NOW + 500 * 10_000, "bytes")
 
 
 def test_overdue_row_is_reached_now() -> None:
-    found = lagging(KEPT, 100, NOW - 8 * DAY, NOW)
+    found = measure_lag(KEPT, 100, NOW - 8 * DAY, NOW)
     assert (found.reached_at, found.bound) == (NOW, "days")
 
 
 def test_history_without_a_past_gives_no_rate() -> None:
-    found = lagging(replace(KEPT, oldest_at=None), 100, NOW, NOW)
+    found = measure_lag(replace(KEPT, oldest_at=None), 100, NOW, NOW)
     assert found.bound == "days"
 
 
 def test_burst_of_a_second_is_taken_for_an_hour() -> None:
-    found = lagging(replace(KEPT, oldest_at=NOW - 1_000), 100, NOW, NOW)
+    found = measure_lag(replace(KEPT, oldest_at=NOW - 1_000), 100, NOW, NOW)
     assert (found.reached_at, found.bound) == (NOW + 4_000 * 3_600, "rows")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.insights.summary import REST, Summary, read_summary, seen_by
+from phpmq_lite.admin.insights.summary import REST, PipelineSummary, read_summary, visible_to
 from tests.unit.admin.insights.cases import as_bytes, step, summary
 
 NOW = 1_790_000_000_000
@@ -24,7 +24,7 @@ def test_summary_is_read_with_all_its_lists() -> None:
 
 def test_least_summary_has_empty_lists_and_unknown_members_are_passed_over() -> None:
     found = read_summary(b'{"version": 1, "finished_at": 5, "later": {"x": 1}}')
-    assert found == Summary(version=1, finished_at=5)
+    assert found == PipelineSummary(version=1, finished_at=5)
     assert found.queues() == []
 
 
@@ -71,7 +71,7 @@ def test_who_may_see_some_queues_sees_nothing_of_others() -> None:
         NOW,
         paths=_paths(["orders:urn:a"], ["orders:urn:a", "vault:urn:b"], ["unknown:urn:c"], []),
     )
-    found = seen_by(read_summary(as_bytes(made)), lambda name: name == "orders", ["vault"])
+    found = visible_to(read_summary(as_bytes(made)), lambda name: name == "orders", ["vault"])
     text = found.model_dump_json()
     assert found.queues() == ["orders"]
     assert [path.path for path in found.paths] == [("orders:urn:a",), ()]
@@ -83,5 +83,7 @@ def test_who_may_see_some_queues_sees_nothing_of_others() -> None:
 def test_step_of_a_path_belongs_to_the_longest_queue_it_may_name() -> None:
     """``orders:urn`` is a queue of its own, that who may see ``orders`` may not."""
     made = summary(NOW, paths=_paths(["orders:urn:x"]))
-    allowed = seen_by(read_summary(as_bytes(made)), lambda name: name == "orders", ["orders:urn"])
+    allowed = visible_to(
+        read_summary(as_bytes(made)), lambda name: name == "orders", ["orders:urn"]
+    )
     assert allowed.paths == ()

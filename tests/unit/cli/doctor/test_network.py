@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.certificates import Certificate
-from phpmq_lite.admin.processes import Process
+from phpmq_lite.admin.monitoring.processes import PeerProcess
+from phpmq_lite.admin.monitoring.system_view import Certificate
 from phpmq_lite.cli.doctor import network
 from phpmq_lite.cli.doctor.network import Port
 from phpmq_lite.cli.findings import BAD, OK, WARN
@@ -27,9 +27,9 @@ DAY_MS = 86_400_000
         (Port("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
         (Port("tcp.listen", ANY), "7", OK, "127.0.0.1:0: of the broker"),
         (Port("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: of the broker"),
-        (Port("tcp.listen", HERE, TAKEN, Process(7, "serve")), "7", OK, "of the broker"),
-        (Port("tcp.listen", HERE, TAKEN, Process(8, "nc -l")), "7", BAD, "by pid 8, nc -l"),
-        (Port("tcp.listen", HERE, TAKEN, Process(8, "nc -l")), None, BAD, "by pid 8, nc -l"),
+        (Port("tcp.listen", HERE, TAKEN, PeerProcess(7, "serve")), "7", OK, "of the broker"),
+        (Port("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")), "7", BAD, "by pid 8, nc -l"),
+        (Port("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")), None, BAD, "by pid 8, nc -l"),
         (Port("tcp.listen", HERE, TAKEN), None, BAD, "is taken by another program"),
         (
             Port("admin.listen", WIDE, OSError(errno.EADDRNOTAVAIL, "not ours")),
@@ -97,7 +97,7 @@ def test_certificate_of_which_nothing_is_known_is_bad() -> None:
 
 def test_process_of_another_account_is_not_to_be_stopped() -> None:
     """Its owner may do that; what everybody may do is to choose another address."""
-    port = Port("tcp.listen", HERE, TAKEN, Process(8, "nc -l"), may_stop=False)
+    port = Port("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l"), may_stop=False)
     (found,) = network.port_findings([port], None)
     assert found.hint == "set another address in tcp.listen"
 

@@ -1,1 +1,0 @@
-"""Who comes in: hosts, origins, users, sessions, tokens, and the role that each has."""

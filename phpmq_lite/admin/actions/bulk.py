@@ -1,0 +1,263 @@
+"""Act on many messages: from a frozen selection to a background job and its progress."""
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.actions import commands, confirmation, texts
+from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState, BulkWork
+from phpmq_lite.admin.actions.selections import MESSAGES_MAX, MessageSelection
+from phpmq_lite.admin.actions.single import check_options
+from phpmq_lite.admin.actions.texts import FlashMessage
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.identity import Identity, identity_of
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
+from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
+
+TARGET_MAX: Final = 1_000  # characters of a search in the audit
+
+
+@dataclass(slots=True, frozen=True)
+class BulkRequest:
+    """What somebody wants done to many messages."""
+
+    action: Action
+    options: ActionOptions
+    rate: int | None = None  # messages a second
+    reason: str = ""
+    confirm: str | None = None  # what was typed
+
+
+async def freeze_selection(
+    request: web.Request, query: SearchQuery, action: str = ""
+) -> MessageSelection:
+    """Freeze what matches now, as far as who asks may see it.
+
+    A search that names no state selects what is alive; for ``restore`` what was deleted.
+    """
+    context = context_of(request)
+    if not query.of("state"):
+        states = ("deleted",) if action == Action.RESTORE else ("ready", "dispatched")
+        query = SearchQuery((*query.terms, *(SearchTerm("state", state) for state in states)))
+    audit_entry(request, target=str(query)[:TARGET_MAX])
+    frozen = await context.search.freeze(query, queues=allowed_queues(request), limit=MESSAGES_MAX)
+    owner = identity_of(request).actor
+    return context.acting.selections.add(str(query), frozen, owner, context.now_ms())
+
+
+def find_selection(request: web.Request, token: str) -> MessageSelection:
+    """Give the selection of a token.
+
+    Raises:
+        Problem: 410 where it is gone.
+    """
+    context = context_of(request)
+    return context.acting.selections.find(token, identity_of(request).actor, context.now_ms())
+
+
+def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
+    """Give the texts of which one has to be typed to act on a selection; (): none."""
+    settings = context_of(request).settings
+    return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
+
+
+async def apply_to_selection(request: web.Request, token: str, asked: BulkRequest) -> BulkJob:
+    """Act on a selection; the same token again gives the same job.
+
+    Raises:
+        Problem: 410 where the selection is gone, 422 where it is not confirmed.
+    """
+    context, owner = context_of(request), identity_of(request).actor
+    known = context.acting.jobs.of_selection(token, owner)
+    if known is not None:
+        return known
+    selection = find_selection(request, token)
+    confirmation.check_typed_text(texts_to_type_for(request, selection), asked.confirm)
+    return await begin_job(request, asked, selection.frozen.seqs, selection.query, token=token)
+
+
+async def begin_job(
+    request: web.Request,
+    asked: BulkRequest,
+    seqs: "array[int]",
+    what: str,
+    *,
+    token: str = "",
+    target: str = "",
+) -> BulkJob:
+    """Start work on messages; returns after its first slice.  ``target`` is for the audit."""
+    context = context_of(request)
+    options = check_options(request, asked.action, asked.options)
+    detail = _detail(asked, len(seqs))
+    entry = audit_entry(
+        request, target=target or what[:TARGET_MAX], reason=asked.reason, detail=detail
+    )
+    if entry.action.startswith(("bulk.", "message.", "selection.")):
+        entry.action = f"message.{asked.action}"
+    order = BulkWork(asked.action, options, seqs, what, asked.rate, token=token)
+    return await _start(context, entry, order)
+
+
+async def act_on_queue(
+    request: web.Request,
+    name: str,
+    asked: BulkRequest,
+    states: Sequence[str],
+    limit: int | None = None,
+    upto: int | None = None,
+) -> BulkJob:
+    """Act on the first messages of a queue, in its order; later arrivals are left alone."""
+    return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
+
+
+async def act_on_search(
+    request: web.Request,
+    name: str,
+    asked: BulkRequest,
+    query: SearchQuery,
+    limit: int | None = None,
+    upto: int | None = None,
+) -> BulkJob:
+    """Act on the first messages of a queue that a search finds, in its order."""
+    context = context_of(request)
+    frozen = await context.search.freeze(
+        query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
+    )
+    seqs = frozen.seqs
+    if upto is not None:
+        seqs = array("Q", (seq for seq in seqs if seq <= upto))
+    is_cut = limit is None and not frozen.is_complete
+    what = f"{name}, the first {formats.format_number(len(seqs))} of it" if is_cut else name
+    return await begin_job(request, asked, seqs, what, target=name)
+
+
+async def undo_action(request: web.Request, token: str) -> BulkJob:
+    """Take an action back; returns after the first slice.
+
+    Raises:
+        Problem: 410 where that is not possible any more.
+    """
+    context = context_of(request)
+    undo = context.acting.undos.find(token, identity_of(request).actor, context.now_ms())
+    options = ActionOptions(queues=allowed_queues(request))
+    entry = audit_entry(request, target=undo.target)
+    order = BulkWork(undo.action, options, undo.seqs, undo.target, undo=undo)
+    job = await _start(context, entry, order)
+    context.acting.undos.take(token)
+    return job
+
+
+async def _start(context: Context, entry: AuditEntry, order: BulkWork) -> BulkJob:
+    async def act(
+        entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
+    ) -> ActionOutcome:
+        return await commands.act_on_messages(context, entry, action, seqs, options)
+
+    return await context.acting.jobs.start(act, entry, order, context.acting.undos)
+
+
+def _detail(asked: BulkRequest, total: int) -> str:
+    """Give what the audit keeps of bulk work; with its count it tells how far it came."""
+    options = asked.options
+    members = {
+        "total": total,
+        "action": str(asked.action),
+        "ttl_s": options.ttl_s,
+        "to": options.target,
+        "dispatched": options.with_dispatched or None,
+        "rate": asked.rate,
+    }
+    return json.dumps({key: value for key, value in members.items() if value is not None})
+
+
+def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
+    """Say what came of finished work, with what takes it back."""
+    text = texts.describe_result(job.order.action, job.done, job.skipped)
+    if job.state is BulkJobState.STOPPED:
+        text = f"{text} It stopped there: {job.error}"
+    elif job.state is BulkJobState.CANCELLED:
+        text = f"{text} It was cancelled there."
+    return FlashMessage(text, job.undo, link)
+
+
+async def history_loss(context: Context, count: int, size: int) -> int:
+    """Say how many deleted messages leave the history when these come to it.
+
+    Deleted messages have a share of the history's rows and bytes; past it the oldest of them go.
+    """
+    bounds, trash = context.settings.history, await BulkJobLog(context.readers).trash()
+    rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
+    total = trash.bytes + size
+    most = int(bounds.bytes * bounds.deleted_share)
+    by_bytes = 0 if total <= most else (total - most) * (trash.rows + count) // max(1, total)
+    return max(0, rows, by_bytes)
+
+
+BULK_PREFIXES: Final = ("message.", "queue.", "undo", "dead.")
+NUMBER_DIGITS: Final = 18
+
+
+def job_number(request: web.Request) -> int:
+    """Give the number of the work that the path names."""
+    text = request.match_info["job"]
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
+        raise unknown_job(text)
+    return int(text)
+
+
+def visible_jobs(request: web.Request) -> list[BulkJob]:
+    """Give the jobs that somebody may see: all of them, or their own where rights are limited."""
+    identity = identity_of(request)
+    return [job for job in context_of(request).acting.jobs.all if _may_see(identity, job.owner)]
+
+
+def find_job(request: web.Request, number: int) -> BulkJob | None:
+    """Give a job that is remembered, None where there is none."""
+    found = context_of(request).acting.jobs.find(number)
+    return found if found is not None and _may_see(identity_of(request), found.owner) else None
+
+
+def _may_see(identity: Identity, owner: str) -> bool:
+    return not identity.queues or identity.actor == owner
+
+
+def unknown_job(number: object) -> Problem:
+    """Say that there is no such work."""
+    return Problem(404, "unknown_job", f"There is no bulk work {number}.")
+
+
+async def stored_job(request: web.Request, number: int) -> BulkJobRow:
+    """Give what the audit has of work that is not remembered: of before a restart, or long ago."""
+    row = await BulkJobLog(context_of(request).readers).row(number)
+    is_bulk = row is not None and row.action.startswith(BULK_PREFIXES)
+    if row is None or not is_bulk or not _may_see(identity_of(request), row.actor):
+        raise unknown_job(number)
+    return row
+
+
+def job_total(row: BulkJobRow) -> int | None:
+    """Give how many messages were selected, as far as the audit says so."""
+    try:
+        total = json.loads(row.detail)["total"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return total if isinstance(total, int) else None
+
+
+def job_time_left_s(context: Context, job: BulkJob) -> float | None:
+    """Estimate how long it still takes; None where nothing is known yet."""
+    spent_ms = context.now_ms() - job.started_at
+    if job.state is not BulkJobState.RUNNING or not job.handled or spent_ms < 1_000:
+        return None
+    return spent_ms / job.handled * (job.total - job.handled) / 1_000

@@ -1,0 +1,244 @@
+"""Bulk jobs in the background, one transaction per slice."""
+
+import asyncio
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from phpmq_lite.admin.actions.undo import UndoRecord, UndoStore, make_undo
+from phpmq_lite.admin.base.problems import Problem, problem_of
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.logs import get_logger
+from phpmq_lite.model import AuditEntry
+
+SLICE: Final = 100  # with 500, five jobs delayed the batches of others by 60 ms
+RUNNING_MAX: Final = 4  # of one owner; of all twice that.  Each has up to a million numbers
+KEPT_MAX: Final = 100  # finished ones
+KEPT_MS: Final = 3_600_000
+
+RunSlice = Callable[[AuditEntry, Action, Sequence[int], ActionOptions], Awaitable[ActionOutcome]]
+
+_log = get_logger(__name__)
+
+
+class BulkJobState(StrEnum):
+    """How bulk work stands; ``stopped``: the broker refused to go on."""
+
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+
+
+@dataclass(slots=True, frozen=True)
+class BulkWork:
+    """What is to be done to which messages."""
+
+    action: Action
+    options: ActionOptions
+    seqs: "array[int]"
+    what: str = ""  # the search, or the queue, in words
+    rate: int | None = None  # messages a second
+    undo: UndoRecord | None = None  # where this takes something back
+    token: str = ""  # of the selection, where it came from one
+
+
+@dataclass(slots=True)
+class BulkJob:
+    """One piece of bulk work, and how far it has come."""
+
+    order: BulkWork
+    entry: AuditEntry
+    started_at: int  # Unix ms, as ended_at
+    total: int  # messages selected
+    handled: int = 0  # looked at: done or skipped
+    done: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    state: BulkJobState = BulkJobState.RUNNING
+    ended_at: int | None = None
+    error: str | None = None
+    undo: str | None = None  # token
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def number(self) -> int:
+        """Its number: that of its audit row."""
+        return self.entry.audit_id or 0
+
+    @property
+    def owner(self) -> str:
+        """Who started it."""
+        return self.entry.actor
+
+
+class BulkJobs:
+    """Runs bulk work; finished work is remembered for an hour.  ``act`` does one slice."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._kept: OrderedDict[int, BulkJob] = OrderedDict()
+        self._by_token: dict[str, BulkJob] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting = asyncio.Lock()
+        self._slicing = asyncio.Lock()  # one slice of all jobs at a time: batches of others pass
+
+    @property
+    def all(self) -> list[BulkJob]:
+        """Give the jobs that are remembered, newest first."""
+        self._forget()
+        return list(reversed(self._kept.values()))
+
+    def _check_running(self, owner: str) -> None:
+        """Refuse more than the share of one owner: it leaves as much as it has to the others."""
+        running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
+        bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
+        if running[owner] >= bound:
+            raise Problem(
+                429, "too_many_jobs",
+                f"{running.total()} pieces of bulk work are under way, {running[owner]} of them"
+                " yours. Wait until one ends, or cancel one.",
+                bound=f"{RUNNING_MAX} at once of one user, fewer while those of others run",
+                headers={"Retry-After": "5"},
+            )  # fmt: skip
+
+    def find(self, number: int) -> BulkJob | None:
+        """Give a job, None where it is not remembered."""
+        return self._kept.get(number)
+
+    def of_selection(self, token: str, owner: str) -> BulkJob | None:
+        """Give the job that was started with a selection, None where there is none."""
+        found = self._by_token.get(token)
+        return found if found is not None and found.owner == owner else None
+
+    async def start(
+        self, act: RunSlice, entry: AuditEntry, order: BulkWork, undos: UndoStore
+    ) -> BulkJob:
+        """Do the first slice, then go on in the background; a token starts one job only.
+
+        Raises:
+            Problem: 429 where too many run.
+            RefusedError: the broker does not take it; nothing was changed.
+        """
+        async with self._starting:
+            if order.token and (known := self.of_selection(order.token, entry.actor)) is not None:
+                return known
+            self._forget()
+            self._check_running(entry.actor)
+            job = BulkJob(order, entry, self._now_ms(), len(order.seqs))
+            undo = make_undo(order.action, entry.actor, entry.target)
+            async with self._slicing:
+                await _slice(act, job, undo)
+            self._kept[job.number] = job
+            if order.token:
+                self._by_token[order.token] = job
+        if job.handled >= job.total:
+            self._end(job, BulkJobState.DONE, undo, undos)
+        else:
+            task = asyncio.create_task(self._run(act, job, undo, undos))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return job
+
+    def cancel(self, job: BulkJob) -> None:
+        """Have it stop before the next slice; what is done stays done, and can be undone."""
+        job.cancelled.set()
+
+    async def close(self) -> None:
+        """Leave off; at the next start the audit says that it was interrupted."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in self._kept.values():
+            if job.ended_at is None:  # it was left off before it went on
+                job.state, job.ended_at = BulkJobState.STOPPED, self._now_ms()
+                job.ended.set()
+
+    async def _run(
+        self, act: RunSlice, job: BulkJob, undo: UndoRecord | None, undos: UndoStore
+    ) -> None:
+        state = BulkJobState.STOPPED
+        try:
+            began_s = asyncio.get_running_loop().time()
+            while job.handled < job.total:
+                await _keep_rate(job, began_s)
+                async with self._slicing:
+                    if job.cancelled.is_set():  # also while others had their slices
+                        break
+                    await _slice(act, job, undo)
+            state = BulkJobState.DONE if job.handled >= job.total else BulkJobState.CANCELLED
+            if state is BulkJobState.CANCELLED:
+                await _close_row(act, job, str(state))
+        except Exception as error:
+            problem = problem_of(error)
+            job.error = problem.detail if problem is not None else "The broker could not go on."
+            if problem is None:
+                _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
+            with suppress(Exception):  # the row stays open where this fails too
+                await _close_row(act, job, problem.code if problem is not None else "failed")
+        finally:
+            self._end(job, state, undo, undos)
+
+    def _end(
+        self, job: BulkJob, state: BulkJobState, undo: UndoRecord | None, undos: UndoStore
+    ) -> None:
+        job.state, job.ended_at = state, self._now_ms()
+        if job.order.undo is None:  # taking back is not taken back
+            job.undo = undos.add(undo, job.ended_at)
+        job.order = replace(job.order, seqs=array("Q"), undo=None)  # give the memory back
+        job.ended.set()
+
+    def _forget(self) -> None:
+        """Forget finished work: what is too old, and above the limit that of who has most."""
+        ended = [job for job in self._kept.values() if job.ended_at is not None]
+        late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
+        rest = [job for job in ended if job not in late]
+        counts = Counter(job.owner for job in rest)
+        while len(rest) > KEPT_MAX:
+            owner, _ = counts.most_common(1)[0]
+            job = next(job for job in rest if job.owner == owner)
+            counts[owner] -= 1
+            rest.remove(job)
+            late.append(job)
+        for job in late:
+            del self._kept[job.number]
+            self._by_token.pop(job.order.token, None)
+
+
+async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
+    """Do the next slice, in one transaction with its audit row."""
+    order, start = job.order, job.handled
+    end = min(start + _slice_size(order), job.total)
+    options = order.options
+    if order.undo is not None:
+        options = replace(options, places=order.undo.places(start, end))
+    job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
+    outcome = await act(job.entry, order.action, order.seqs[start:end], options)
+    job.handled = end
+    job.done += len(outcome.done)
+    job.skipped.update(outcome.skipped)
+    if undo is not None:
+        undo.note(outcome)
+
+
+async def _close_row(act: RunSlice, job: BulkJob, result: str) -> None:
+    job.entry.result = result
+    await act(job.entry, job.order.action, [], job.order.options)
+
+
+def _slice_size(order: BulkWork) -> int:
+    return SLICE if order.rate is None else max(1, min(SLICE, order.rate))
+
+
+async def _keep_rate(job: BulkJob, began_s: float) -> None:
+    """Wait until the next slice may begin, or the job is cancelled."""
+    if job.order.rate is None:
+        return
+    due_s = began_s + job.handled / job.order.rate - asyncio.get_running_loop().time()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, due_s)):
+            await job.cancelled.wait()

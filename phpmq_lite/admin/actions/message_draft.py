@@ -1,0 +1,160 @@
+"""A message being written: placeholders, JSON check, an envelope around data.  Pure."""
+
+import json
+import re
+from base64 import b64decode, encodebytes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from phpmq_lite.admin.base.problems import Problem
+
+KINDS: Final = ("json", "text", "base64")  # how a body is written
+_PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
+_BLANK: Final = " \t\n\x0b\x0c\r"  # what a URN may not consist of
+
+
+@dataclass(slots=True, frozen=True)
+class DraftError:
+    """Where a text is no JSON: line and column from 1."""
+
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.text}"
+
+
+def check_json(text: str) -> DraftError | None:
+    """Say where a text is no JSON by the standard, None where it is."""
+    try:
+        json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=str)
+    except json.JSONDecodeError as error:
+        return DraftError(error.lineno, error.colno, error.msg)
+    except RecursionError:
+        return DraftError(1, 1, "Nested too deep")
+    except _ConstantError as error:
+        at = text.find(error.name)
+        before = text[:at]
+        return DraftError(
+            before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1, f"{error.name} is not JSON"
+        )
+    return None
+
+
+class _ConstantError(ValueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _refuse(name: str) -> NoReturn:
+    raise _ConstantError(name)
+
+
+def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
+    """Fill in ``{{uuid}}``, each one anew, ``{{now_ms}}`` and ``{{n}}``, which counts from 1."""
+    values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
+    return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
+
+
+def has_placeholders(text: str) -> bool:
+    """Tell whether there is anything to fill in."""
+    return _PLACEHOLDER.search(text) is not None
+
+
+def make_bodies(
+    text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
+) -> list[bytes]:
+    """Make the bodies to publish of what was written.
+
+    Raises:
+        Problem: 422 where it is not what ``kind`` says; JSON names line and column.
+    """
+    if kind == "base64":
+        return [_from_base64(text)] * count
+    if not (is_filled and has_placeholders(text)):
+        made = [text]
+    else:
+        made = [fill_placeholders(text, at + 1, now_ms, new_uuid) for at in range(count)]
+    for one in made:
+        if kind == "json" and (wrong := check_json(one)) is not None:
+            raise Problem(
+                422, "not_json", f"The body is no JSON: {wrong}.", field="body",
+                bound="JSON; or choose text",
+            )  # fmt: skip
+    encoded = [one.encode() for one in made]
+    return encoded if len(encoded) == count else encoded * count
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise Problem(
+            422, "not_base64", "The body is no base64.", field="body",
+            bound="A to Z, a to z, 0 to 9, + and /, padded with =",
+        ) from None  # fmt: skip
+
+
+def envelope_text(urn: str, data: str, queue: str) -> str:
+    """Write a BabelQueue envelope with placeholders for its ids and its time.
+
+    Raises:
+        Problem: 422 for a blank URN, or data that is no JSON object.
+    """
+    urn = urn.strip(_BLANK)
+    if not urn:
+        raise Problem(422, "invalid", "An envelope needs a URN.", field="urn", bound="some text")
+    data = data.strip() or "{}"
+    wrong = check_json(data)
+    if wrong is not None:
+        raise Problem(
+            422, "not_json", f"The data is no JSON: {wrong}.", field="data", bound="a JSON object"
+        )
+    if not data.startswith("{"):
+        raise Problem(
+            422, "invalid", "The data is no JSON object.", field="data", bound="a JSON object"
+        )
+    indented = data.replace("\n", "\n  ")
+    return (
+        "{\n"
+        f'  "job": {json.dumps(urn, ensure_ascii=False)},\n'
+        '  "trace_id": "{{uuid}}",\n'
+        f'  "data": {indented},\n'
+        '  "meta": {\n'
+        '    "id": "{{uuid}}",\n'
+        f'    "queue": {json.dumps(queue, ensure_ascii=False)},\n'
+        '    "lang": "python",\n'
+        '    "schema_version": 1,\n'
+        '    "created_at": {{now_ms}}\n'
+        "  },\n"
+        '  "attempts": 0\n'
+        "}"
+    )
+
+
+def as_form_text(content: bytes) -> tuple[str, str]:
+    """Give a body as a form can show and send it: the text and its kind.
+
+    What a browser's text field would change, carriage returns and other control characters, comes
+    as base64.
+    """
+    text = _as_text(content)
+    if text is None:
+        return _to_base64(content), "base64"
+    is_json = text.lstrip().startswith(("{", "[")) and check_json(text) is None
+    return text, "json" if is_json else "text"
+
+
+def _as_text(content: bytes) -> str | None:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if re.search("[\x00-\x08\x0b-\x1f\x7f]", text) else text
+
+
+def _to_base64(content: bytes) -> str:
+    return encodebytes(content).decode()

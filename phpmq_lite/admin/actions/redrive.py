@@ -1,0 +1,34 @@
+"""Plan a redrive of dead letters."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from phpmq_lite.admin.actions.commands import act_on_messages
+from phpmq_lite.admin.base.context import Context
+from phpmq_lite.broker.operator.message_actions import ACTION_SLICE, Action, ActionOptions
+from phpmq_lite.model import AuditEntry
+
+
+@dataclass(slots=True, frozen=True)
+class RedrivePlan:
+    """What a redrive would do."""
+
+    targets: Counter[str]  # messages that would be published, by queue
+    poisoned: Counter[str]  # of them: quarantined again, by reason
+    skipped: Counter[str]  # records that would stay, by reason
+
+
+async def plan_redrive(
+    context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
+) -> RedrivePlan:
+    """Say what a redrive of these records would do; nothing is changed, the audit neither."""
+    options = replace(options, is_dry_run=True)
+    plan = RedrivePlan(Counter(), Counter(), Counter())
+    for at in range(0, len(seqs), ACTION_SLICE):
+        some = seqs[at : at + ACTION_SLICE]
+        found = await act_on_messages(context, entry, Action.REDRIVE, some, options)
+        plan.targets.update(found.targets)
+        plan.poisoned.update(found.poisoned)
+        plan.skipped.update(found.skipped)
+    return plan

@@ -1,0 +1,75 @@
+"""Saved templates and views that the caller may see."""
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.search_query import parse_search
+from phpmq_lite.storage.read.accounts import SavedItems, SavedRow
+
+_OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
+
+
+async def visible_items(request: web.Request, kind: str) -> list[SavedRow]:
+    """Return what was saved of a kind, without what names queues that the caller may not use."""
+    rows = await SavedItems(context_of(request).readers).all(kind)
+    return [row for row in rows if _may_see(request, kind, row.content)]
+
+
+async def visible_item(request: web.Request, kind: str, name: str) -> SavedRow | None:
+    """Return one by its name; None if there is none, or none that the caller may see."""
+    row = await SavedItems(context_of(request).readers).one(kind, name)
+    return row if row is not None and _may_see(request, kind, row.content) else None
+
+
+async def check_item_change(
+    request: web.Request, kind: str, name: str, content: Any = None
+) -> None:
+    """Refuse to save or remove what belongs to other queues; ``content`` None: to remove.
+
+    A caller who is limited to some queues changes what names their queues only: anything else is
+    there for everybody.
+
+    Raises:
+        Problem: 403, or 409 if the name is taken.
+    """
+    if not identity_of(request).queues:
+        return
+    if content is not None:
+        queues = _queues(kind, content)
+        for queue in queues:
+            check_queue_right(request, queue)
+        if not queues:
+            raise Problem(
+                403, "foreign_queue", f"{identity_of(request).actor!r} may save a {kind} for "
+                "their own queues only. Name one.", field="queue",
+                bound=", ".join(identity_of(request).queues),
+            )  # fmt: skip
+    row = await SavedItems(context_of(request).readers).one(kind, name)
+    if row is None:
+        return
+    named = _queues(kind, row.content)
+    if not named or not all(may_use(request, queue) for queue in named):
+        raise Problem(409, "taken", f"There is a {kind} {name!r} for other queues.", field="name")
+
+
+def _may_see(request: web.Request, kind: str, content: Any) -> bool:
+    return all(may_use(request, queue) for queue in _queues(kind, content))
+
+
+def _queues(kind: str, content: Any) -> list[str]:
+    """Return the queues, or patterns of queues, that a saved thing names."""
+    if not isinstance(content, dict):
+        return []
+    if kind == "template":
+        queue = content.get("queue")
+        return [queue] if isinstance(queue, str) and queue else []
+    try:
+        terms = parse_search(str(content.get("q", ""))).terms
+    except Problem:
+        return []
+    return [term.value for term in terms if term.kind in _OF_QUEUES]

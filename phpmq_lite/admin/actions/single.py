@@ -1,0 +1,141 @@
+"""One action on one message or on a few."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.actions import commands, texts
+from phpmq_lite.admin.actions.texts import FlashMessage
+from phpmq_lite.admin.actions.undo import make_undo
+from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import Form, check_queue_name
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.search_query import ids_search
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.search import FrozenSelection
+
+AT_ONCE_MAX: Final = 200  # messages; more go through a frozen selection
+_ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
+_TAKES: Final = {  # action -> the states that it takes, and why not from others
+    Action.REQUEUE: (_ALIVE, "gone"),
+    Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
+    Action.MOVE: (_ALIVE, "gone"),
+    Action.DELETE: (_ALIVE, "gone"),
+    Action.REDRIVE: (_ALIVE, "gone"),
+    Action.RESTORE: (frozenset({State.DELETED}), "not deleted"),
+    Action.ERASE: (frozenset(State) - _ALIVE, "not settled"),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class ActionResult:
+    """What came of an action; ``undo`` is a token."""
+
+    action: Action
+    outcome: ActionOutcome
+    undo: str | None
+
+
+def actions_for(row: MessageRow) -> list[Action]:
+    """Give the actions that a message in this state may take."""
+    state = State(row.state)
+    fitting = [action for action, (states, _) in _TAKES.items() if state in states]
+    if row.source_seq is None and Action.REDRIVE in fitting:
+        fitting.remove(Action.REDRIVE)
+    if state is State.DISPATCHED and Action.MOVE in fitting:
+        fitting.remove(Action.MOVE)
+    return fitting
+
+
+def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
+    """Check what an action was given, and put the rights of who asks to it.
+
+    Raises:
+        Problem: 422 for a target that is missing or no name, 403 for one that is not theirs.
+    """
+    if action is Action.MOVE and not options.target:
+        raise Problem(422, "invalid", "Name the queue to move to.", field="target", bound="a queue")
+    if options.target:
+        check_queue_name(options.target)
+        check_queue_right(request, options.target, "target")
+    return replace(options, queues=allowed_queues(request))
+
+
+async def act_on_one(
+    request: web.Request, action: Action, row: MessageRow, options: ActionOptions, reason: str = ""
+) -> ActionResult:
+    """Do something to one message.
+
+    Raises:
+        Problem: 410 where it is settled meanwhile, 409 with the reason, 422, 403.
+    """
+    states, refusal = _TAKES[action]
+    if row.state not in states:
+        texts.check_done(ActionOutcome(skipped=Counter([refusal])), action)
+    return await act_on_some(
+        request, action, [row.seq], options, row.message_id, reason, is_one=True
+    )
+
+
+async def act_on_some(
+    request: web.Request,
+    action: Action,
+    seqs: Sequence[int],
+    options: ActionOptions,
+    target: str,
+    reason: str = "",
+    *,
+    is_one: bool = False,
+) -> ActionResult:
+    """Do something to a few messages in one transaction; those that it does not fit are passed."""
+    context = context_of(request)
+    options = check_options(request, action, options)
+    entry = audit_entry(request, target=target, reason=reason)
+    outcome = await commands.act_on_messages(context, entry, action, seqs, options)
+    if is_one:
+        texts.check_done(outcome, action)
+    undo = make_undo(action, identity_of(request).actor, target)
+    if undo is not None:
+        undo.note(outcome)
+    return ActionResult(action, outcome, context.acting.undos.add(undo, context.now_ms()))
+
+
+async def ticked_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
+    """Give messages by their ids; unknown ones, and those of foreign queues, are left out."""
+    context = context_of(request)
+    return await context.search.freeze(ids_search(ids), queues=allowed_queues(request))
+
+
+def result_message(done: ActionResult) -> FlashMessage:
+    """Say what was done, with what takes it back."""
+    return FlashMessage(
+        texts.describe_result(done.action, len(done.outcome.done), done.outcome.skipped), done.undo
+    )
+
+
+def read_options(form: Form) -> ActionOptions:
+    """Read how it is to be done."""
+    return ActionOptions(
+        ttl_s=form.ttl_s(),
+        target=form.queue("target") or None,
+        create=form.flag("create"),
+        with_dispatched=form.flag("dispatched"),
+    )
+
+
+class ActionResultView(BaseModel):
+    """What came of an action; ``undo`` is a token for POST /undo/{token}."""
+
+    id: str
+    action: str
+    new_id: str | None = None
+    undo: str | None = None

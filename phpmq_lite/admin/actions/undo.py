@@ -1,0 +1,132 @@
+"""How to undo an action: the same messages and the opposite action."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from secrets import token_urlsafe
+from typing import Final
+
+from phpmq_lite.admin.actions.selections import first_of_largest
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
+
+LIFE_MS: Final = 3_600_000
+BYTES_MAX: Final = 32 << 20  # of all that is kept
+_SEQ_DIGITS: Final = 16  # of a message id
+
+# What takes an action back; what is not here cannot be taken back.
+OPPOSITES: Final = {
+    Action.DELETE: Action.RESTORE,
+    Action.REQUEUE: Action.PLACE,
+    Action.MOVE: Action.PLACE,
+    Action.RESTORE: Action.DELETE,
+    Action.REDRIVE: Action.DELETE,
+}
+
+
+@dataclass(slots=True)
+class UndoRecord:
+    """The messages to act on, in the order they were acted on; with their places for PLACE."""
+
+    action: Action
+    owner: str
+    target: str  # for the audit
+    seqs: "array[int]" = field(default_factory=lambda: array("Q"))
+    queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    positions: "array[int]" = field(default_factory=lambda: array("q"))
+    expires_at: int = 0  # Unix ms; once it is kept
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+        return 8 * (len(self.seqs) + len(self.queue_ids) + len(self.positions))
+
+    def note(self, outcome: ActionOutcome) -> None:
+        """Take in what was done to a slice."""
+        if self.action is Action.DELETE:  # what was made goes
+            self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.made.values())
+            return
+        self.seqs.extend(outcome.done)
+        if self.action is Action.PLACE:
+            for seq in outcome.done:
+                queue_id, position = outcome.places[seq]
+                self.queue_ids.append(queue_id)
+                self.positions.append(position)
+
+    def places(self, start: int, end: int) -> dict[int, tuple[int, int]]:
+        """Give the places of a slice: seq -> (queue_id, position)."""
+        if self.action is not Action.PLACE:
+            return {}
+        return {
+            self.seqs[at]: (self.queue_ids[at], self.positions[at])
+            for at in range(start, min(end, len(self.seqs)))
+        }
+
+
+def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
+    """Make what will take an action back, still empty; None where nothing does."""
+    opposite = OPPOSITES.get(action)
+    return None if opposite is None else UndoRecord(opposite, owner, target)
+
+
+def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord:
+    """Make what deletes new messages again."""
+    seqs = array("Q", (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids))
+    return UndoRecord(Action.DELETE, owner, target, seqs)
+
+
+class UndoStore:
+    """What can be taken back, by token, for an hour.
+
+    Past ``limit_bytes`` the oldest of the owner that has most is dropped.
+    After that, and after a restart, deleted messages are still restored one by one or by a search.
+    """
+
+    def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[str, UndoRecord] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:
+        """Keep it, and give its token; None where there is nothing to take back."""
+        if undo is None or not undo.seqs:
+            return None
+        token = token_urlsafe(16)
+        undo.expires_at = now_ms + LIFE_MS
+        self._kept[token] = undo
+        self._bytes += undo.size
+        for late in [key for key, one in self._kept.items() if one.expires_at <= now_ms]:
+            self._drop(late)
+        while self._bytes > self._limit_bytes and len(self._kept) > 1:
+            oldest = first_of_largest(self._kept.values(), undo)
+            self._drop(next(key for key, one in self._kept.items() if one is oldest))
+        return token
+
+    def find(self, token: str, owner: str, now_ms: int) -> UndoRecord:
+        """Give what a token takes back, to who did the action.
+
+        Raises:
+            Problem: 410 where it is done, too old, made room for another, or is somebody else's.
+        """
+        found = self._kept.get(token)
+        if found is None or found.owner != owner or found.expires_at <= now_ms:
+            raise Problem(
+                410, "undo_expired",
+                "This cannot be undone with one click any more: it was undone already, an hour has "
+                "passed, or the broker was restarted. Deleted messages can still be restored from "
+                "the trash for the retention time.",
+                field="token",
+            )  # fmt: skip
+        return found
+
+    def take(self, token: str) -> None:
+        """Forget a token: it was used."""
+        if token in self._kept:
+            self._drop(token)
+
+    def _drop(self, token: str) -> None:
+        self._bytes -= self._kept.pop(token).size

@@ -1,0 +1,416 @@
+"""Users, tokens and sessions in memory, stored through the broker."""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from secrets import token_hex, token_urlsafe
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.admin.auth import broker_writes
+from phpmq_lite.admin.base.problems import Problem, not_found
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.logs import get_logger
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User, globs_text, read_all
+from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.writes import (
+    AddSession,
+    AddToken,
+    AddUser,
+    DeleteSession,
+    DeleteToken,
+    DeleteUser,
+    DeleteUserSessions,
+    SetLastLogin,
+    SetPassword,
+    SetSessionSeen,
+    SetTokenUsed,
+    SetUserRights,
+    Write,
+)
+
+TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - what tokens start with
+IDLE_MS: Final = 12 * 3_600_000
+LONGEST_MS: Final = 7 * 86_400_000
+KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in"; such a session may be idle
+SEEN_EVERY_MS: Final = 300_000
+SESSIONS_A_USER: Final = 50
+_AGENT_LENGTH: Final = 200
+
+Reply = Callable[[Any], None]
+CallBroker = Callable[[Callable[[Broker, Reply], None]], Awaitable[Any]]
+
+_log = get_logger(__name__)
+
+
+class LoginOrigin(NamedTuple):
+    """From where somebody logs in."""
+
+    address: str
+    agent: str  # the browser's name for itself
+
+
+class Accounts:
+    """All accounts, loaded once; the database is the truth, this is its copy.
+
+    Memory changes in the answer of the write, so after its commit.  Times are Unix milliseconds.
+    """
+
+    def __init__(self, readers: Readers, call: CallBroker) -> None:
+        self._readers = readers
+        self._call = call
+        self._changing = asyncio.Lock()  # a name that was free is free still when it is written
+        self._writes: set[asyncio.Task[None]] = set()  # of times, nobody waits for them
+        self.is_loaded = False
+        self.users: dict[str, User] = {}  # by name
+        self.tokens: dict[bytes, ApiToken] = {}  # by the SHA-256 of the token
+        self.sessions: dict[bytes, LoginSession] = {}  # by the SHA-256 of the cookie
+        self._by_id: dict[int, User] = {}
+
+    async def load(self, now_ms: int) -> list[str]:
+        """Read everything; gives the addresses from where somebody logged in in the last 30 days.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        stored = await read_all(self._readers, now_ms - KEPT_MS)
+        self.users = {user.name: user for user in stored.users}
+        self._by_id = {user.user_id: user for user in stored.users}
+        self.tokens = {token.sha256: token for token in stored.tokens}
+        self.sessions = {one.sha256: one for one in stored.sessions if one.user_id in self._by_id}
+        self.is_loaded = True
+        return stored.addresses
+
+    async def close(self) -> None:
+        """Wait for the writes that nobody waits for."""
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    # -- looking up
+
+    def user_of(self, session: LoginSession) -> User:
+        """Give the user of a session that is in memory."""
+        return self._by_id[session.user_id]
+
+    def session_of(self, cookie: str, now_ms: int) -> LoginSession | None:
+        """Give the session of a cookie, None where it is unknown or over."""
+        session = self.sessions.get(hash_secret(cookie))
+        return None if session is None or has_session_ended(session, now_ms) else session
+
+    def token_of(self, secret: str, now_ms: int) -> ApiToken | None:
+        """Give the token of a secret, None where it is unknown or over."""
+        token = self.tokens.get(hash_secret(secret))
+        if token is None or (token.expires_at is not None and token.expires_at <= now_ms):
+            return None
+        return token
+
+    def token_named(self, name: str) -> ApiToken:
+        """Give a token by its name.
+
+        Raises:
+            Problem: 404 where there is none.
+        """
+        found = next((token for token in self.tokens.values() if token.name == name), None)
+        if found is None:
+            raise not_found("token", name)
+        return found
+
+    def user_named(self, name: str) -> User:
+        """Give a user by name.
+
+        Raises:
+            Problem: 404 where there is none.
+        """
+        if name not in self.users:
+            raise not_found("user", name)
+        return self.users[name]
+
+    # -- users
+
+    async def add_user(self, entry: AuditEntry, user: User, *, is_first: bool = False) -> User:
+        """Store a user; the id is given here.
+
+        Raises:
+            Problem: 409 where the name is taken, or ``is_first`` and there is a user.
+        """
+        async with self._changing:
+            if user.name in self.users or (is_first and self.users):
+                raise Problem(409, "taken", f"There is a user {user.name!r} already.", field="name")
+            made = replace(user, user_id=max(self._by_id, default=0) + 1)
+
+            def done() -> None:
+                self.users[made.name] = self._by_id[made.user_id] = made
+
+            row = AddUser(
+                made.user_id, made.name, made.password, made.role, globs_text(made.queues),
+                made.created_at,
+            )  # fmt: skip
+            await self._store(entry, [row], done)
+            return made
+
+    async def change_user(
+        self,
+        entry: AuditEntry,
+        user: User,
+        *,
+        role: str | None = None,
+        queues: tuple[str, ...] | None = None,
+        password: str | None = None,
+    ) -> None:
+        """Give a user other rights or another hash, and end their sessions.
+
+        Raises:
+            Problem: 409 where no admin would be left, 404 where the user was removed meanwhile.
+        """
+        async with self._changing:
+            self._check_there(user)
+            rights = (role or user.role, user.queues if queues is None else queues)
+            if rights[0] != "admin":
+                self._check_admin_left(user)
+
+            def done() -> None:
+                user.role, user.queues = rights
+                user.password = password or user.password
+                self._forget_sessions(user.user_id)
+
+            rows: list[Write] = [SetUserRights(rights[0], globs_text(rights[1]), user.user_id)]
+            if password is not None:
+                rows.append(SetPassword(password, user.user_id))
+            rows.append(DeleteUserSessions(user.user_id))
+            await self._store(entry, rows, done)
+
+    async def rehash(self, user: User, old: str, password: str) -> None:
+        """Store a hash of the same password by newer parameters; sessions stay.
+
+        Nothing is stored where the password was changed meanwhile.
+        """
+
+        def done() -> None:
+            user.password = password
+
+        async with self._changing:
+            if self._by_id.get(user.user_id) is user and user.password == old:
+                await self._store(None, [SetPassword(password, user.user_id)], done)
+
+    async def remove_user(self, entry: AuditEntry, user: User) -> None:
+        """Remove a user with all their sessions.
+
+        Raises:
+            Problem: 409 where no admin would be left, 404 where the user was removed meanwhile.
+        """
+        async with self._changing:
+            self._check_there(user)
+            self._check_admin_left(user)
+
+            def done() -> None:
+                del self.users[user.name], self._by_id[user.user_id]
+                self._forget_sessions(user.user_id)
+
+            rows: list[Write] = [
+                DeleteUser(user.user_id),
+                DeleteUserSessions(user.user_id),
+            ]
+            await self._store(entry, rows, done)
+
+    def _check_there(self, user: User) -> None:
+        """Who waited for its turn may come after a removal."""
+        if self._by_id.get(user.user_id) is not user:
+            raise not_found("user", user.name)
+
+    def _check_admin_left(self, user: User) -> None:
+        others = (one for one in self.users.values() if one is not user)
+        if user.role == "admin" and not any(one.role == "admin" for one in others):
+            raise Problem(
+                409, "last_admin", f"{user.name!r} is the only admin; make another one first."
+            )
+
+    # -- tokens
+
+    async def add_token(self, entry: AuditEntry, token: ApiToken) -> str:
+        """Make and store a token; gives the secret, which nobody can ask for again.
+
+        ``token_id`` and ``sha256`` are set here.
+
+        Raises:
+            Problem: 409 where the name is taken.
+        """
+        secret = TOKEN_PREFIX + token_urlsafe(32)
+        async with self._changing:
+            if any(one.name == token.name for one in self.tokens.values()):
+                raise Problem(
+                    409, "taken", f"There is a token {token.name!r} already.", field="name"
+                )
+            number = max((one.token_id for one in self.tokens.values()), default=0) + 1
+            made = replace(token, token_id=number, sha256=hash_secret(secret))
+
+            def done() -> None:
+                self.tokens[made.sha256] = made
+
+            row = AddToken(made.token_id, made.name, made.sha256, made.role,
+                globs_text(made.queues), made.created_at, made.created_by, made.expires_at,
+            )  # fmt: skip
+            await self._store(entry, [row], done)
+        return secret
+
+    async def remove_token(self, entry: AuditEntry, token: ApiToken) -> None:
+        """Revoke a token."""
+
+        def done() -> None:
+            self.tokens.pop(token.sha256, None)
+
+        async with self._changing:
+            await self._store(entry, [DeleteToken(token.token_id)], done)
+
+    # -- sessions
+
+    async def add_session(
+        self,
+        entry: AuditEntry | None,
+        user: User,
+        now_ms: int,
+        visitor: LoginOrigin,
+        *,
+        is_kept: bool,
+        password: str | None = None,
+    ) -> str:
+        """Log a user in; gives the cookie.  Sessions that are over, and very many, end here.
+
+        ``password`` is the hash that was checked; None: none was asked for.
+
+        Raises:
+            Problem: 401 where the user was removed meanwhile, or has another password.
+        """
+        cookie = token_hex(32)
+        async with self._changing:
+            if self._by_id.get(user.user_id) is not user:
+                raise Problem(401, "login", "This user was removed.")
+            if password is not None and user.password != password:
+                raise Problem(401, "wrong_password", "The password was changed meanwhile.")
+            number = max((one.session_id for one in self.sessions.values()), default=0) + 1
+            session = LoginSession(
+                session_id=number,
+                sha256=hash_secret(cookie),
+                user_id=user.user_id,
+                csrf=token_hex(32),
+                created_at=now_ms,
+                seen_at=now_ms,
+                expires_at=now_ms + (KEPT_MS if is_kept else LONGEST_MS),
+                address=visitor.address,
+                agent=visitor.agent[:_AGENT_LENGTH],
+            )
+            old = self._superfluous(user, now_ms)
+
+            def done() -> None:
+                for one in old:
+                    self.sessions.pop(one.sha256, None)
+                self.sessions[session.sha256] = session
+                user.last_login_at = now_ms
+
+            rows: list[Write] = [DeleteSession(one.session_id) for one in old]
+            values = tuple(getattr(session, name) for name in LoginSession.__slots__)
+            rows += [
+                AddSession(*values),
+                SetLastLogin(now_ms, user.user_id),
+            ]
+            await self._store(entry, rows, done)
+        return cookie
+
+    def _superfluous(self, user: User, now_ms: int) -> list[LoginSession]:
+        over = [one for one in self.sessions.values() if has_session_ended(one, now_ms)]
+        own = [
+            one
+            for one in self.sessions.values()
+            if one.user_id == user.user_id and not has_session_ended(one, now_ms)
+        ]
+        own.sort(key=lambda one: one.seen_at)
+        return over + own[: max(len(own) - SESSIONS_A_USER + 1, 0)]
+
+    def session_numbered(self, number: int) -> LoginSession:
+        """Give a session by its number.
+
+        Raises:
+            Problem: 404 where there is none.
+        """
+        for session in self.sessions.values():
+            if session.session_id == number:
+                return session
+        raise not_found("session", str(number))
+
+    def open_sessions(self, now_ms: int) -> list[LoginSession]:
+        """Give the sessions that are not over, those seen last first."""
+        found = (one for one in self.sessions.values() if not has_session_ended(one, now_ms))
+        return sorted(found, key=lambda one: -one.seen_at)
+
+    def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
+        """Give those of one user."""
+        return [one for one in self.open_sessions(now_ms) if one.user_id == user.user_id]
+
+    async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
+        """End one session."""
+
+        def done() -> None:
+            self.sessions.pop(session.sha256, None)
+
+        async with self._changing:
+            await self._store(entry, [DeleteSession(session.session_id)], done)
+
+    def _forget_sessions(self, user_id: int) -> None:
+        for session in [one for one in self.sessions.values() if one.user_id == user_id]:
+            del self.sessions[session.sha256]
+
+    # -- last seen
+
+    def see_session(self, session: LoginSession, now_ms: int) -> None:
+        """Note that a session was used; stored at most every five minutes."""
+        if now_ms - session.seen_at >= SEEN_EVERY_MS:
+            session.seen_at = now_ms
+            self._store_later(SetSessionSeen(now_ms, session.session_id))
+
+    def see_token(self, token: ApiToken, now_ms: int) -> None:
+        """Note that a token was used; stored at most every five minutes."""
+        if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
+            token.last_used_at = now_ms
+            self._store_later(SetTokenUsed(now_ms, token.token_id))
+
+    # -- writing
+
+    async def _store(
+        self, entry: AuditEntry | None, rows: Iterable[Write], done: Callable[[], None]
+    ) -> None:
+        def command(core: Broker, answer: Reply) -> None:
+            def stored(value: Any) -> None:
+                done()
+                answer(value)
+
+            broker_writes.store_rows(core, entry, tuple(rows), stored)
+
+        await self._call(command)
+
+    def _store_later(self, row: Write) -> None:
+        async def store() -> None:
+            try:
+                await self._store(None, [row], lambda: None)
+            except RefusedError as error:  # the broker drains; the time is five minutes behind
+                _log.debug("time_not_stored", reason=str(error))
+
+        task = asyncio.create_task(store())
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+
+def hash_secret(secret: str) -> bytes:
+    """Give what is stored of a token or cookie; 256 random bits need no slow hash."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
+
+
+def has_session_ended(session: LoginSession, now_ms: int) -> bool:
+    """Tell whether a session has ended by its age, or by its idleness where it is not kept."""
+    is_kept = session.expires_at - session.created_at > LONGEST_MS
+    return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
+
+
+def is_same_secret(one: str, other: str) -> bool:
+    """Compare two secrets in a time that tells nothing."""
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))

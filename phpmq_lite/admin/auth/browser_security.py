@@ -1,0 +1,206 @@
+"""CSRF checks and security headers (``docs/security.md`` 4, 6 and 7)."""
+
+import asyncio
+import hmac
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.web_protocol import ERROR
+
+from phpmq_lite.admin.auth.request_source import is_control
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import FORMS, read_form_field
+
+CSRF_FIELD: Final = "csrf"
+CSRF_HEADER: Final = "X-CSRF-Token"
+_SAFE_SITES: Final = frozenset({"same-origin", "none"})
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+
+
+def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
+    """Compare host and port; behind a proxy that tells nothing, ``https`` is taken too."""
+    parts = urlsplit(origin)
+    if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
+        return False
+    port = _DEFAULT_PORTS[parts.scheme]
+    own, other = host.lower(), parts.netloc.lower()
+    return own.removesuffix(f":{port}") == other.removesuffix(f":{port}")
+
+
+def origin_of(url: str) -> str:
+    """Give the origin of a URL as browsers write it: ``https://mq.example``."""
+    parts = urlsplit(url)
+    port = _DEFAULT_PORTS.get(parts.scheme, "")
+    return f"{parts.scheme}://{parts.netloc.lower().removesuffix(f':{port}')}"
+
+
+def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
+    """Refuse what another site's page sent (``docs/security.md`` 4).
+
+    Raises:
+        Problem: 403, naming the origin seen and the setting that would allow it.
+    """
+    if is_control(request):
+        return
+    origin = request.headers.get("Origin")
+    if origin is None:
+        if needs_origin:
+            raise Problem(
+                403, "no_origin", "The request names no Origin, so it is refused.", field="Origin"
+            )
+    elif not _is_ours(request, origin, public_url):
+        raise Problem(
+            403,
+            "foreign_origin",
+            f"The request comes from {origin!r}, but this page is at {request.host!r}. "
+            "Behind a proxy, set admin.public_url to the address that browsers use, or pass the "
+            "Host header on and name the host in admin.hosts.",
+            field="Origin",
+        )
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None and site not in _SAFE_SITES:
+        raise Problem(
+            403, "cross_site", f"The request is {site}, so it is refused.", field="Sec-Fetch-Site"
+        )
+
+
+def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
+    try:
+        if public_url and origin_of(origin) == origin_of(public_url):
+            return True
+        return _is_own_origin(origin, request.host, is_secure=request.secure)
+    except ValueError:  # brackets without an address in them
+        return False
+
+
+def check_media(request: web.Request, *media: str) -> None:
+    """Let only these content types through, mostly JSON alone.
+
+    A page of another site cannot send one without being asked first: no form has it.  A DELETE
+    without a body needs no type; it is asked about first anyway.
+    """
+    if request.method == "DELETE" and not request.can_read_body:
+        return
+    if request.content_type not in media:
+        raise Problem(
+            415,
+            "media_type",
+            f"The content type is {request.content_type!r}.",
+            field="Content-Type",
+            bound=" or ".join(media),
+        )
+
+
+def check_header(request: web.Request, token: str) -> None:
+    """Let only scripts of our own pages through: they send the token of their session.
+
+    Raises:
+        Problem: 403.
+    """
+    if not _is_token(request.headers.get(CSRF_HEADER, ""), token):
+        raise Problem(
+            403,
+            "no_token",
+            f"A call with a cookie needs its session's token in {CSRF_HEADER}. "
+            "Programs send an API token instead: Authorization: Bearer phpmq_…",
+            field=CSRF_HEADER,
+        )
+
+
+async def check_form(request: web.Request, token: str) -> None:
+    """Let only forms of our own pages through; reads the form.
+
+    Raises:
+        Problem: 415 for other content types, 403 for a missing or foreign token, and what reading
+            the form raises.
+    """
+    check_is_form(request)
+    given = await read_form_field(request, CSRF_FIELD)
+    if not _is_token(given, token):
+        raise Problem(
+            403,
+            "stale_form",
+            "This form does not belong to your session, or is older than the broker's last "
+            "start. Load the page again; nothing was changed.",
+            field=CSRF_FIELD,
+        )
+
+
+def check_is_form(request: web.Request) -> None:
+    """Refuse what is no form.
+
+    Raises:
+        Problem: 415.
+    """
+    if request.content_type not in FORMS:
+        raise Problem(
+            415, "media_type", "This address takes forms only.", field="Content-Type",
+            bound=" or ".join(sorted(FORMS)),
+        )  # fmt: skip
+
+
+def _is_token(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # never no-referrer: forms would send Origin: null
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "",
+}
+_SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
+
+
+HSTS: Final = "max-age=31536000"  # a year; only for this very name
+
+
+async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Put the security headers on a response; to be connected to ``on_response_prepare``."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers["Server"] = "phpmq-lite"  # and not which Python and aiohttp
+
+
+def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
+    """Have aiohttp put the headers on its own answers too: those to what it cannot parse.
+
+    Such a request has come to no application, so no signal is sent for its answer.
+    """
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the runner is not set up")
+    make = server.request_factory
+
+    def make_headed(
+        message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> web.BaseRequest:
+        if message is not ERROR:
+            return make(message, payload, protocol, writer, task)
+        loop = asyncio.get_running_loop()
+        return _Unparsed(message, payload, protocol, writer, task, loop)
+
+    server.request_factory = make_headed
+    return server
+
+
+class _Unparsed(web.BaseRequest):
+    """What stands for a request that could not be parsed."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        await add_headers(self, response)
+
+
+def download_headers(name: str) -> dict[str, str]:
+    """Give the headers of a file that no browser shows or runs; ``name`` is our own text."""
+    return {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Security-Policy": _SANDBOX,
+    }

@@ -1,0 +1,186 @@
+"""Identify the caller; check role, CSRF token and content type."""
+
+from typing import Final
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth import browser_security, request_source
+from phpmq_lite.admin.auth.accounts import TOKEN_PREFIX
+from phpmq_lite.admin.auth.request_source import is_control, is_from_here
+from phpmq_lite.admin.auth.sessions import LOGIN, cookie_of
+from phpmq_lite.admin.base import identity
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.identity import CONTROL, LOCAL, NOBODY, Identity, identity_of
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.route import Role, Route
+
+_BEARER: Final = "bearer"
+
+
+# -- who
+
+
+def find_identity(request: web.Request) -> Identity:
+    """Tell who asks; the accounts are in memory.
+
+    A token that is not ours makes nobody of the caller, whatever cookie came along.
+    """
+    context = context_of(request)
+    if is_control(request):
+        return CONTROL
+    if not context.entrance.accounts.is_loaded:
+        return NOBODY
+    bearer = bearer_of(request)
+    if bearer is not None:
+        return _of_token(context, bearer)
+    found = _of_session(request, context)
+    if found is not None:
+        return found
+    return LOCAL if needs_no_login(request) else NOBODY
+
+
+def bearer_of(request: web.Request) -> str | None:
+    """Give what the request brings as a token; None where it brings none."""
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == _BEARER else None
+
+
+def _of_token(context: Context, secret: str) -> Identity:
+    accounts, now_ms = context.entrance.accounts, context.now_ms()
+    token = accounts.token_of(secret, now_ms) if secret.startswith(TOKEN_PREFIX) else None
+    if token is None:
+        return NOBODY
+    if context.is_ready():
+        accounts.see_token(token, now_ms)
+    return identity.identity_of_token(token)
+
+
+def _of_session(request: web.Request, context: Context) -> Identity | None:
+    cookie = cookie_of(request)
+    if not cookie:
+        return None
+    accounts, now_ms = context.entrance.accounts, context.now_ms()
+    session = accounts.session_of(cookie, now_ms)
+    if session is None:
+        return None
+    request[LOGIN] = session
+    if context.is_ready():
+        accounts.see_session(session, now_ms)
+    user = accounts.user_of(session)
+    return Identity(user.name, Role(user.role), "user", user.queues)
+
+
+def needs_no_login(request: web.Request) -> bool:
+    """Tell whether everybody who can send this request is admin: on loopback, without users.
+
+    Not where the pages are meant to be reached through a proxy: its callers come from loopback.
+    """
+    context = context_of(request)
+    admin = context.settings.admin
+    return (
+        admin.login == "auto"
+        and not context.entrance.accounts.users
+        and not admin.public_url
+        and not admin.trusted_proxies
+        and is_from_here(request)
+    )
+
+
+# -- may they
+
+
+def check_role(request: web.Request, route: Route) -> None:
+    """Let through whom the route is for.
+
+    Raises:
+        Problem: 401 where nobody is logged in, 403 where the role is too small, 503 where the
+            accounts cannot be read.
+        HTTPSeeOther: to the login, for people who look at a page.
+    """
+    identity = identity_of(request)
+    if identity.role.may(route.role):
+        return
+    context = context_of(request)
+    if identity.kind != "nobody":
+        raise Problem(
+            403, "role", f"This needs the role {route.role}; {identity.actor!r} is "
+            f"{identity.role}. Nothing was changed.", bound=str(route.role),
+        )  # fmt: skip
+    if not context.entrance.accounts.is_loaded:
+        raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
+    if _is_for_people(request, route):
+        raise web.HTTPSeeOther(login_url(request))
+    raise _no_login(request)
+
+
+def _is_for_people(request: web.Request, route: Route) -> bool:
+    is_data = request.query.get("format", "html") != "html"
+    is_for_programs = route.is_api or route.role is Role.METRICS or is_data
+    return not (is_for_programs or route.is_writing or bearer_of(request) is not None)
+
+
+def _no_login(request: web.Request) -> Problem:
+    challenge = {"WWW-Authenticate": 'Bearer realm="phpmq-lite"'}
+    if bearer_of(request) is not None:
+        return Problem(
+            401, "bad_token", "The token is unknown, revoked or expired.", headers=challenge
+        )
+    return Problem(
+        401, "login", "You are not logged in, or not any more. Log in; nothing was changed.",
+        headers=challenge,
+    )  # fmt: skip
+
+
+def login_url(request: web.Request) -> str:
+    """Give the address of the login, that leads back to this page."""
+    urls = context_of(request).urls
+    here = urls.base_path + request.path_qs.removeprefix(urls.base_path)
+    query = urlencode({"next": here}) if here not in ("/", f"{urls.base_path}/") else ""
+    return f"{urls.base_path}/login" + (f"?{query}" if query else "")
+
+
+# -- is it they
+
+
+async def check_change(request: web.Request, route: Route) -> None:
+    """Let through only what the caller means to send: CSRF, and the content type.
+
+    Raises:
+        Problem: 403 or 415.
+    """
+    context, identity = context_of(request), identity_of(request)
+    if route.is_api:
+        browser_security.check_media(request, *route.all_media)
+    if identity.kind in ("control", "token"):
+        return  # no browser sends these by itself
+    public_url = context.settings.admin.public_url
+    if route.is_api and identity.kind == "local" and _is_program(request):
+        browser_security.check_site(request, needs_origin=False, public_url=public_url)
+        return
+    browser_security.check_site(request, needs_origin=True, public_url=public_url)
+    token = context.sessions.token(request)
+    if route.is_api:
+        browser_security.check_header(request, token)
+    else:
+        await browser_security.check_form(request, token)
+
+
+def _is_program(request: web.Request) -> bool:
+    """Tell whether this is no browser: those send cookies, and where they come from."""
+    return not ({"Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode"} & set(request.headers))
+
+
+# -- for streams
+
+
+def session_key_of(request: web.Request) -> str:
+    """Give what stands for the browser or program: its session, else who it is and from where."""
+    if request.get(LOGIN) is not None or cookie_of(request):
+        return f"session {cookie_of(request)}"
+    return f"{identity_of(request).actor} {request_source.address_of(request)}"
+
+
+def is_still_logged_in(request: web.Request) -> bool:
+    """Tell whether who asked may still ask: not logged out, revoked or changed since."""
+    return find_identity(request) == identity_of(request)

@@ -1,0 +1,164 @@
+"""Hash passwords, and limit how often one may be tried."""
+
+import asyncio
+import ipaddress
+import unicodedata
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from argon2 import PasswordHasher
+from argon2.exceptions import Argon2Error, InvalidHashError
+
+from phpmq_lite.admin.base.problems import Problem
+
+SHORTEST: Final = 12
+LONGEST: Final = 1_024
+AT_ONCE: Final = 2  # a hash takes 64 MiB and about 0.2 s
+WAITING: Final = 8
+
+T = TypeVar("T")
+
+
+class Passwords:
+    """Hashes and checks passwords; one per application, ``close`` at its end."""
+
+    def __init__(self, argon2: PasswordHasher | None = None) -> None:
+        self._argon2 = argon2 or PasswordHasher()  # its defaults are those of RFC 9106
+        self._threads = ThreadPoolExecutor(AT_ONCE, "password")
+        self._asked = 0  # running and waiting
+        self.count = 0  # hashes begun since the start
+
+    def close(self) -> None:
+        """Let the threads end once they are done."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def hash(self, password: str) -> str:
+        """Give the hash of a password, with its parameters.
+
+        Raises:
+            Problem: 422 where it is too short or too long, 429 where too many are asked at once.
+        """
+        check_length(password)
+        return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
+
+    async def is_right(self, known: str | None, password: str) -> bool:
+        """Tell whether a password is that of a hash; None, an unknown user, costs the same.
+
+        Raises:
+            Problem: 429 where too many are asked at once.
+        """
+        given = _same_everywhere(password[: LONGEST + 1])
+
+        def check() -> bool:
+            if known is None:
+                self._argon2.hash(given)
+                return False
+            try:
+                return self._argon2.verify(known, given)
+            except (Argon2Error, InvalidHashError):
+                return False
+
+        return await self._run(check)
+
+    def is_old(self, known: str) -> bool:
+        """Tell whether a hash was made by other parameters than today's."""
+        return self._argon2.check_needs_rehash(known)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._asked >= AT_ONCE + WAITING:
+            raise Problem(
+                429, "busy", "Too many passwords are checked at this moment. Try again.",
+                headers={"Retry-After": "2"},
+            )  # fmt: skip
+        self._asked += 1
+        self.count += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._asked -= 1
+
+
+def check_length(password: str, field: str = "password") -> None:
+    """Refuse a password that is too short or too long.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    if not SHORTEST <= len(password) <= LONGEST:
+        raise Problem(
+            422, "invalid", f"The password has {len(password)} characters.", field=field,
+            bound=f"{SHORTEST} to {LONGEST} characters",
+        )  # fmt: skip
+
+
+def _same_everywhere(password: str) -> str:
+    """Compose accents: one system types é as one character, another as two."""
+    return unicodedata.normalize("NFC", password).encode(errors="replace").decode()
+
+
+TRIES: Final = 5  # a minute from one address
+TRIES_OF_UNKNOWN: Final = 20  # a minute over all addresses without a login lately
+WINDOW_S: Final = 60.0
+KNOWN_S: Final = 30 * 86_400.0
+
+
+class LoginThrottle:
+    """Counts tries; a try that is refused does not count.  Times are seconds, of any clock.
+
+    Memory is bounded by the tries of the last minute, and by the addresses of logins.
+    """
+
+    def __init__(self) -> None:
+        self._tries: dict[str, deque[float]] = {}  # by address; of the last minute
+        self._unknown: deque[float] = deque()
+        self._known: dict[str, float] = {}  # address -> last login
+
+    def know(self, address: str, now_s: float) -> None:
+        """Note a login: others cannot use up the tries of this address from now on."""
+        self._known[throttle_key(address)] = now_s
+
+    def wait_s(self, address: str, now_s: float) -> float:
+        """Count a try and return 0.0; where it comes too soon, return the seconds to wait."""
+        self._forget(now_s)
+        key = throttle_key(address)
+        is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
+        own = self._tries.setdefault(key, deque())
+        waits = [_wait_s(own, TRIES, now_s)]
+        if not is_known:
+            waits.append(_wait_s(self._unknown, TRIES_OF_UNKNOWN, now_s))
+        if max(waits) == 0.0:
+            own.append(now_s)
+            if not is_known:
+                self._unknown.append(now_s)
+        elif not own:
+            del self._tries[key]
+        return max(waits)
+
+    def _forget(self, now_s: float) -> None:
+        while self._unknown and now_s - self._unknown[0] >= WINDOW_S:
+            self._unknown.popleft()
+        for key in list(self._tries):
+            tries = self._tries[key]
+            while tries and now_s - tries[0] >= WINDOW_S:
+                tries.popleft()
+            if not tries:
+                del self._tries[key]
+
+
+def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
+    return 0.0 if len(tries) < limit else max(tries[-limit] + WINDOW_S - now_s, 0.001)
+
+
+def throttle_key(address: str) -> str:
+    """Give what tries count for: an IPv4 address, the /64 of an IPv6 one, else the text."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,0 +1,113 @@
+"""The audit entry of a request."""
+
+import asyncio
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth import broker_writes
+from phpmq_lite.admin.auth.request_source import address_of
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import path_name
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.route import Route
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.model import AuditEntry
+
+_ENTRY: Final = web.RequestKey("entry", AuditEntry)
+_IS_LEFT: Final = web.RequestKey("is_left", bool)
+
+
+def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEntry:
+    """Make the audit entry of a writing request, before anything can refuse it."""
+    identity = identity_of(request)
+    source = "http" if route.is_api else "ui"
+    entry = AuditEntry(
+        actor=identity.actor,
+        source="cli" if identity.kind == "control" else source,
+        address=address_of(request),
+        action=route.audit or route.name,
+        target=_target(request),
+        request_id=request_id,
+    )
+    request[_ENTRY] = entry
+    return entry
+
+
+def _target(request: web.Request) -> str:
+    """Give what the path names; the last part, of several."""
+    for name, value in reversed(request.match_info.items()):
+        return path_name(request, name) if name in ("q", "name") else value
+    return ""
+
+
+def audit_entry(
+    request: web.Request, target: str = "", reason: str = "", detail: str = ""
+) -> AuditEntry:
+    """Give the one audit entry of this request; what is given fills its fields.
+
+    An operation of the broker writes it; the wrapper in ``app.py`` does where none did.
+    """
+    entry = request[_ENTRY]
+    entry.target = target or entry.target
+    entry.reason = reason or entry.reason
+    entry.detail = detail or entry.detail
+    return entry
+
+
+def leave_entry(request: web.Request) -> None:
+    """Leave the writing of the entry to somebody who goes on after the answer."""
+    request[_IS_LEFT] = True
+
+
+def is_entry_left(request: web.Request) -> bool:
+    """Tell whether somebody else writes the entry."""
+    return _IS_LEFT in request
+
+
+NOTE_S: Final = 10.0  # for the audit row of a refusal
+
+_log = get_logger(__name__)
+
+
+# -- the audit row that nobody else has written
+
+
+async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
+    """Write the audit row of a request, where no operation did.
+
+    While the broker starts or drains, it is only in the log.
+    """
+    if entry.audit_id is None and not is_entry_left(request):
+        await write_entry(context_of(request), entry)
+
+
+async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> None:
+    """Write an audit row alone, that counts ``more``; a failure is logged, the answer stands."""
+    if not context.is_ready():
+        return
+    try:
+        async with asyncio.timeout(NOTE_S):
+            await context.engine.call(
+                lambda core, answer: broker_writes.write_audit_row(core, entry, more, answer)
+            )
+    except Exception as error:
+        if not is_quiet("audit_row_not_written"):
+            _log.warning("audit_row_not_written", action=entry.action, reason=repr(error))
+
+
+def mark_refused(request: web.Request, problem: Problem) -> None:
+    """Note that the answer, although it is a page with the form, refuses what was asked."""
+    audit_entry(request).result = problem.code
+
+
+async def count_refused_login(request: web.Request, problem: Problem) -> None:
+    """Count a refused login into the audit row of its address and minute."""
+    context = context_of(request)
+    entry = audit_entry(request)
+    entry.result = problem.code
+    leave_entry(request)
+    await context.entrance.refusals.add(
+        entry, context.now_ms(), lambda one, more: write_entry(context, one, more)
+    )

@@ -1,0 +1,155 @@
+"""Where a request comes from: control socket, loopback, known hosts, trusted proxies."""
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from phpmq_lite.settings import Settings
+
+CONTROL_SOCKET: Final = "control.sock"  # in the data folder, 0600: its peer owns the broker
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_control(request: web.BaseRequest) -> bool:
+    """Tell whether a request came over the control socket, which needs no more checks."""
+    name = local_name(request)
+    return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
+
+
+def local_name(request: web.BaseRequest) -> object:
+    """Give the local address of the connection: a path, or a tuple with the host first."""
+    transport = request.transport
+    name = transport.get_extra_info("sockname") if transport is not None else None
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
+def host_name(host: str) -> str:
+    """Give the name in a Host header without its port, in lower case, brackets off."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    if host.count(":") > 1:  # IPv6 as settings and sockets write it
+        return host.lower().removeprefix("::ffff:")
+    return host.partition(":")[0].lower().removesuffix(".")
+
+
+def known_hosts(settings: Settings) -> list[str]:
+    """Give the names that the settings allow."""
+    public = urlsplit(settings.admin.public_url).hostname
+    return [*settings.admin.hosts, *([public] if public else [])]
+
+
+def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
+    """Tell whether the Host header names this machine (``docs/security.md`` 5).
+
+    That is loopback, the local address of this connection, or one of ``hosts``.
+    """
+    given = request.headers.getall("Host", [])
+    if len(given) != 1:
+        return False
+    name = host_name(request.host)  # a trusted proxy may have told another one
+    if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
+        return True
+    local = local_name(request)
+    return isinstance(local, tuple) and name == host_name(str(local[0]))
+
+
+FORWARDED: Final = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via")
+_LONGEST: Final = 20  # proxies in a row
+
+Networks = Sequence[IPv4Network | IPv6Network]
+
+
+def is_forwarded(request: web.BaseRequest) -> bool:
+    """Tell whether some proxy has left a sign, trusted or not."""
+    return any(name in request.headers for name in FORWARDED)
+
+
+def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
+    """Give the request as the browser sent it: remote address, scheme and host before the proxy.
+
+    From an address that is not trusted it stays as it is.
+    """
+    if not trusted or not _is_in(request.remote or "", trusted):
+        return request
+    changes: dict[str, Any] = {}
+    remote = _browser(request.headers.getall("X-Forwarded-For", []), trusted)
+    if remote:
+        changes["remote"] = remote
+    scheme = _last(request, "X-Forwarded-Proto").lower()
+    if scheme in ("http", "https"):
+        changes["scheme"] = scheme
+    host = _last(request, "X-Forwarded-Host")
+    if host:
+        changes["host"] = host
+    return request.clone(**changes) if changes else request
+
+
+def _browser(headers: Sequence[str], trusted: Networks) -> str:
+    """Walk from the nearest proxy outwards to the first address that is not one of ours."""
+    steps = [step.strip() for header in headers for step in header.split(",")]
+    found = ""
+    for step in reversed(steps[-_LONGEST:]):
+        address = _without_port(step)
+        if not _is_address(address):
+            break
+        found = address
+        if not _is_in(address, trusted):
+            break
+    return found
+
+
+def _last(request: web.BaseRequest, name: str) -> str:
+    """Give what the nearest proxy added; what stands before it may be the browser's invention."""
+    headers = request.headers.getall(name, [])
+    return headers[-1].rpartition(",")[2].strip() if headers else ""
+
+
+def _without_port(text: str) -> str:
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_in(text: str, networks: Networks) -> bool:
+    if not _is_address(text):
+        return False
+    address = ip_address(text)
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return any(mapped in network for network in networks)
+
+
+_ADDRESS_OF_CONTROL: Final = "control"
+
+
+def address_of(request: web.BaseRequest) -> str:
+    """Give the address for the audit: of the browser, also behind a trusted proxy."""
+    return _ADDRESS_OF_CONTROL if is_control(request) else (request.remote or "local")
+
+
+def is_from_here(request: web.BaseRequest) -> bool:
+    """Tell whether a request comes from this machine, over loopback or a Unix socket."""
+    if is_forwarded(request):
+        return False
+    local = local_name(request)
+    if isinstance(local, str):
+        return True
+    return isinstance(local, tuple) and _is_loopback(local[0]) and _is_loopback(request.remote)
+
+
+def _is_loopback(text: object) -> bool:
+    try:
+        address = ip_address(str(text).partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,0 +1,110 @@
+"""Accounts, passwords, login limits and the setup token of one application."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from phpmq_lite.admin.auth.accounts import Accounts, is_same_secret
+from phpmq_lite.admin.auth.passwords import LONGEST, SHORTEST, LoginThrottle, Passwords
+from phpmq_lite.admin.auth.refused_logins import RefusedLogins
+from phpmq_lite.errors import SettingsError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.settings.loading import check_private
+from phpmq_lite.storage.read.accounts import User
+
+FILE: Final = "setup-token"  # in the data folder
+HOW: Final = (
+    "Open /setup with the token in the file setup-token of the data folder, or run "
+    "`phpmq-lite user add NAME` on this machine."
+)
+
+SETTING: Final = "admin.initial_password_file"
+FIRST_NAME: Final = "admin"
+
+
+def initial_password(path: Path) -> str:
+    """Read the first user's password from its file; a line break at its end does not count.
+
+    Raises:
+        SettingsError: it cannot be read, others can read it, or it is no password.
+    """
+    try:
+        check_private(SETTING, path)
+        password = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise SettingsError(f"{SETTING} {path} cannot be read: {reason}") from None
+    if not SHORTEST <= len(password) <= LONGEST:
+        raise SettingsError(
+            f"{SETTING} {path} has {len(password)} characters, it needs {SHORTEST} to {LONGEST}"
+        )
+    return password
+
+
+class SetupToken:
+    """A one-time token of 128 bits; valid from ``make`` to ``spend``, at most until the stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._token = ""
+
+    def make(self) -> str:
+        """Write a new token into its file, mode 0600, and return it."""
+        self._token = token_hex(16)
+        self.path.unlink(missing_ok=True)  # whoever has it open reads the old one
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{self._token}\n")
+        return self._token
+
+    def is_right(self, given: str) -> bool:
+        """Tell whether this is the token; while there is none nothing is."""
+        return bool(self._token) and is_same_secret(given.strip(), self._token)
+
+    def spend(self) -> None:
+        """Make the token worthless, for there is a user now."""
+        self._token = ""
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class AuthServices:
+    """The parts that decide who comes in; ``close`` at the end of the application."""
+
+    accounts: Accounts
+    setup: SetupToken
+    hasher: Passwords = field(default_factory=Passwords)
+    backoff: LoginThrottle = field(default_factory=LoginThrottle)
+    refusals: RefusedLogins = field(default_factory=RefusedLogins)
+
+    async def load(self, now_ms: int) -> None:
+        """Load the accounts, unless they are.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        if not self.accounts.is_loaded:
+            for address in await self.accounts.load(now_ms):
+                self.backoff.know(address, now_ms / 1_000)
+
+    async def prepare(self, now_ms: int, password: str | None) -> str | None:
+        """Load the accounts; where there is no user, make the first one, or the set-up token.
+
+        Returns the set-up token, if one was made.
+        """
+        await self.load(now_ms)
+        if not self.accounts.users and password is not None:
+            user = User(0, FIRST_NAME, await self.hasher.hash(password), "admin", (), now_ms)
+            entry = AuditEntry("local", "cli", "", "user.add", FIRST_NAME, reason=SETTING)
+            await self.accounts.add_user(entry, user, is_first=True)
+        if self.accounts.users:
+            self.setup.spend()
+            return None
+        return self.setup.make()
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        await self.accounts.close()
+        self.hasher.close()

@@ -1,0 +1,130 @@
+"""Session cookies, form tokens and the message for the next page."""
+
+import hmac
+from collections import OrderedDict
+from secrets import token_bytes, token_hex
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.storage.read.accounts import LoginSession
+
+LOGIN: Final = web.RequestKey("login", LoginSession)  # set where the cookie is that of a login
+_SESSION: Final = web.RequestKey("session", str)
+_NOTES: Final = 64  # sessions with a note that was not shown yet
+
+
+class StoredFlashMessage(str):
+    """A sentence for the next page; may have what undoes the deed, and a link with its words."""
+
+    undo: str | None  # token of an undo
+    link: tuple[str, str] | None  # URL, words
+    __slots__ = ("link", "undo")
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return str(self)
+
+
+class BrowserSessions:
+    """The cookies of browsers: a random id each, and the token that our own forms carry.
+
+    Without a login the token is derived from the cookie, so nothing is kept but a few notes that
+    wait to be shown.  A restart makes such forms that are still open invalid.
+    """
+
+    def __init__(self) -> None:
+        self._secret = token_bytes(32)
+        self._notes: OrderedDict[str, StoredFlashMessage] = OrderedDict()  # by session
+
+    def open(self, request: web.Request) -> str:
+        """Return the session of a request, a new one where it has none."""
+        if _SESSION not in request:
+            known = cookie_of(request)
+            request[_SESSION] = known if _is_session(known) else token_hex(32)
+        session: str = request[_SESSION]
+        return session
+
+    def token(self, request: web.Request) -> str:
+        """Return the token that a form of this session carries."""
+        login: LoginSession | None = request.get(LOGIN)
+        if login is not None:
+            return login.csrf
+        session = self.open(request)
+        return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
+
+    def keep(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Set the cookie where a new session was opened for this response."""
+        if _SESSION in request and cookie_of(request) != request[_SESSION]:
+            self.give(request, response, request[_SESSION])
+
+    def give(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        cookie: str,
+        max_age_s: int | None = None,
+    ) -> None:
+        """Give the browser another session; without ``max_age_s`` until it is closed."""
+        response.set_cookie(
+            cookie_name(request),
+            cookie,
+            path="/",
+            max_age=max_age_s,
+            httponly=True,
+            secure=request.secure,
+            samesite="Lax",
+        )
+
+    def take_away(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Have the browser forget its session."""
+        response.del_cookie(
+            cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
+        )
+
+    def note(
+        self,
+        request: web.Request,
+        text: str,
+        *,
+        undo: str | None = None,
+        link: tuple[str, str] | None = None,
+    ) -> None:
+        """Leave a sentence for the next page of this session."""
+        self.note_for(self.open(request), text, undo=undo, link=link)
+
+    def note_for(
+        self,
+        session: str,
+        text: str,
+        *,
+        undo: str | None = None,
+        link: tuple[str, str] | None = None,
+    ) -> None:
+        """Leave a sentence for the next page of another session, as after a login."""
+        note = StoredFlashMessage(text)
+        note.undo, note.link = undo, link
+        self._notes[session] = note
+        if len(self._notes) > _NOTES:
+            self._notes.popitem(last=False)
+
+    def take_note(self, request: web.Request) -> StoredFlashMessage | None:
+        """Take the sentence that waits for this session, if there is one."""
+        return self._notes.pop(cookie_of(request), None)
+
+
+def cookie_of(request: web.Request) -> str:
+    """Give the cookie as the browser sent it, or nothing."""
+    return request.cookies.get(cookie_name(request), "")
+
+
+def cookie_name(request: web.Request) -> str:
+    """Cookies know no ports, so the name has it: two brokers on one host stay apart."""
+    port = request.host.rpartition(":")[2]
+    name = f"phpmq-{port if port.isdecimal() else 'web'}"
+    return f"__Host-{name}" if request.secure else name
+
+
+def _is_session(text: str) -> bool:
+    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)

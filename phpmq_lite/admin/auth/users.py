@@ -1,0 +1,399 @@
+"""Rules for users, tokens, logins and sessions, for pages and API."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth.accounts import KEPT_MS, LoginOrigin
+from phpmq_lite.admin.auth.passwords import throttle_key
+from phpmq_lite.admin.auth.permissions import may_use
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.auth.request_source import address_of
+from phpmq_lite.admin.auth.services import HOW
+from phpmq_lite.admin.auth.sessions import LOGIN
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import CONTROL, identity_of, identity_of_token
+from phpmq_lite.admin.base.problems import Problem, not_found
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User
+
+ROLES: Final = ("viewer", "operator", "admin")
+TOKEN_ROLES: Final = ("metrics", *ROLES)
+NAME_LENGTH: Final = 64
+GLOBS: Final = 50
+GLOB_LENGTH: Final = LONGEST_NAME
+_RESERVED: Final = frozenset({"local", "control", "nobody", "token"})
+_NAME: Final = re.compile(rf"[^\W_][\w.@+-]{{0,{NAME_LENGTH - 1}}}")
+
+
+def check_may_manage(request: web.Request) -> None:
+    """Refuse those who may not make or change users and tokens, although they are admin.
+
+    Who is admin only by sitting at this machine could plant one that outlives the loopback bind;
+    who is limited to some queues could make one that is not.
+
+    Raises:
+        Problem: 403, saying what to do instead.
+    """
+    identity = identity_of(request)
+    if identity.kind == "local":
+        raise Problem(
+            403, "local", "Without a login nobody can make or change users and tokens, for they "
+            f"would outlive it. {HOW}",
+        )  # fmt: skip
+    check_sees_all(request)
+
+
+def check_sees_all(request: web.Request) -> None:
+    """Refuse who is limited to some queues.
+
+    Raises:
+        Problem: 403, naming the globs.
+    """
+    identity = identity_of(request)
+    if identity.queues:
+        raise Problem(
+            403, "foreign_queue", f"{identity.actor!r} is limited to some queues, and cannot make "
+            "or change users, tokens and sessions.", bound=", ".join(identity.queues),
+        )  # fmt: skip
+
+
+Account = TypeVar("Account", User, ApiToken)
+
+
+def visible_accounts(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
+    """Return users or tokens by name, without those for queues that the caller may not use."""
+    seen = (one for one in accounts if all(may_use(request, glob) for glob in one.queues))
+    return sorted(seen, key=lambda one: one.name)
+
+
+def visible_user(request: web.Request, name: str) -> User:
+    """Return a user by name.
+
+    Raises:
+        Problem: 404 if there is none, or none that the caller may see.
+    """
+    user = context_of(request).entrance.accounts.user_named(name)
+    if not visible_accounts(request, [user]):
+        raise not_found("user", name)
+    return user
+
+
+def check_name(name: str) -> str:
+    """Give the name of a new user or token.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+        raise Problem(
+            422, "invalid", f"{name[:NAME_LENGTH]!r} cannot be a name.", field="name",
+            bound=f"1 to {NAME_LENGTH} letters, digits and . _ @ + -, a letter or digit first; "
+            f"not {', '.join(sorted(_RESERVED))}",
+        )  # fmt: skip
+    return name
+
+
+def owner_named(request: web.Request, name: str) -> str:
+    """Return the owner of app_ids that a user, or ``token NAME``, stands for.
+
+    Raises:
+        Problem: 404 if there is no such user or token.
+    """
+    accounts = context_of(request).entrance.accounts
+    if name == CONTROL.name:
+        return CONTROL.owner
+    kind, _, token_name = name.partition(" ")
+    if kind == "token" and token_name:
+        return identity_of_token(accounts.token_named(token_name)).owner
+    return accounts.user_named(name).name
+
+
+def check_role_name(role: str, roles: Sequence[str] = ROLES) -> str:
+    """Return a role that is one of ``roles``.
+
+    Raises:
+        Problem: 422.
+    """
+    if role not in roles:
+        raise Problem(422, "invalid", "role: unknown.", field="role", bound=" or ".join(roles))
+    return role
+
+
+def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
+    """Give the globs of queues, each once.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    found = tuple(dict.fromkeys(globs))
+    if broken := next((glob for glob in found if split_lines(glob) != [glob]), None):
+        raise Problem(
+            422, "invalid", f"queues: {broken!r} has a line break, or white space at an end. "
+            "Write ? in its place.", field="queues",
+        )  # fmt: skip
+    if len(found) > GLOBS or not all(1 <= len(glob) <= GLOB_LENGTH for glob in found):
+        raise Problem(
+            422, "invalid", "queues: too many, too long or empty.", field="queues",
+            bound=f"at most {GLOBS}, of 1 to {GLOB_LENGTH} characters",
+        )  # fmt: skip
+    return found
+
+
+def split_lines(text: str) -> list[str]:
+    """Give the lines of a field that are not empty."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def parse_id(request: web.Request) -> int:
+    """Give the number that the path has; one that cannot be is 0."""
+    text = request.match_info["n"]
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
+
+
+def check_same(password: str, again: str) -> None:
+    """Refuse a new password that was typed in two ways.
+
+    Raises:
+        Problem: 422.
+    """
+    if password != again:
+        raise Problem(422, "invalid", "The two passwords differ.", field="again")
+
+
+def check_typed_name(typed: str, name: str) -> None:
+    """Refuse a removal whose name was not typed.
+
+    Raises:
+        Problem: 422.
+    """
+    if typed.strip() != name:
+        raise Problem(
+            422, "invalid", "The name that was typed is another one. Nothing was removed.",
+            field="typed", bound=name,
+        )  # fmt: skip
+
+
+# -- users
+
+
+async def add_user(
+    request: web.Request, name: str, password: str, role: str, globs: Sequence[str]
+) -> User:
+    """Make a user; the first one spends the set-up token."""
+    check_may_manage(request)
+    return await _make_user(request, name, password, role, globs, is_first=False)
+
+
+async def add_first(request: web.Request, token: str, name: str, password: str) -> User:
+    """Make the first user, an admin, by the set-up token.
+
+    Raises:
+        Problem: 403 where the token is wrong, 429 where it was tried too often.
+    """
+    entrance = context_of(request).entrance
+    check_tries(request)
+    if not entrance.setup.is_right(token):
+        raise Problem(
+            403, "wrong_token", "This is not the set-up token. It is in the file setup-token of "
+            "the data folder, and changes with each start.", field="token",
+        )  # fmt: skip
+    return await _make_user(request, name, password, "admin", (), is_first=True)
+
+
+async def _make_user(
+    request: web.Request, name: str, password: str, role: str, globs: Sequence[str], *,
+    is_first: bool,
+) -> User:  # fmt: skip
+    context = context_of(request)
+    entrance = context.entrance
+    detail = json.dumps({"role": check_role_name(role), "queues": check_globs(globs)})
+    if not entrance.accounts.users and (role != "admin" or globs):
+        raise Problem(
+            422, "invalid", "The first user has to be admin of all queues: from then on a login "
+            "is needed.", field="role", bound="admin",
+        )  # fmt: skip
+    entry = audit_entry(request, target=check_name(name), detail=detail)
+    if name in entrance.accounts.users:
+        raise Problem(409, "taken", f"There is a user {name!r} already.", field="name")
+    user = User(0, name, await entrance.hasher.hash(password), role, check_globs(globs),
+                context.now_ms())  # fmt: skip
+    made = await entrance.accounts.add_user(entry, user, is_first=is_first)
+    entrance.setup.spend()
+    return made
+
+
+async def change_user(
+    request: web.Request,
+    user: User,
+    *,
+    role: str | None = None,
+    globs: Sequence[str] | None = None,
+    password: str | None = None,
+) -> None:
+    """Change rights or password of a user; all their sessions end, unless nothing changes."""
+    check_may_manage(request)
+    before = {"role": user.role, "queues": user.queues}
+    after = {
+        "role": user.role if role is None else check_role_name(role),
+        "queues": user.queues if globs is None else check_globs(globs),
+    }
+    detail: dict[str, object] = {"before": before, "after": after} if before != after else {}
+    if password is not None:
+        detail["password"] = "changed"  # noqa: S105 - that it was, not what it is
+    if not detail:
+        return
+    entry = audit_entry(request, target=user.name, detail=json.dumps(detail))
+    entrance = context_of(request).entrance
+    hashed = None if password is None else await entrance.hasher.hash(password)
+    await entrance.accounts.change_user(
+        entry,
+        user,
+        role=role,
+        queues=None if globs is None else check_globs(globs),
+        password=hashed,
+    )
+
+
+async def change_own_password(request: web.Request, old: str, new: str) -> User:
+    """Change the password of who asks, who knows the old one; all their sessions end.
+
+    Raises:
+        Problem: 403 where the old one is wrong, 429 where it was tried too often.
+    """
+    entrance, user = context_of(request).entrance, user_of(request)
+    entry = audit_entry(request, target=user.name, detail=json.dumps({"password": "changed"}))
+    check_tries(request)
+    if not await entrance.hasher.is_right(user.password, old):
+        raise Problem(403, "wrong_password", "The old password is wrong.", field="old")
+    await entrance.accounts.change_user(entry, user, password=await entrance.hasher.hash(new))
+    return user
+
+
+async def remove_user(request: web.Request, user: User, reason: str = "") -> None:
+    """Remove a user, and end all their sessions."""
+    check_may_manage(request)
+    entry = audit_entry(request, target=user.name, reason=reason)
+    await context_of(request).entrance.accounts.remove_user(entry, user)
+
+
+def user_of(request: web.Request) -> User:
+    """Give the user who asks.
+
+    Raises:
+        Problem: 403 where it is no user.
+    """
+    if identity_of(request).kind != "user":
+        raise Problem(403, "no_user", "This is for users who are logged in.")
+    return context_of(request).entrance.accounts.user_of(request[LOGIN])
+
+
+# -- tokens
+
+
+async def add_token(
+    request: web.Request, name: str, role: str, globs: Sequence[str], expires_at: int | None
+) -> tuple[ApiToken, str]:
+    """Make a token; gives it and its secret, which is shown this once."""
+    check_may_manage(request)
+    context = context_of(request)
+    now_ms = context.now_ms()
+    if expires_at is not None and expires_at <= now_ms:
+        raise Problem(
+            422, "invalid", "expires_at: this has passed.", field="expires_at", bound="later"
+        )
+    made_by = identity_of(request).actor
+    check_role_name(role, TOKEN_ROLES)
+    token = ApiToken(
+        0, check_name(name), b"", role, check_globs(globs), now_ms, made_by, expires_at
+    )
+    detail = {"role": role, "queues": token.queues, "expires_at": expires_at}
+    entry = audit_entry(request, target=name, detail=json.dumps(detail))
+    secret = await context.entrance.accounts.add_token(entry, token)
+    return context.entrance.accounts.token_named(name), secret
+
+
+async def remove_token(request: web.Request, token: ApiToken) -> None:
+    """Revoke a token; the next call with it is refused."""
+    check_sees_all(request)
+    entry = audit_entry(request, target=token.name)
+    await context_of(request).entrance.accounts.remove_token(entry, token)
+
+
+# -- sessions
+
+
+def check_tries(request: web.Request) -> None:
+    """Count a try of a password or set-up token.
+
+    Raises:
+        Problem: 429, with the seconds to wait.
+    """
+    context = context_of(request)
+    seconds = context.entrance.backoff.wait_s(address_of(request), context.now_ms() / 1_000)
+    if seconds:
+        wait = str(int(seconds) + 1)
+        raise Problem(
+            429,
+            "too_many_tries",
+            f"Too many tries from {throttle_key(address_of(request))}, or from "
+            f"everywhere. Try again in {wait} seconds. No account is locked.",
+            headers={"Retry-After": wait},
+        )
+
+
+async def log_in(request: web.Request, name: str, password: str, *, is_kept: bool) -> str:
+    """Check name and password; gives the cookie of the new session.
+
+    Raises:
+        Problem: 401 where one of both is wrong, 429.
+    """
+    context = context_of(request)
+    entrance, accounts = context.entrance, context.entrance.accounts
+    user = accounts.users.get(name)
+    entry = audit_entry(request, target=user.name if user else "")  # people type passwords there
+    check_tries(request)
+    known = user.password if user else None
+    is_right = await entrance.hasher.is_right(known, password)
+    if not is_right or user is None or known is None or user.password != known:
+        raise Problem(401, "wrong_password", "Name or password is wrong.", field="password")
+    entry.actor = user.name
+    cookie = await accounts.add_session(
+        entry, user, context.now_ms(), visitor_of(request), is_kept=is_kept, password=known
+    )
+    entrance.backoff.know(address_of(request), context.now_ms() / 1_000)
+    if entrance.hasher.is_old(known):
+        await accounts.rehash(user, known, await entrance.hasher.hash(password))
+    return cookie
+
+
+async def start_session(request: web.Request, user: User) -> str:
+    """Give a user another session without asking for the password: they have just set it."""
+    context = context_of(request)
+    return await context.entrance.accounts.add_session(
+        None, user, context.now_ms(), visitor_of(request), is_kept=False
+    )
+
+
+def visitor_of(request: web.Request) -> LoginOrigin:
+    """Give from where a request comes, and by which browser."""
+    agent = request.headers.get("User-Agent", "")
+    return LoginOrigin(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
+
+
+async def end_session(request: web.Request, session: LoginSession) -> None:
+    """End a session; who is limited to some queues ends their own only."""
+    accounts = context_of(request).entrance.accounts
+    own: LoginSession | None = request.get(LOGIN)
+    if own is None or own.user_id != session.user_id:
+        check_sees_all(request)
+    entry = audit_entry(request, target=accounts.user_of(session).name)
+    await accounts.remove_session(entry, session)
+
+
+def cookie_age_s() -> int:
+    """Give how long a browser keeps the cookie of a session that is kept."""
+    return KEPT_MS // 1_000

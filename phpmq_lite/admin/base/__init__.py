@@ -1,0 +1,1 @@
+"""What all handlers share: context, routes, URLs, formats, input and responses."""

@@ -1,0 +1,174 @@
+"""Numbers, sizes, times, counts and untrusted texts as pages show them.  Pure."""
+
+import re
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from phpmq_lite.model import State
+
+DASH: Final = "–"
+SPANS_MAX: Final = 2_000  # pieces of one shown text; behind them escapes lose their marking
+
+# Controls, bidi and zero-width characters, separators that act as line breaks, and what is not
+# a character: shown as escapes, never as themselves (docs/security.md 7).
+_HIDDEN: Final = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+HIDDEN_RUN: Final = re.compile(f"[{_HIDDEN}]+")
+_HIDDEN_OR_BREAK_RUN: Final = re.compile(f"[{_HIDDEN}\t\n]+")
+_SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+class TextPiece(NamedTuple):
+    """Part of a shown text; ``kind`` is a CSS class, empty for plain text, ``esc`` for escapes."""
+
+    text: str
+    kind: str = ""
+
+
+class TimeText(NamedTuple):
+    """A point in time for ``<time>``."""
+
+    iso: str
+    shown: str
+    title: str
+
+
+def format_number(value: int) -> str:
+    """Write a count with thousands apart: ``12,408``."""
+    return f"{value:,}"
+
+
+def format_rate(per_s: float) -> str:
+    """Write a rate: whole from 10 on, one decimal below, ``0`` for nothing."""
+    if per_s >= 9.95:
+        return f"{per_s:,.0f}"
+    return "0" if per_s < 0.05 else f"{per_s:.1f}"
+
+
+def format_size(count: int) -> str:
+    """Write bytes in binary units: ``256 B``, ``1.4 KiB``, ``8 MiB``."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1023.95 or unit == "TiB":
+            break
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def format_duration(ms: int, *, with_seconds: bool = True) -> str:
+    """Write a length of time with at most two units: ``340 ms``, ``12 s``, ``3 h 12 min``.
+
+    ``with_seconds`` gives them beside minutes below ten.
+    """
+    if ms < 1_000:
+        return f"{max(ms, 0)} ms"
+    seconds = ms // 1_000
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        is_fine = with_seconds and seconds and minutes < 10
+        return f"{minutes} min {seconds} s" if is_fine else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes and hours < 10 else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours and days < 10 else f"{days:,} d"
+
+
+def format_ago(at_ms: int, now_ms: int) -> str:
+    """Write how long ago something was, by the server's clock; what lies ahead is ``in …``."""
+    gap = now_ms - at_ms
+    if abs(gap) < 1_000:
+        return "just now"
+    text = format_duration(abs(gap), with_seconds=False)
+    return f"{text} ago" if gap > 0 else f"in {text}"
+
+
+def format_time(at_ms: int, now_ms: int) -> TimeText:
+    """Give a time for ``<time datetime>``: relative, with UTC in the title."""
+    try:
+        at = datetime.fromtimestamp(at_ms / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):  # beyond the year 9999
+        return TimeText("", "far away", f"{at_ms} ms since 1970")
+    iso = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return TimeText(
+        iso, format_ago(at_ms, now_ms), f"{at:%Y-%m-%d %H:%M:%S}.{at_ms % 1_000:03} UTC"
+    )
+
+
+def escape_character(character: str) -> str:
+    r"""Write a character as an escape: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0001``."""
+    if character in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[character]
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def escape_hidden(text: str) -> str:
+    """Write hidden characters as escapes, in one line; for names, ids, addresses, errors."""
+    return _HIDDEN_OR_BREAK_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
+
+
+def escape_hidden_lines(text: str) -> str:
+    """Write hidden characters as escapes and keep line breaks and tabs; for notes and errors."""
+    text = text.replace("\r\n", "\n")
+    return HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
+
+
+def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
+    """Cut a text into plain parts and runs of escapes; line breaks and tabs stay.
+
+    After ``SPANS_MAX`` parts the rest comes as one, its escapes unmarked.
+    """
+    out: list[TextPiece] = []
+    at = 0
+    for run in HIDDEN_RUN.finditer(text):
+        if len(out) >= SPANS_MAX:
+            break
+        if run.start() > at:
+            out.append(TextPiece(text[at : run.start()], kind))
+        out.append(TextPiece("".join(map(escape_character, run[0])), "esc"))
+        at = run.end()
+    if at < len(text):
+        rest = HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text[at:])
+        out.append(TextPiece(rest, kind))
+    return out
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """Choose the form of a word."""
+    return one if count == 1 else many
+
+
+def state_name(state: int) -> str:
+    """Give the word for a state: ``ready``, ``dispatched``, ``acked``."""
+    return State(state).name.lower()
+
+
+def client_name(number: int | None, kind: str | None, address: str | None) -> str:
+    """Say who a client was, as far as its row is still there."""
+    if number is None:
+        return "nobody"
+    if number == 0:  # its row stands for everything published here
+        return "this page or API"
+    if address is None:
+        return f"client {number}"
+    return f"client {number} · {kind} {address}"
+
+
+def count_messages(count: int) -> str:
+    """Write a count of messages: ``1 message``, ``12,408 messages``."""
+    return f"{format_number(count)} {'message' if count == 1 else 'messages'}"
+
+
+def count_of(count: int, one: str, many: str) -> str:
+    """Write a count with its noun in the right form."""
+    return f"{format_number(count)} {one if count == 1 else many}"

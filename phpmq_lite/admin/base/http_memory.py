@@ -1,0 +1,224 @@
+"""One byte budget for large HTTP requests and responses."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from phpmq_lite.admin.base.problems import Problem
+
+FREE_BYTES: Final = 64 << 10  # of a body or an answer, outside the budget
+WAIT_S: Final = 10.0  # for memory, then the request is refused
+GRACE_S: Final = 0.5  # of a transfer; nobody is called slow before
+SLOWER: Final = 4  # times: by this much a peer is slower than the one it is ended for
+_LOOK_S: Final = 0.1
+_RETRY: Final = {"Retry-After": "2"}
+
+
+class HttpMemory:
+    """The budget of ``total`` bytes, shared by the requests of all identities.
+
+    An identity may hold as much as is left free after its request, so some is always left for
+    others; alone, one request of it may have everything that is free.  The only request that holds
+    memory gets what it asks for: the limits of the routes bound that.
+    """
+
+    def __init__(self, total: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.used = 0
+        self.reached = 0  # times that a request had to wait
+        self.refused = 0
+        self.ended = 0  # transfers, for a faster or an older request
+        self.parsing = asyncio.Lock()  # for a large body: what is made of it may be larger by far
+        self.now_s = now_s
+        self._holds: set[MemoryHold] = set()
+        self._of: Counter[str] = Counter()  # bytes by identity
+        self._freed = asyncio.Event()
+
+    def hold(self, identity: str) -> "MemoryHold":
+        """Return a hold without memory; ``release`` must be called at its end."""
+        return MemoryHold(self, identity)
+
+    def _is_over_share(self, hold: "MemoryHold", more: int) -> bool:
+        own = self._of[hold.identity]
+        return own > hold.bytes and own + more > self.total - self.used - more
+
+    def _fits(self, hold: "MemoryHold", more: int) -> bool:
+        if self.used == hold.bytes:
+            return True
+        return self.used + more <= self.total and not self._is_over_share(hold, more)
+
+    async def take(self, hold: "MemoryHold", more: int) -> None:
+        """Add memory to a hold, at the expense of slower and younger transfers.
+
+        Raises:
+            Problem: 429 if the identity uses its share, 503 if the budget is used up.
+        """
+        if not self._fits(hold, more):
+            self.reached += 1
+            until_s = self.now_s() + WAIT_S
+            while not self._fits(hold, more):
+                if self.now_s() > until_s:
+                    raise self._refusal(hold, more)
+                victim = self._victim(hold, more)
+                if victim is not None:
+                    self.ended += 1
+                    victim.end()
+                await self._change()
+                if hold.is_ended:
+                    raise self._refusal(hold, more)
+        self.used += more
+        self._of[hold.identity] += more
+        hold.bytes += more
+        self._holds.add(hold)
+
+    async def _change(self) -> None:
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._freed.wait()
+        except TimeoutError:
+            pass
+
+    def _refusal(self, hold: "MemoryHold", more: int) -> Problem:
+        self.refused += 1
+        if not hold.is_ended and self._is_over_share(hold, more):
+            return Problem(
+                429, "memory_share",
+                "Your other requests use the memory that one user may have. Nothing was stored. "
+                "Repeat the request later, or send fewer at a time.",
+                field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
+            )  # fmt: skip
+        return Problem(
+            503, "memory",
+            "The memory for large requests is used up. Nothing was stored. Repeat the request "
+            "later.",
+            field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
+        )  # fmt: skip
+
+    def _victim(self, hold: "MemoryHold", more: int) -> "MemoryHold | None":
+        """Return the transfer that ends for a request: of its own identity, or of a larger user."""
+        own = self._of[hold.identity]
+        is_share = self._is_over_share(hold, more)
+        candidates = [
+            other
+            for other in self._holds
+            if other is not hold
+            and other.is_transfer
+            and (
+                other.identity == hold.identity
+                or (not is_share and self._of[other.identity] > max(own, more))
+            )
+        ]
+        slow = [
+            other
+            for other in candidates
+            if other.active_s > GRACE_S and other.rate * SLOWER < hold.rate
+        ]
+        if slow:
+            return min(slow, key=lambda other: other.rate)
+        younger = [other for other in candidates if other.began_s > hold.began_s]
+        return max(younger, key=lambda other: other.began_s, default=None)
+
+    def give_back(self, hold: "MemoryHold", less: int) -> None:
+        """Reduce the memory of a hold and wake those that wait for memory."""
+        self.used -= less
+        hold.bytes -= less
+        self._of[hold.identity] -= less
+        if not self._of[hold.identity]:
+            del self._of[hold.identity]
+        if not hold.bytes:
+            self._holds.discard(hold)
+        self._freed.set()
+
+
+class MemoryHold:
+    """The memory of one request, and how fast its peer sends or reads."""
+
+    __slots__ = (
+        "_began_active_s", "_end", "_memory", "_moved", "_waited_s", "_waits_since_s", "began_s",
+        "bytes", "identity", "is_ended",
+    )  # fmt: skip
+
+    def __init__(self, memory: HttpMemory, identity: str) -> None:
+        self.identity = identity
+        self.bytes = 0
+        self.began_s = memory.now_s()
+        self.is_ended = False  # for another request
+        self._memory = memory
+        self._end: Callable[[], None] | None = None  # of a transfer under way
+        self._began_active_s = self.began_s
+        self._waited_s = 0.0  # for memory, since then
+        self._waits_since_s: float | None = None
+        self._moved = 0  # bytes, since then
+
+    async def grow(self, more: int) -> None:
+        """Add memory.
+
+        Raises:
+            Problem: 429 or 503; the request gives back what it has.
+        """
+        self._waits_since_s = self._memory.now_s()
+        try:
+            await self._memory.take(self, more)
+        finally:
+            self._waited_s += self._memory.now_s() - self._waits_since_s
+            self._waits_since_s = None
+
+    async def resize(self, size: int) -> None:
+        """Hold exactly ``size`` bytes.
+
+        Raises:
+            Problem: 429 or 503.
+        """
+        if size < self.bytes:
+            self._memory.give_back(self, self.bytes - size)
+        elif size > self.bytes:
+            await self.grow(size - self.bytes)
+
+    def release(self) -> None:
+        """Return all memory to the budget."""
+        self.finish()
+        if self.bytes:
+            self._memory.give_back(self, self.bytes)
+
+    # -- transfers
+
+    def begin(self, end: Callable[[], None]) -> None:
+        """Begin a transfer, which ``end`` ends if another request needs the memory."""
+        self._end = end
+        self._began_active_s, self._waited_s, self._moved = self._memory.now_s(), 0.0, 0
+
+    def move(self, count: int) -> None:
+        """Count bytes that the peer has sent or read."""
+        self._moved += count
+
+    def finish(self) -> None:
+        """End the transfer: from here on the request depends on us alone."""
+        self._end = None
+
+    def end(self) -> None:
+        """End the transfer for another request."""
+        self.is_ended = True
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    @property
+    def is_transfer(self) -> bool:
+        """Return whether it waits for its peer, so that it can be ended."""
+        return self._end is not None
+
+    @property
+    def active_s(self) -> float:
+        """Return how long the transfer took, without the time that it waited for memory."""
+        until_s = self._memory.now_s() if self._waits_since_s is None else self._waits_since_s
+        return until_s - self._began_active_s - self._waited_s
+
+    @property
+    def rate(self) -> float:
+        """Return the bytes per second of the transfer; before it begins, as fast as can be."""
+        if self._end is None:
+            return float("inf")
+        return self._moved / max(self.active_s, 0.01)

@@ -1,0 +1,288 @@
+"""Read the query string, the form or the JSON of a request into a model."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Final, Literal, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import (
+    FormValue,
+    UploadedFile,
+    read_form_field,
+    read_form_fields,
+    read_json_body,
+)
+from phpmq_lite.admin.base.route import ROUTE
+from phpmq_lite.admin.base.urls import decode_name, is_own_path
+from phpmq_lite.queue_settings import NAME_RULE, name_problem
+
+# -- audit
+
+
+def path_name(request: web.Request, key: str) -> str:
+    """Return the name that stands in the path at ``{key}`` of the route.
+
+    It is read from the path as it was sent: aiohttp's ``match_info`` no longer tells ``%7E`` from
+    the ``~`` of ``encode_name``.
+    """
+    places = request[ROUTE].path.split("/")
+    segments = request.rel_url.raw_path.split("/")
+    return decode_name(segments[places.index(f"{{{key}}}") - len(places)])
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_PLAIN: Final = "identity"
+
+
+def read_query(request: web.Request, model: type[Model]) -> Model:
+    """Read the query; empty values count as absent.
+
+    Raises:
+        ValidationError: a value is out of its bounds.
+    """
+    return model.model_validate({key: value for key, value in request.query.items() if value})
+
+
+async def read_json_model(request: web.Request, model: type[Model]) -> Model:
+    """Read a JSON object; no body at all counts as an empty one.
+
+    Raises:
+        Problem: 400 where it is not JSON, and as ``json_body``.
+        ValidationError: a member is unknown or out of its bounds.
+    """
+    return model.model_validate(await read_json_body(request) or {})
+
+
+def check_path(request: web.Request) -> None:
+    """Refuse a path that is not UTF-8 once its ``%`` are decoded.
+
+    aiohttp leaves what it cannot decode as it stands: ``%FF`` would be the name ``%FF``, which
+    is written ``%25FF``.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    try:
+        unquote_to_bytes(request.rel_url.raw_path).decode()
+    except UnicodeDecodeError:
+        detail = "A name in the path is not UTF-8 once its percent signs are decoded."
+        raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
+
+
+def check_encoding(request: web.Request) -> None:
+    """Refuse a compressed body: no route needs one, and its size is not known before.
+
+    The listener hands on every body as it was sent, so nothing was decompressed.
+
+    Raises:
+        Problem: 415, naming the one encoding that is accepted.
+    """
+    encoding = request.headers.get("Content-Encoding", _PLAIN)
+    if encoding.strip().lower() != _PLAIN:
+        raise Problem(
+            415, "content_encoding",
+            f"The body is encoded as {encoding[:50]!r}. Send it uncompressed.",
+            field="Content-Encoding", bound=_PLAIN,
+        )  # fmt: skip
+
+
+async def next_of(request: web.Request, default: str) -> str:
+    """Give where a form leads back to: its field ``next``, if that is a path of ours."""
+    given = await read_form_field(request, "next")
+    return given if is_own_path(given) else default
+
+
+def check_queue_name(name: str) -> None:
+    """Refuse what cannot be a queue's name on the wire, and nothing else: clients make queues too.
+
+    Raises:
+        Problem: 422, naming the bound.
+    """
+    if (problem := name_problem(name)) is not None:
+        raise Problem(
+            422, "invalid", f"The name of the queue {problem}.", field="queue",
+            bound=NAME_RULE,
+        )  # fmt: skip
+
+
+def check_text(text: str, field: str) -> None:
+    """Refuse a name that cannot be stored.
+
+    Raises:
+        Problem: 422, naming the field.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        detail = f"The name of the {field} is not UTF-8."
+        raise Problem(422, "invalid", detail, field=field, bound="UTF-8") from None
+
+
+def unify_line_breaks(text: str) -> str:
+    """Take line breaks as they were typed: browsers send each as CRLF."""
+    return text.replace("\r\n", "\n")
+
+
+LIMIT_MAX = 200
+PUBLISH_MAX = 1_000  # messages in one request
+TTL_MAX_S = 100 * 365 * 86_400
+
+OutputFormat = Annotated[
+    Literal["html", "json", "jsonl", "csv"], Field(description="how; a page where it is html")
+]
+LimitParameter = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="how many at most")]
+CursorParameter = Annotated[
+    str | None, Field(max_length=2_000, description="where to go on: next of the answer before")
+]
+
+
+class ListQuery(BaseModel):
+    """A query string; empty values count as absent, unknown keys are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "html"
+    limit: LimitParameter = 50
+    cursor: CursorParameter = None
+
+
+class FormatQuery(BaseModel):
+    """Of a list that is given whole: as what."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "html"
+
+
+class StrictInput(BaseModel):
+    """Base of the models that a request's JSON is read into."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+REASON_MAX: Final = 500
+_UNITS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
+_YES: Final = frozenset({"yes", "on", "true", "1"})
+
+
+class Form:
+    """The fields of one form; what is missing reads as empty."""
+
+    def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
+        self._fields: dict[str, list[FormValue]] = {}
+        for name, value in fields:
+            self._fields.setdefault(name, []).append(value)
+
+    def text(self, name: str, limit: int = 1_000) -> str:
+        """Give a field without the blanks around it.
+
+        Raises:
+            Problem: 422 where it is too long.
+        """
+        value = self.raw(name).strip()
+        if len(value) > limit:
+            raise _bad(name, f"has {len(value)} characters", f"at most {limit} characters")
+        return value
+
+    def raw(self, name: str) -> str:
+        """Give a field as it was typed."""
+        value = self._first(name)
+        return unify_line_breaks(value) if isinstance(value, str) else ""
+
+    def texts(self, name: str, limit: int) -> list[str]:
+        """Give all values of a field that may be there several times."""
+        given = self._fields.get(name, ())
+        values = [unify_line_breaks(value) for value in given if isinstance(value, str)]
+        if len(values) > limit:
+            raise _bad(name, f"is there {len(values)} times", f"at most {limit} times")
+        return values
+
+    def file(self, name: str) -> UploadedFile | None:
+        """Give an uploaded file, None where none was chosen."""
+        value = self._first(name)
+        return value if isinstance(value, UploadedFile) and value.name else None
+
+    def _first(self, name: str) -> FormValue | None:
+        return next(iter(self._fields.get(name, ())), None)
+
+    def flag(self, name: str) -> bool:
+        """Tell whether a box is ticked."""
+        return self.raw(name) in _YES
+
+    def number(self, name: str, low: int, high: int) -> int | None:
+        """Give a whole number, None where the field is empty.
+
+        Raises:
+            Problem: 422 where it is no number, or out of its bounds.
+        """
+        value = self.text(name, 40).replace(",", "")
+        if not value:
+            return None
+        if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
+            raise _bad(name, "is not such a number", f"{low:,} to {high:,}")
+        return int(value)
+
+    def ttl_s(self) -> int | None:
+        """Give the time to live in seconds: None for the default, 0 for never.
+
+        Fields: ``ttl`` with its ``ttl_unit`` (s, min, h, d, or never), or ``ttl_s`` alone.
+        """
+        unit = self.text("ttl_unit", 10)
+        if unit == "never":
+            return 0
+        if not self.text("ttl", 40):
+            return self.number("ttl_s", 0, TTL_MAX_S)
+        if unit not in _UNITS and unit:
+            raise _bad("ttl_unit", "is unknown", ", ".join((*_UNITS, "never")))
+        length = _UNITS.get(unit, 1)
+        value = self.number("ttl", 0, TTL_MAX_S // length)
+        return None if value is None else value * length
+
+    def queue(self, name: str) -> str:
+        """Give the name of a queue, blanks and all; "" where none is given.
+
+        Raises:
+            Problem: 422 where no queue can be called so.
+        """
+        value = self.raw(name)
+        if value:
+            check_queue_name(value)
+        return value
+
+    def reason(self) -> str:
+        """Give the reason for the audit."""
+        return self.text("reason", REASON_MAX)
+
+
+async def read_form(request: web.Request) -> Form:
+    """Read the form of a request."""
+    return Form(await read_form_fields(request))
+
+
+def _bad(field: str, what: str, bound: str) -> Problem:
+    return Problem(422, "invalid", f"{field} {what}.", field=field, bound=bound)
+
+
+def parse_time(text: str, field: str) -> int | None:
+    """Read a time: Unix ms, or ISO 8601, in UTC where it names no zone.
+
+    Raises:
+        Problem: 422 where it is neither.
+    """
+    if not text:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) <= 15:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        raise Problem(
+            422, "invalid", f"{field}: {text!r} is no time.", field=field,
+            bound="Unix milliseconds or 2026-01-31T15:00",
+        ) from None  # fmt: skip

@@ -1,0 +1,156 @@
+"""Errors as one exception, and as ``application/problem+json``."""
+
+from http import HTTPStatus
+from traceback import clear_frames
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
+from phpmq_lite.settings.wording import explain
+
+_REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
+    "unknown_queue": 404,
+    "bad_side": 422,
+    "unknown_setting": 422,
+    "bad_setting": 422,
+    "bad_name": 422,
+    "bad_key": 422,
+    "bad_value": 422,
+    "too_many": 422,
+    "stale": 412,
+    "unknown_client": 404,
+    "foreign_queue": 403,
+    "foreign_app_id": 403,
+    "unknown_app_id": 404,
+    "too_many_queues": 422,
+    "unknown_subscription": 404,
+    "unknown_claims": 422,
+    "unknown_token": 404,
+    "bad_token": 422,
+    "bad_app_id": 422,
+    "bad_version": 422,
+    "stage_full": 507,
+    "too_large": 413,
+    "disk_full": 507,
+    "database_full": 507,
+    "not_writable": 503,
+    "draining": 503,
+    "not_ready": 503,
+}
+_BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected", "pattern")
+
+
+class Problem(Exception):  # noqa: N818 - the name of RFC 9457
+    """A request that is answered with an error; ``code`` is stable, ``detail`` is for people.
+
+    ``field`` and ``bound`` say which input was wrong and what would be right.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        field: str | None = None,
+        bound: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.field = field
+        self.bound = bound
+        self.headers = headers or {}
+
+    @property
+    def title(self) -> str:
+        """The phrase of the status: ``Not Found``."""
+        return HTTPStatus(self.status).phrase
+
+    def as_json(self, request_id: str) -> dict[str, Any]:
+        """Give the members of the problem document; empty ones are left out."""
+        members = {
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "field": self.field,
+            "bound": self.bound,
+            "request_id": request_id,
+        }
+        return {key: value for key, value in members.items() if value is not None}
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop what the functions that an error left had in memory, as a body of 64 MiB.
+
+    An error that its handler has in a variable is a cycle: all of it would stay until the next look
+    for garbage.
+    """
+    at: BaseException | None = error
+    while at is not None:
+        clear_frames(at.__traceback__)
+        at.__traceback__ = None
+        at = at.__context__
+
+
+def not_found(what: str, name: str) -> Problem:
+    """Say that there is no such thing."""
+    return Problem(404, f"unknown_{what}", f"There is no {what} {name!r}.")
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """Give the problem that an error means to the caller; None: it is our defect."""
+    match error:
+        case Problem():
+            return error
+        case ValidationError():
+            return _of_validation(error)
+        case RefusedError():
+            return Problem(_REFUSALS.get(error.code, 409), error.code, _sentence(str(error)))
+        case ReadTooLongError():
+            return Problem(503, "too_slow", _sentence(str(error)), headers={"Retry-After": "5"})
+        case StorageFullError():
+            return Problem(507, "disk_full", _sentence(str(error)))
+        case StorageError():
+            return Problem(503, "storage", _sentence(str(error)), headers={"Retry-After": "5"})
+        case web.HTTPException():
+            return _of_http(error)
+        case TimeoutError():
+            return Problem(
+                503,
+                "no_answer",
+                "The broker did not answer in time. The action may still be done.",
+            )
+        case _:
+            return None
+
+
+def _of_validation(error: ValidationError) -> Problem:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or None
+    context = first.get("ctx", {})
+    bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
+    text = explain(field or "", first).removesuffix(".") + "."
+    return Problem(422, "invalid", text, field=field, bound=bound)
+
+
+def _of_http(error: web.HTTPException) -> Problem:
+    details = {
+        404: ("unknown_page", "There is no page at this address."),
+        405: ("method", f"This address does not take {getattr(error, 'method', 'it')}."),
+        413: ("too_large", "The request is larger than this broker takes."),
+    }
+    code, detail = details.get(error.status, (f"http_{error.status}", _sentence(error.reason)))
+    kept = {key: error.headers[key] for key in ("Allow",) if key in error.headers}
+    return Problem(error.status, code, detail, headers=kept)
+
+
+def _sentence(text: str) -> str:
+    if text.partition(" ")[0].isalpha():  # and no name of a field, which stays as it is
+        text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "?", "!")) else f"{text}."

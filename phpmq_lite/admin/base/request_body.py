@@ -1,0 +1,361 @@
+"""Read the body of a request: JSON, forms and uploads, bounded by route and memory."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.message import Message
+from typing import Final, TypeVar
+from urllib.parse import parse_qsl
+
+from aiohttp import HttpVersion11, web
+
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.http_memory import FREE_BYTES, MemoryHold
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.route import ROUTE
+
+HEAD_BYTES: Final = 4_096  # of one part
+_PLAIN_CODINGS: Final = ("", "7bit", "8bit", "binary")
+
+
+@dataclass(slots=True, frozen=True)
+class UploadedFile:
+    """A field that is a file; ``name`` is what the browser calls it, empty if none was chosen."""
+
+    name: str
+    content: bytes
+
+
+FormValue = str | UploadedFile
+
+
+def boundary_of(content_type: str) -> bytes:
+    """Return what stands between the parts.
+
+    Raises:
+        ValueError: there is none, or none that RFC 2046 allows.
+    """
+    boundary = _header(content_type).get_param("boundary")
+    if not isinstance(boundary, str) or not 1 <= len(boundary) <= 70 or not boundary.isascii():
+        raise ValueError("the boundary is missing, or longer than 70 characters")
+    return boundary.encode()
+
+
+def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tuple[str, FormValue]]:
+    """Return name and value of each part, in order.
+
+    Raises:
+        ValueError: it is malformed, has more than ``limit`` parts, or the head of a part is longer
+            than 4 KiB.
+        LookupError: a charset is unknown.
+    """
+    mark = b"\r\n--" + boundary
+    at = 0 if raw.startswith(mark[2:]) else raw.find(mark) + 2
+    if at == 1:
+        raise ValueError("the boundary is not in it")
+    found: list[tuple[str, FormValue]] = []
+    while True:
+        at += len(mark) - 2
+        if raw.startswith(b"--", at):
+            return found
+        begin = raw.find(b"\r\n", at, at + 200)
+        if begin < 0 or raw[at:begin].strip(b" \t"):
+            raise ValueError("a boundary is not followed by a line end")
+        if len(found) >= limit:
+            raise ValueError(f"it has more than {limit} parts")
+        begin = _end_of_head(raw, begin)
+        end = raw.find(mark, begin - 2)
+        if end < 0:
+            raise ValueError("it ends within a part")
+        found.append(_part(raw, at, begin, max(end, begin)))
+        at = end + 2
+
+
+def _end_of_head(raw: bytes | bytearray, at: int) -> int:
+    end = raw.find(b"\r\n\r\n", at, at + HEAD_BYTES)
+    if end < 0:
+        raise ValueError(f"the head of a part is longer than {HEAD_BYTES} bytes")
+    return end + 4
+
+
+def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, FormValue]:
+    head = _heads(raw[at : begin - 4].decode())
+    shape = _header(head.get("content-disposition", ""))
+    name, file = shape.get_param("name"), shape.get_param("filename")
+    if not isinstance(name, str):
+        raise ValueError("a part has no name")  # noqa: TRY004 - of what was sent
+    coding = head.get("content-transfer-encoding", "").strip().lower()
+    if coding not in _PLAIN_CODINGS or "content-encoding" in head:
+        raise ValueError(f"the part {name[:50]!r} is encoded")
+    content = bytes(memoryview(raw)[begin:end])
+    kind = _header(head.get("content-type", "text/plain"))
+    if file is not None:
+        return name, UploadedFile(file if isinstance(file, str) else file[2], content)
+    if kind.get_content_maintype() != "text":
+        return name, UploadedFile("", content)
+    charset = kind.get_param("charset")
+    return name, content.decode(charset if isinstance(charset, str) else "utf-8")
+
+
+def _heads(text: str) -> dict[str, str]:
+    """Return the headers of a part by their names in lower case."""
+    lines = (line.partition(":") for line in text.split("\r\n") if line.strip())
+    return {name.strip().lower(): value.strip() for name, _, value in lines}
+
+
+def _header(value: str) -> Message:
+    """Return what reads the parameters of a header."""
+    made = Message()
+    made["Content-Type"] = value
+    return made
+
+
+WHOLE_S: Final = 600.0  # an upload
+STALLED_S: Final = 30.0  # without progress
+FIELDS_MAX: Final = 1_000  # of a form
+FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+FREE_VALUES: Final = 10_000  # of JSON, without memory of their own
+VALUE_BYTES: Final = 100  # in memory: {} takes 64, a member of an object 120 and more
+_BLOCK: Final = 64 << 10
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+T = TypeVar("T")
+
+HOLD: Final = web.RequestKey("hold", MemoryHold)
+_FORM: Final = web.RequestKey[list[tuple[str, FormValue]]]("form", list)
+
+
+def memory_hold_of(request: web.Request) -> MemoryHold:
+    """Return the memory that a request holds; ``app.py`` gives it back at the end."""
+    found = request.get(HOLD)
+    if found is None:
+        found = request[HOLD] = context_of(request).memory.hold(identity_of(request).actor)
+    return found
+
+
+def release_memory(request: web.Request) -> None:
+    """Return the memory that a request held to the budget."""
+    if (hold := request.get(HOLD)) is not None:
+        hold.release()
+
+
+def body_limit(request: web.Request) -> int:
+    """Return how many bytes the body may have."""
+    return request[ROUTE].body_limit(int(context_of(request).settings.limits.max_content))
+
+
+def check_length(request: web.Request) -> None:
+    """Refuse a body that is announced as too large, before a byte of it is read.
+
+    Raises:
+        Problem: 413, naming the limit of the route.
+    """
+    if (request.content_length or 0) > body_limit(request):
+        raise _too_large(request)
+
+
+async def read_body(request: web.Request) -> bytearray:
+    """Read the body; what is not announced is counted as it comes.
+
+    It can be read once.  Above 64 KiB it holds memory until the request ends.
+
+    Raises:
+        Problem: 413 above the limit of the route, 429 or 503 without memory, 408 if it stalls, 400
+            if it was cut off.
+    """
+    check_length(request)
+    await _invite(request)
+    hold, raw, limit = memory_hold_of(request), bytearray(), body_limit(request)
+    try:
+        async with asyncio.timeout(WHOLE_S) as whole:
+            hold.begin(lambda: whole.reschedule(0))
+            while piece := await _piece(request):
+                hold.move(len(piece))
+                size = len(raw) + len(piece)
+                if size > limit:
+                    raise _too_large(request)
+                if size > FREE_BYTES:
+                    await hold.resize(size)
+                raw += piece
+    except TimeoutError:
+        raise _late(hold) from None
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise Problem(400, "cut_off", "The body was cut off. Nothing was stored.") from error
+    finally:
+        hold.finish()
+    return raw
+
+
+async def _invite(request: web.Request) -> None:
+    """Send 100 Continue to a client that waits for it before it sends a large body."""
+    if (
+        request.headers.get("Expect", "").lower() == "100-continue"
+        and request.version >= HttpVersion11
+        and not request.content.total_bytes
+    ):
+        await request.writer.write(_CONTINUE)
+        request.writer.output_size = 0  # none of it is of the answer
+
+
+async def _piece(request: web.Request) -> bytes:
+    async with asyncio.timeout(STALLED_S):
+        return await request.content.readany()
+
+
+def _late(hold: MemoryHold) -> Problem:
+    if hold.is_ended:
+        return Problem(
+            503, "memory",
+            "The memory for large requests went to one that was sent faster, or earlier. "
+            "Nothing was stored. Repeat the request later.",
+            headers={"Retry-After": "2"},
+        )  # fmt: skip
+    return Problem(
+        408, "stalled", "The body did not come in time. Nothing was stored.",
+        bound=f"{STALLED_S:.0f} s without progress, {WHOLE_S:.0f} s in all",
+    )  # fmt: skip
+
+
+def _too_large(request: web.Request) -> Problem:
+    return Problem(
+        413, "too_large", "The body is larger than this address takes. Nothing was stored.",
+        bound=f"{body_limit(request)} bytes",
+    )  # fmt: skip
+
+
+# -- JSON
+
+
+def read_json(raw: bytes | bytearray, values_max: int) -> object:
+    """Read JSON of any shape; None where there is nothing.
+
+    Raises:
+        Problem: 400 where it is not JSON, 413 above ``values_max`` values.
+    """
+    if not raw.strip():
+        return None
+    check_values(raw, values_max)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "malformed", f"The body is not JSON: {error}.") from None
+
+
+async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callable[[], T]) -> T:
+    """Return what ``work`` makes of ``raw``: JSON of the route's number of values, or else bytes.
+
+    It runs in a thread, one of all large bodies at a time, with memory for its values.
+
+    Raises:
+        Problem: 413 for too many values, 429 or 503 without memory, and what ``work`` raises.
+    """
+    memory, values_max = context_of(request).memory, request[ROUTE].values
+    count = await asyncio.to_thread(check_values, raw, values_max)
+    if count > FREE_VALUES:
+        await memory_hold_of(request).grow(count * VALUE_BYTES)
+    async with memory.parsing:
+        return await asyncio.to_thread(work)
+
+
+async def read_json_body(request: web.Request) -> object:
+    """Read the body as JSON of any shape; None where there is none.
+
+    A large one is read in a thread, one at a time.
+
+    Raises:
+        Problem: as ``body_of`` and ``read_json``.
+    """
+    raw, values_max = await read_body(request), request[ROUTE].values
+    if len(raw) <= FREE_BYTES:
+        return read_json(raw, values_max)
+    return await parse_large(request, raw, lambda: read_json(raw, values_max))
+
+
+def check_values(raw: bytes | bytearray, values_max: int) -> int:
+    """Return how many values JSON has at most; refuse more than its address can use.
+
+    ``[{},{},`` takes three bytes for a value, which takes 64 and more in memory.
+
+    Raises:
+        Problem: 413, naming the bound.
+    """
+    count = 1
+    for start in range(0, len(raw), _BLOCK):  # a call for 3 MiB would hold the GIL for 3 ms
+        block = raw[start : start + _BLOCK]
+        count += sum(block.count(mark) for mark in b",[{")
+        if count > FREE_VALUES:  # commas in strings do not separate values
+            count = _values(raw, values_max)
+            break
+    if count > values_max:
+        raise Problem(
+            413, "too_many_values",
+            "The body has more JSON values than this address takes. Nothing was stored.",
+            bound=f"{values_max} values",
+        )  # fmt: skip
+    return count
+
+
+def _values(raw: bytes | bytearray, values_max: int) -> int:
+    """Count values up to a bound: what begins a container or follows a comma, outside of texts."""
+    count, is_text, carried = 1, False, b""
+    for start in range(0, len(raw), _BLOCK):
+        block = (carried + raw[start : start + _BLOCK]).replace(b"\\\\", b"")
+        carried = b"\\" if block.endswith(b"\\") else b""
+        pieces = block.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[is_text::2])
+        count += sum(outside.count(mark) for mark in b",[{")
+        is_text ^= len(pieces) % 2 == 0
+        if count > values_max:
+            break
+    return count
+
+
+# -- forms
+
+
+async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
+    """Read the fields of a form in their order, once a request.
+
+    Raises:
+        Problem: 400 where it cannot be read, 413 for too many fields, and as ``body_of``.
+    """
+    if request.content_type not in FORMS:
+        return []
+    if _FORM not in request:
+        raw = await read_body(request)
+        if len(raw) <= FREE_BYTES:
+            request[_FORM] = _fields(request, raw)
+        else:
+            async with context_of(request).memory.parsing:
+                request[_FORM] = await asyncio.to_thread(_fields, request, raw)
+    return request[_FORM]
+
+
+async def read_form_field(request: web.Request, name: str) -> str:
+    """Return the first field of a name in the form; empty where there is none, or it is a file.
+
+    Raises:
+        Problem: as ``form_fields``.
+    """
+    values = (value for key, value in await read_form_fields(request) if key == name)
+    value = next(values, "")
+    return value if isinstance(value, str) else ""
+
+
+def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]:
+    charset = request.charset or "utf-8"
+    try:
+        if request.content_type == "multipart/form-data":
+            boundary = boundary_of(request.headers["Content-Type"])
+            return read_parts(raw, boundary, FIELDS_MAX)
+        text = raw.rstrip().decode(charset)
+        if text.count("&") >= FIELDS_MAX:
+            raise Problem(
+                413, "too_many_fields", "The form has too many fields. Nothing was stored.",
+                bound=f"{FIELDS_MAX} fields",
+            )  # fmt: skip
+        return list(parse_qsl(text, keep_blank_values=True, encoding=charset))
+    except (ValueError, LookupError) as error:  # the latter: a charset that nobody knows
+        raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None

@@ -1,0 +1,124 @@
+"""Lists as JSON, JSON lines or CSV, cursors, redirects."""
+
+import csv
+import io
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+from zlib import crc32
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.base.problems import Problem
+
+ReadDirection = Literal["after", "before"]
+CursorPlace = int | list[int | float | str]
+
+
+class ListCursor(NamedTuple):
+    """A place in a list (exclusive) and which way to read from it."""
+
+    direction: ReadDirection
+    place: CursorPlace
+
+
+def encode_cursor(scope: str, direction: ReadDirection, place: CursorPlace) -> str:
+    """Make a cursor; ``scope`` names the list with its filter and order."""
+    text = json.dumps([crc32(scope.encode()), direction, place], separators=(",", ":"))
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
+    """Read a cursor of this list; None for none.
+
+    Raises:
+        Problem: 422 where it is malformed or of another list.
+    """
+    if not text:
+        return None
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        check, direction, place = json.loads(urlsafe_b64decode(padded))
+    except (ValueError, TypeError, RecursionError):
+        raise _bad("is malformed") from None
+    if direction not in ("after", "before") or not _is_place(place):
+        raise _bad("is malformed")
+    if check != crc32(scope.encode()):
+        raise _bad("belongs to another list or filter")
+    return ListCursor(direction, place)
+
+
+def position_in(cursor: ListCursor | None) -> dict[str, int]:
+    """Give the cursor of a list that is numbered as a keyword: ``after`` or ``before``."""
+    if cursor is None:
+        return {}
+    if not isinstance(cursor.place, int) or not 0 <= cursor.place < 1 << 62:
+        raise _bad("is malformed")
+    return {cursor.direction: cursor.place}
+
+
+def _is_place(place: object) -> bool:
+    if isinstance(place, list):
+        return len(place) == 2 and all(isinstance(part, int | float | str) for part in place)
+    return isinstance(place, int) and not isinstance(place, bool)
+
+
+def _bad(what: str) -> Problem:
+    return Problem(422, "bad_cursor", f"The cursor {what}. Start the list again.", field="cursor")
+
+
+_CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+# -- what is not HTML
+
+
+def list_response(
+    format_: str, model: type[BaseModel], items: Sequence[BaseModel], next_cursor: str | None = None
+) -> web.Response:
+    """Give a list as ``{items, next}``, as JSON lines with a last line ``complete``, or as CSV."""
+    rows = [item.model_dump(mode="json") for item in items]
+    if format_ == "jsonl":
+        last = {"complete": True, "count": len(rows), "next": next_cursor}
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*rows, last])
+        return web.Response(text=text, content_type="application/x-ndjson")
+    if format_ == "csv":
+        return web.Response(
+            text=_as_csv(model.model_fields, rows),
+            content_type="text/csv",
+            headers={"Content-Disposition": 'attachment; filename="phpmq.csv"'},
+        )
+    return web.json_response({"items": rows, "next": next_cursor})
+
+
+def _as_csv(fields: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(fields)
+    for row in rows:
+        writer.writerow([csv_cell(value) for value in row.values()])
+    return out.getvalue()
+
+
+def csv_cell(value: Any) -> str:
+    """Write a cell that no spreadsheet takes for a formula."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"'{text}" if text.startswith(_CSV_FORMULA) else text
+
+
+def json_response(data: object, status: int = 200) -> web.Response:
+    """Answer with a JSON document; a model is dumped."""
+    if isinstance(data, BaseModel):
+        data = data.model_dump(mode="json")
+    return web.json_response(data, status=status)
+
+
+def redirect_with_session(location: str) -> web.Response:
+    """Lead to another page; unlike the exception it can carry a cookie."""
+    return web.Response(status=303, headers={"Location": location})

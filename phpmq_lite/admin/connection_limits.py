@@ -1,0 +1,246 @@
+"""Limits on the number and the slowness of connections to the admin."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self, cast
+
+from aiohttp import web
+
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.server.addresses import parse_address
+from phpmq_lite.server.admission import Admission, Network, most_http_connections
+from phpmq_lite.server.backpressure import WriteProgress
+from phpmq_lite.settings import Settings
+
+HEAD: Final = "request took too long to begin"
+BODY: Final = "body took too long to arrive"
+ANSWER: Final = "answer was not read"
+_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_EACH_S: Final = 1.0
+_REST_EACH_S: Final = 0.002  # from one read of a refused body to the next, of all connections
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class SlowClientTimeouts:
+    """How long a peer may take."""
+
+    head_s: float = 10.0  # for the first byte, and from it to the end of the head
+    body_s: float = 30.0
+    body_bytes_per_s: int = 8 << 10  # longer while this rate is kept
+    answer_s: float = 30.0  # without progress; what is written as a stream has its own bounds
+
+
+class ConnectionLimits:
+    """All connections of the admin.  ``run`` ends those that are too slow."""
+
+    def __init__(
+        self,
+        gate: Admission,
+        trusted: Sequence[Network] = (),
+        patience: SlowClientTimeouts | None = None,
+    ) -> None:
+        self.gate = gate
+        self.patience = patience or SlowClientTimeouts()
+        self.ended: Counter[str] = Counter()  # for being slow, by reason
+        self.open: set[LimitedConnection] = set()
+        self._paused: deque[LimitedConnection] = (
+            deque()
+        )  # connections with the rest of a refused body
+        self._trusted = tuple(trusted)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Make them from the settings."""
+        limits = settings.limits
+        total = most_http_connections(settings)
+        gate = Admission(total, limits.http_connections_per_address, total)
+        return cls(gate, settings.admin.trusted_proxies)
+
+    def name_of(self, host: str | None) -> str | None:
+        """Name whom the gate counts: None where many come from one address, as through a proxy."""
+        address = None if host is None else parse_address(host)
+        is_trusted = address is not None and any(
+            address.version == network.version and address in network for network in self._trusted
+        )
+        return None if is_trusted else host
+
+    @staticmethod
+    def turn_away(name: str | None, refusal: str) -> None:
+        """Say that the gate has refused somebody."""
+        if not is_quiet("http_turned_away"):
+            _log.warning("http_turned_away", address=name, reason=refusal)
+
+    def look(self, now_s: float) -> None:
+        """End who is too slow."""
+        for door in list(self.open):
+            reason = door.overdue(now_s)
+            if reason is not None:
+                self.ended[reason] += 1
+                door.end(is_told=reason != ANSWER and door.has_begun)
+
+    def read_later(self, door: "LimitedConnection") -> None:
+        """Resume reading a connection in its turn: every 2 ms, one of those that wait reads.
+
+        95 connections that sent refused bodies as fast as they could delayed a batch by 60 ms.
+        """
+        if not self._paused:
+            asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
+        self._paused.append(door)
+
+    def _read_next(self) -> None:
+        self._paused.popleft().read_on()
+        if self._paused:
+            asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
+
+    async def run(self) -> None:
+        """Look once a second."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_EACH_S)
+            self.look(loop.time())
+
+
+class LimitedConnection(asyncio.Protocol):
+    """One connection; ``inner`` is aiohttp's protocol of it.
+
+    Not ``is_counted``: it needs no place, as whoever owns the broker's account.
+    """
+
+    def __init__(
+        self, doors: ConnectionLimits, inner: web.RequestHandler, *, is_counted: bool = True
+    ) -> None:
+        self._doors = doors
+        self._is_counted = is_counted
+        self._inner = inner
+        self._loop = asyncio.get_running_loop()
+        self._name: str | None = None
+        self._is_admitted = False
+        self._transport: asyncio.Transport
+        self._began_at: float | None = None  # of a request that no handler has
+        self._bytes = 0  # since then
+        self._request: web.BaseRequest | None = None  # that a handler has
+        self._is_refused = False  # what arrives is the rest of a body that nobody wants
+        self._rest: list[bytes] = []  # of such a body; aiohttp gets it when it is its turn
+        self._progress = WriteProgress()
+        self._stuck_at: float | None = None  # the last progress of an answer that waits
+
+    # -- the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let it in, or close it."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._name = self._doors.name_of(peer[0] if isinstance(peer, tuple) else None)
+        refusal = self._doors.gate.admit(self._name) if self._is_counted else None
+        if refusal is not None:
+            self._doors.turn_away(self._name, refusal)
+            self._transport.abort()
+            return
+        self._is_admitted = True
+        self._doors.open.add(self)
+        self._began_at = self._loop.time()
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        if self._is_admitted:
+            self._doors.open.discard(self)
+            if self._is_counted:
+                self._doors.gate.leave(self._name)
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Note when a request began, and pass it on."""
+        if not self._is_admitted:
+            return
+        if self._began_at is None:
+            self._began_at = self._loop.time()
+        self._bytes += len(data)
+        # With some kept back, what follows must not overtake it, though it may be wanted again.
+        if (self._is_refused or self._rest) and not self._transport.is_closing():
+            self._transport.pause_reading()
+            if not self._rest:
+                self._doors.read_later(self)
+            self._rest.append(data)
+            return
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        self.read_on()
+        self._inner.eof_received()
+        return None
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._inner.resume_writing()
+
+    # -- the application calls
+
+    def take(self, request: web.BaseRequest) -> None:
+        """A handler has this request now; its body may still be on its way."""
+        self._request = request
+        self._is_refused = False
+
+    def finish(self) -> None:
+        """The handler has ended; its answer may still have to be sent."""
+        self._is_refused = self._request is not None and not self._request.content.is_eof()
+        self._request = self._began_at = None
+        self._bytes = 0
+
+    # -- the watch calls
+
+    def read_on(self) -> None:
+        """Pass on what was kept back, and read more."""
+        rest, self._rest = b"".join(self._rest), []
+        if rest and not self._transport.is_closing():
+            self._transport.resume_reading()  # before aiohttp, which may have to pause it again
+            self._inner.data_received(rest)
+
+    def overdue(self, now_s: float) -> str | None:
+        """Say why it must end now, or None."""
+        patience, request = self._doors.patience, self._request
+        if request is None and self._is_stuck(now_s):
+            return ANSWER
+        if self._began_at is None or not self._transport.is_reading():
+            return None
+        late_s = now_s - self._began_at
+        if request is None:
+            return HEAD if late_s > patience.head_s else None
+        if request.content.is_eof():
+            return None
+        allowed_s = patience.body_s + self._bytes / patience.body_bytes_per_s
+        return BODY if late_s > allowed_s else None
+
+    def _is_stuck(self, now_s: float) -> bool:
+        if not self._transport.get_write_buffer_size():
+            self._stuck_at = None
+        elif self._progress.is_made(self._transport) or self._stuck_at is None:
+            self._stuck_at = now_s
+        return self._stuck_at is not None and now_s - self._stuck_at > self._doors.patience.answer_s
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell whether a byte came that no handler has had."""
+        return self._bytes > 0
+
+    def end(self, *, is_told: bool) -> None:
+        """Close it; with a 408 where the peer still has a request to send."""
+        if is_told and not self._transport.is_closing():
+            self._transport.write(_LATE)
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+
+def connection_of(request: web.BaseRequest) -> LimitedConnection | None:
+    """Give the door that a request came through; None in a server without."""
+    found = None if request.transport is None else request.transport.get_protocol()
+    return found if isinstance(found, LimitedConnection) else None

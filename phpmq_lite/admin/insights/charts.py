@@ -1,0 +1,135 @@
+"""Charts and totals made from a summary.  Pure."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.insights.summary import (
+    COUNTS,
+    TIMES,
+    PipelineSummary,
+    QueueTotals,
+    StepFigures,
+    SummaryStep,
+)
+from phpmq_lite.admin.views import charts
+from phpmq_lite.admin.views.charts import Chart, ChartSeries, ChartTable
+from phpmq_lite.admin.views.trends import SPANS, Span, Trend, TrendBucket
+
+_ROW_S: Final = {"24h": 60, "30d": 3_600}  # what a row of the summary stands for
+_SEEN: Final = TrendBucket()
+
+
+class InsightsCharts(NamedTuple):
+    """The charts of a span, and their numbers."""
+
+    span: Span
+    charts: tuple[Chart, ...]
+    table: ChartTable
+    until: str  # the end of the span: "Nov 21, 22:40 UTC"
+    step: str  # how long a bucket is: "6 min"
+
+
+def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[SummaryStep]:
+    """Give the rows of a span, of one queue or of all."""
+    steps = summary.last24h if key == "24h" else summary.last30d
+    return [step for step in steps if step.queue == queue] if queue else steps
+
+
+def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
+    """Draw one queue, or all of them together, over a span that ended with the summary."""
+    span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
+    count = span.length_s // span.step_s
+    start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is full
+    sums: list[_Sum] = [_Sum() for _ in range(count)]
+    for step in steps_of(summary, key, queue):
+        at = (step.at_ms // 1_000 - start_s) // span.step_s
+        if 0 <= at < count:
+            sums[at].add(step)
+    trend = Trend(span, start_s, [_SEEN] * count)
+    length = formats.format_duration(span.step_s * 1_000)
+    until = f"{datetime.fromtimestamp(now_s, UTC):%b %-d, %H:%M} UTC"
+    when = f"The {span.title} up to {until}, in steps of {length}."
+    came, lost, waits, holds = _came(sums), _lost(sums), _times(sums, "wait"), _times(sums, "hold")
+    drawn = (
+        charts.draw_lines("flow", f"Messages per {length}", trend, came, when=when),
+        charts.draw_lines("lost", f"Not acked, or again, per {length}", trend, lost, when=when),
+        charts.draw_lines("waits", "Wait for a consumer", trend, waits, are_times=True, when=when),
+        charts.draw_lines("holds", "Held by consumers", trend, holds, are_times=True, when=when),
+    )
+    times = [
+        one._replace(title=f"{what}, {one.title.lower()}")
+        for what, some in (("Wait", waits), ("Hold", holds))
+        for one in some
+    ]
+    return InsightsCharts(
+        span, drawn, charts.lines_table(trend, [*came, *lost], times), until, length
+    )
+
+
+class _Sum:
+    """What one bucket has."""
+
+    __slots__ = ("counts", "times")
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.times: dict[str, float] = {}
+
+    def add(self, step: StepFigures) -> None:
+        for name in COUNTS:
+            self.counts[name] += getattr(step, name)
+        for name in TIMES:
+            value = getattr(step, name)
+            if value is not None:
+                self.times[name] = max(value, self.times.get(name, 0.0))
+
+
+def _counted(sums: Sequence[_Sum], name: str) -> list[float | None]:
+    return [one.counts[name] for one in sums]
+
+
+def _came(sums: Sequence[_Sum]) -> list[ChartSeries]:
+    return [
+        ChartSeries("in", "Published", _counted(sums, "published"), has_area=True),
+        ChartSeries("given", "Dispatched", _counted(sums, "dispatched")),
+        ChartSeries("out", "Acked", _counted(sums, "acked")),
+    ]
+
+
+def _lost(sums: Sequence[_Sum]) -> list[ChartSeries]:
+    return [
+        ChartSeries("dead", "Dead", _counted(sums, "dead")),
+        ChartSeries("expired", "Expired", _counted(sums, "expired")),
+        ChartSeries("deleted", "Deleted", _counted(sums, "deleted")),
+        ChartSeries("again", "Redelivered", _counted(sums, "redelivered"), is_dashed=True),
+    ]
+
+
+_LINES: Final = (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))
+
+
+def _times(sums: Sequence[_Sum], what: str) -> list[ChartSeries]:
+    return [
+        ChartSeries(
+            key, title, [one.times.get(f"{what}_{key}") for one in sums], is_dashed=key == "max"
+        )
+        for key, title in _LINES
+    ]
+
+
+# -- one row a queue
+
+
+def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
+    """Sum up the steps by queue, the one with the most messages first."""
+    sums: dict[str, _Sum] = {}
+    for step in steps:
+        sums.setdefault(step.queue, _Sum()).add(step)
+    rows = [
+        QueueTotals.model_validate({"queue": name} | one.counts | one.times)
+        for name, one in sums.items()
+    ]
+    rows.sort(key=lambda row: (-row.published - row.settled, row.queue))
+    return rows

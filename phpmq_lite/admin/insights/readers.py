@@ -1,0 +1,167 @@
+"""History readers, how far they lag, and open claims."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.auth.permissions import may_use
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.storage.read.consumers import PipelineReaders
+from phpmq_lite.storage.read.measures import measure_database
+
+BURST_MS: Final = 3_600_000  # what came within less says little about what will come
+
+
+@dataclass(slots=True, frozen=True)
+class HistoryExtent:
+    """The history as it lies there, and how long it stays; times are ms."""
+
+    lo: int  # the first offset that is there still
+    hi: int  # the newest
+    rows: int
+    bytes: int
+    oldest_at: int | None  # when the first row was settled
+    age_ms: int  # of the bounds: settled longer ago goes
+    rows_max: int
+    bytes_max: int
+    lo_deleted: int = 0  # the first offset from which those of deleted messages are there too
+
+    def per_ms(self, now_ms: int) -> float:
+        """Give how many rows came in a millisecond, over all that is there, an hour at least."""
+        if self.oldest_at is None:
+            return 0.0
+        return self.rows / max(now_ms - self.oldest_at, BURST_MS)
+
+
+@dataclass(slots=True, frozen=True)
+class ReaderLag:
+    """How a reader stands; ``reached_at`` is a forecast, None where there is none."""
+
+    behind: int  # offsets
+    is_reached: bool  # rows that it has not read have gone
+    reached_at: int | None  # Unix ms
+    bound: str | None  # which bound takes them: days, rows or bytes
+
+
+def measure_lag(
+    kept: HistoryExtent, position: int, next_settled_at: int | None, now_ms: int
+) -> ReaderLag:
+    """Tell how a reader stands that has read all up to ``position``.
+
+    ``next_settled_at`` is when the first row that it has not read was settled; None: there is none.
+    Rows and bytes are forecast by the mean rate and size of what is there.
+    """
+    behind = max(kept.hi - position, 0)
+    if not behind or next_settled_at is None:
+        return ReaderLag(behind, is_reached=bool(behind), reached_at=None, bound=None)
+    if position + 1 < max(kept.lo, kept.lo_deleted):
+        return ReaderLag(behind, is_reached=True, reached_at=None, bound=None)
+    found = [(next_settled_at + kept.age_ms, "days")]
+    per_ms = kept.per_ms(now_ms)
+    if per_ms > 0:
+        ahead = position + 1 - kept.lo  # rows that go before
+        to_come = max(kept.rows_max - kept.rows, 0) + ahead
+        found.append((now_ms + round(to_come / per_ms), "rows"))
+        size = kept.bytes / kept.rows if kept.rows else 0.0
+        if size:
+            to_come = max(round((kept.bytes_max - kept.bytes) / size), 0) + ahead
+            found.append((now_ms + round(to_come / per_ms), "bytes"))
+    at, bound = min(found)
+    return ReaderLag(behind, is_reached=False, reached_at=max(at, now_ms), bound=bound)
+
+
+_DAY_MS: Final = 86_400_000
+
+
+class SubscriptionClaimsView(BaseModel):
+    """A subscription and the claims that it has open."""
+
+    subscription: str
+    queue: str | None
+    claims: int
+    bytes: int
+    oldest_at: int | None  # Unix ms
+    acked: int
+    hi: int
+    created_at: int
+
+
+class ReaderView(BaseModel):
+    """A reader of the history; ``reached_at`` is a forecast, ``bound`` what takes its rows."""
+
+    reader: str
+    offset: int
+    behind: int
+    seen_at: int  # Unix ms
+    is_reached: bool  # rows that it has not read have gone
+    reached_at: int | None
+    bound: str | None
+
+
+class HistoryBoundsView(BaseModel):
+    """What of the history is there: every offset above ``lo`` up to ``hi``, but deleted ones.
+
+    Above ``lo_deleted`` those of deleted messages are there too.
+    """
+
+    history_id: str
+    lo: int
+    hi: int
+    lo_deleted: int
+
+
+async def read_bounds(context: Context) -> HistoryBoundsView:
+    """Give how far the history goes now."""
+    history_id, lo, hi, lo_deleted = (await context.readers.read("ranges", "bounds"))[0]
+    return HistoryBoundsView(history_id=history_id, lo=lo, hi=hi, lo_deleted=lo_deleted)
+
+
+async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
+    """Give the subscriptions whose queue somebody may see, the longest holder first."""
+    rows = await PipelineReaders(context_of(request).readers).subscriptions()
+    made = [
+        SubscriptionClaimsView(
+            subscription=row.name, queue=row.queue, claims=row.count, bytes=row.bytes,
+            oldest_at=row.oldest_at_ms, acked=row.acked_upto, hi=row.hi, created_at=row.created_at,
+        )
+        for row in rows
+        if may_use(request, row.queue or "")
+    ]  # fmt: skip
+    made.sort(key=lambda row: (row.oldest_at or 1 << 62, row.subscription))
+    return made
+
+
+async def read_readers(context: Context) -> list[ReaderView]:
+    """Give who said how far they read the history, the one furthest behind first."""
+    rows = await PipelineReaders(context.readers).readers()
+    if not rows:
+        return []
+    kept, now_ms = await _kept(context), context.now_ms()
+    made = []
+    for row in sorted(rows, key=lambda row: (row.offset, row.name)):
+        following = (await context.reader.history(after=row.offset, limit=1)).rows
+        stands = measure_lag(
+            kept, row.offset, following[0].settled_at if following else None, now_ms
+        )
+        made.append(
+            ReaderView(
+                reader=row.name, offset=row.offset, behind=stands.behind, seen_at=row.at_ms,
+                is_reached=stands.is_reached, reached_at=stands.reached_at, bound=stands.bound,
+            )
+        )  # fmt: skip
+    return made
+
+
+async def _kept(context: Context) -> HistoryExtent:
+    bounds, found, keep = (
+        await read_bounds(context),
+        await measure_database(context.readers),
+        context.settings.history,
+    )
+    return HistoryExtent(
+        lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
+        rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,
+        age_ms=round(keep.days * _DAY_MS), rows_max=keep.rows, bytes_max=int(keep.bytes),
+    )  # fmt: skip

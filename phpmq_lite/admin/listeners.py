@@ -1,0 +1,65 @@
+"""Bind the control socket and the addresses of the admin; imports nothing heavy."""
+
+import socket
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import StartRefusedError, os_reason
+from phpmq_lite.server.addresses import bind_private, bind_tcp, parse_endpoint
+
+_BACKLOG: Final = 128  # waiting for us
+
+
+async def bind_sockets(
+    stack: AsyncExitStack, addresses: Iterable[str], control: Path
+) -> list[socket.socket]:
+    """Listen on the control socket, the first one, and on all addresses (``admin.listen``).
+
+    ``stack`` closes them, and removes the files of Unix sockets.
+
+    Raises:
+        SettingsError: an address cannot be used as set.
+        StartRefusedError: an address is taken or not ours.
+    """
+    bound = [_bind_unix(stack, control)]
+    bound[0].listen(_BACKLOG)
+    for text in addresses:
+        endpoint = parse_endpoint(text)
+        if endpoint is None:
+            continue
+        try:
+            if endpoint.kind == "unix":
+                found = [_bind_unix(stack, endpoint.path)]
+            else:
+                found = await bind_tcp(endpoint)
+                for one in found:
+                    stack.callback(one.close)
+            for one in found:  # two may be bound to one address, as long as neither listens
+                one.listen(_BACKLOG)
+        except OSError as error:
+            raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
+        bound += found
+    return bound
+
+
+def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
+    bound = bind_private(path)
+    stack.callback(_remove, path)
+    stack.callback(bound.close)
+    return bound
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # one that stays is stale, as a killed broker's
+        path.unlink()
+
+
+def url_of(bound: socket.socket, *, is_secure: bool) -> str:
+    """Give the URL of a socket that listens."""
+    address = bound.getsockname()
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http{'s' if is_secure else ''}://{host}:{address[1]}/"

@@ -1,0 +1,1 @@
+"""Health, metrics, limits, live feeds and what needs attention."""

@@ -1,0 +1,297 @@
+"""What needs attention, each notice with the page that shows it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.base.formats import count_of
+from phpmq_lite.admin.base.search_query import verdict_search
+from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named
+from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
+from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.read.activity import LOOKED_AT, ConsumerLoad, RecentSigns
+from phpmq_lite.storage.read.measures import measure_disk
+
+EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
+LATELY_MS: Final = 86_400_000  # deaths and expiries count for a day
+NOTICES_MAX: Final = 200
+_HELD_LONG_MS: Final = 3_600_000  # where there is no acknowledgement timeout
+_LOST: Final = ("Envelopes", "Dead letters")  # what to do about what was not handled
+_DISK_WARN: Final = 0.85
+_DISK_BAD: Final = 0.93
+
+
+@dataclass(slots=True, frozen=True)
+class Notice:
+    """Something that needs attention; ``route`` and ``values`` say where it is seen or mended."""
+
+    level: str  # bad, warn
+    who: str  # the queue, the client, the part of the broker
+    text: str
+    route: str
+    values: dict[str, str]
+    go: str  # what is there to do
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionFacts:
+    """What was read to judge by; queues by their numbers, times in Unix ms."""
+
+    now_ms: int
+    ages: Mapping[int, int] = field(default_factory=dict)  # first ready message published at
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, the soonest
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # lately, by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # expired lately without a consumer
+    held: Sequence[ConsumerLoad] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)  # publishes lately, by reason
+    disk_share: float = 0.0  # of the disk that is used
+    wal_bytes: int = 0
+    wal_limit_bytes: int = 1 << 62
+    damage: Sequence[str] = ()  # what the scrub found
+    backup_error: str | None = None  # of the last one, where it failed
+    backup_age_ms: int | None = None  # of the newest, where they are made by the clock
+    backup_each_ms: int = 0
+
+
+def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
+    """Say what needs attention, worst first; at most ``NOTICES_MAX``."""
+    found = [*_of_broker(status, seen)]
+    for client in status.clients:
+        if client.paused_reason:
+            who = f"Client {client.client}"
+            text = f"{client.address} is not read: {client.paused_reason}"
+            found.append(Notice("warn", who, text, "clients", {}, "See clients"))
+    held, shelves = _longest(seen.held), dead_letter_queues_named(status.queues)
+    for queue in status.queues:
+        # What is left over anyway is not written out: with 10,000 queues that takes 40 ms.
+        is_waiting = holds_dead_letters(queue) or queue.name in shelves
+        found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
+        if queue.queue_id in held:
+            found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
+    # Of equal ones those that lost their way to a consumer come before those that only wait.
+    found.sort(key=lambda notice: (notice.level, notice.go not in _LOST))
+    return found[:NOTICES_MAX]
+
+
+# -- the broker
+
+
+def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
+    if status.last_error:
+        yield Notice("bad", "Broker", f"Last error: {status.last_error}", "system", {}, "System")
+    if status.trouble:
+        text = f"Nothing can be stored: {status.trouble}"
+        yield Notice("bad", "Storage", text, "system", {}, "Storage")
+    if status.shortage:
+        text = f"No message is taken: {status.shortage.detail}"
+        yield Notice("bad", "Publishing", text, "system", {}, "Storage")
+    elif seen.disk_share >= _DISK_WARN:
+        level = "bad" if seen.disk_share >= _DISK_BAD else "warn"
+        text = f"{seen.disk_share:.0%} full; once it is full, publishing stops"
+        yield Notice(level, "Disk", text, "system", {}, "Storage")
+    if seen.wal_bytes > 2 * seen.wal_limit_bytes:
+        text = (
+            f"{formats.format_size(seen.wal_bytes)} of write-ahead log, its limit is "
+            f"{formats.format_size(seen.wal_limit_bytes)}: a reader may hold it up"
+        )
+        yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
+    yield from _of_care(seen)
+    if status.clock_doubt_ms:
+        text = (
+            f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until somebody decides "
+            "whether it is right, nothing expires by this time"
+        )
+        yield Notice("bad", "Clock", text, "system", {}, "Decide")
+    elif status.clock_jumps:
+        times = "once" if status.clock_jumps == 1 else f"{status.clock_jumps:,} times"
+        way = "ahead" if status.clock_jump_ms > 0 else "back"
+        text = (
+            f"Was set {times} since the start, the last time {way} by "
+            f"{formats.format_duration(abs(status.clock_jump_ms))}; deadlines went on unmoved"
+        )
+        yield Notice("warn", "Clock", text, "system", {}, "System")
+    if total := sum(seen.refused.values()):
+        text = f"{count_of(total, 'publish', 'publishes')} refused in the last hour: "
+        text += _by_reason(seen.refused)
+        if "paused" in seen.refused:
+            yield Notice("warn", "Publishers", text, "queues", {"has": "paused"}, "Paused queues")
+        else:
+            yield Notice("warn", "Publishers", text, "system", {}, "System")
+
+
+def _of_care(seen: AttentionFacts) -> Iterator[Notice]:
+    """Tell of damage, and of backups that fail or are late."""
+    for text in seen.damage:
+        yield Notice("bad", "Damage", text, "backups", {}, "Scrub")
+    if seen.backup_error is not None:
+        text = f"The last one failed: {seen.backup_error}"
+        yield Notice("bad", "Backup", text, "backups", {}, "Backups")
+    elif seen.backup_age_ms is not None and seen.backup_age_ms > 2 * seen.backup_each_ms:
+        text = (
+            f"The newest is {_duration(seen.backup_age_ms)} old; one is to be made every "
+            f"{_duration(seen.backup_each_ms)}"
+        )
+        yield Notice("warn", "Backup", text, "backups", {}, "Backups")
+
+
+# -- queues
+
+
+def _of_queue(
+    queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
+) -> Iterator[Notice]:
+    """Judge one queue; ``is_waiting``: its messages are meant to lie there."""
+    expires = queue.queue_id in seen.expiring and not queue.consumers
+    # What is forwarded or made a dead letter when it expires is not lost.
+    is_losing = expires and queue.settings.on_expire == "history"
+    if is_losing:
+        count, soonest_ms = seen.expiring[queue.queue_id]
+        yield _notice(queue, "bad", _expiring(count, soonest_ms, seen.now_ms), "See messages")
+    yield from _over_limits(queue, seen)
+    if only_bad:
+        return
+    if queue.ready and not queue.consumers and not is_losing and not is_waiting:
+        text = f"{formats.format_number(queue.ready)} ready and no consumer"
+        yield _notice(queue, "warn", text, "See messages")
+    if paused := paused_sides(queue):
+        yield _notice(queue, "warn", " and ".join(paused).capitalize(), "Resume")
+    yield from _deaths(queue, seen.deaths.get(queue.queue_id, {}))
+    if queue.consumers and queue.name.endswith(RETRY):
+        yield _notice(queue, "warn", retry_hint(queue), "Consumers", tab="consumers")
+    if (unread := seen.unread.get(queue.queue_id)) and not is_waiting:
+        text = f"{_at_least(unread)} expired in the last 24 h without ever being dispatched"
+        yield _notice(queue, "warn", text, "History", tab="history", outcome="expired")
+
+
+def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
+    """Tell those that the verdict of their envelope kept from consumers from all others."""
+    refused = {reason: count for reason, count in reasons.items() if reason in REASONS}
+    others = {reason: count for reason, count in reasons.items() if reason not in REASONS}
+    if refused:
+        text = f"{_at_least(sum(refused.values()))} quarantined in the last 24 h: "
+        q = str(verdict_search(queue.name))
+        text += _by_reason(refused)
+        yield Notice("warn", queue.name, text, "messages", {"q": q}, "Envelopes")
+    if others and queue.dead:
+        text = f"{_at_least(sum(others.values()))} died in the last 24 h: {_by_reason(others)}"
+        yield _notice(queue, "warn", text, "Dead letters", tab="dead")
+
+
+def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
+    """Compare with the limits that somebody set for this queue."""
+    settings = queue.settings
+    at_ms = seen.ages.get(queue.queue_id)
+    if settings.alert_age_s and at_ms is not None:
+        age_ms = seen.now_ms - at_ms
+        if age_ms > settings.alert_age_s * 1_000:
+            text = (
+                f"The oldest ready message waits for {_duration(age_ms)}, "
+                f"the limit is {_duration(settings.alert_age_s * 1_000)}"
+            )
+            yield _notice(queue, "bad", text, "See messages")
+    if settings.alert_messages and queue.ready > settings.alert_messages:
+        text = (
+            f"{formats.format_number(queue.ready)} ready, "
+            f"the limit is {formats.format_number(settings.alert_messages)}"
+        )
+        yield _notice(queue, "bad", text, "See messages")
+
+
+def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterator[Notice]:
+    """Say who holds a message for more than half of the time that it may."""
+    timeout_ms = queue.settings.ack_timeout_s * 1_000
+    held_ms = now_ms - holding.since_ms
+    if held_ms <= (timeout_ms / 2 or _HELD_LONG_MS):
+        return
+    text = f"Client {holding.client} holds a message for {_duration(held_ms)}"
+    if timeout_ms > held_ms:
+        text += f"; it goes back in {_duration(timeout_ms - held_ms)}"
+    yield _notice(queue, "warn", text, "Consumers", tab="consumers")
+
+
+def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
+    longest: dict[int, ConsumerLoad] = {}
+    for holding in held:
+        known = longest.get(holding.queue_id)
+        if known is None or holding.since_ms < known.since_ms:
+            longest[holding.queue_id] = holding
+    return longest
+
+
+def holds_dead_letters(queue: QueueStatus) -> bool:
+    """Tell whether messages are meant to lie here: dead letters, and what waits for a retry."""
+    return queue.name.endswith((".dlq", ".retry"))
+
+
+# -- words
+
+
+def _notice(queue: QueueStatus, level: str, text: str, go: str, **values: str) -> Notice:
+    return Notice(level, queue.name, text, "queue", {"q": queue.name} | values, go)
+
+
+def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
+    messages = count_of(count, "message expires", "messages expire")
+    return (
+        f"{messages} within 10 minutes with nobody consuming, "
+        f"the first {formats.format_ago(soonest_ms, now_ms)}"
+    )
+
+
+def _at_least(count: int) -> str:
+    return (
+        f"At least {formats.format_number(count)}"
+        if count >= LOOKED_AT
+        else formats.format_number(count)
+    )
+
+
+def _by_reason(reasons: Mapping[str, int]) -> str:
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason} {formats.format_number(count)}" for reason, count in ordered)
+
+
+def _duration(ms: int) -> str:
+    return formats.format_duration(ms, with_seconds=False)
+
+
+async def read_notices(
+    context: Context, status: BrokerStatus, ages: dict[int, int]
+) -> list[Notice]:
+    """Read what may need attention, and judge."""
+    now_ms, signs = context.now_ms(), RecentSigns(context.readers)
+    since_ms = now_ms - LATELY_MS
+    disk = await measure_disk(context.readers.path)
+    return find_notices(
+        status,
+        AttentionFacts(
+            now_ms,
+            ages=ages,
+            expiring=await context.reader.expiring(now_ms + EXPIRY_NOTICE_MS),
+            deaths=await signs.deaths(since_ms),
+            unread=await signs.unread(since_ms),
+            held=await signs.held() if status.held else (),
+            refused=context.rollups.refused_lately(status.refused or {}),
+            disk_share=1 - disk.free / disk.total if disk.total else 0.0,
+            wal_bytes=disk.files["wal"],
+            wal_limit_bytes=context.settings.storage.wal_bytes,
+            **_care(context, now_ms),
+        ),
+    )
+
+
+def _care(context: Context, now_ms: int) -> dict[str, Any]:
+    """Give what the notices say of backups and scrub."""
+    if context.care is None:
+        return {}
+    made = context.care.backups
+    newest = made.newest
+    return {
+        "damage": context.care.scrub.state.damage,
+        "backup_error": made.error,
+        "backup_age_ms": now_ms - newest.made_at if newest and made.every_s else None,
+        "backup_each_ms": int(made.every_s * 1_000),
+    }

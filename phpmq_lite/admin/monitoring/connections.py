@@ -1,0 +1,244 @@
+"""What is known of a connection: labels, figures, held messages."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from itertools import islice
+from typing import Any, Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, Reply, context_of, status_of
+from phpmq_lite.admin.base.problems import not_found
+from phpmq_lite.admin.monitoring import processes
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.server.inspector import FrameRecorder, watch_in
+from phpmq_lite.server.status import ClientStatus
+from phpmq_lite.storage.read.accounts import SavedItems
+from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
+
+HELD_SHOWN: Final = 50
+CLOSED_MS: Final = 24 * 3_600_000  # how long ended connections are listed
+LABEL: Final = "label"  # kind of what is saved
+LABEL_MAX: Final = 60  # characters
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid of a Unix peer
+HIDDEN_QUEUE_TEXT: Final = "not shown: a queue that you may not see"
+
+
+@dataclass(slots=True, frozen=True)
+class HeldMessage:
+    """A message that a connection holds."""
+
+    queue: str
+    seq: int
+    message_id: str
+    held_ms: int
+    deliveries: int
+    size: int
+
+
+@dataclass(slots=True)
+class ConnectionSnapshot:
+    """One look at an open connection, taken between two batches."""
+
+    is_open: bool = False
+    held: list[HeldMessage] = field(default_factory=list)  # the longest held first
+    held_total: int = 0
+    recorder: FrameRecorder | None = None
+    pid: int | None = None  # of a Unix peer
+
+
+# -- labels
+
+
+async def read_labels(context: Context) -> dict[str, str]:
+    """Give the labels that people gave to addresses and networks."""
+    rows = await SavedItems(context.readers).all(LABEL)
+    return {row.name: row.content for row in rows if isinstance(row.content, str)}
+
+
+def host_of(address: str) -> str:
+    """Give the address without its port; the whole text where there is none."""
+    place = processes.split_address(address)
+    return address if place is None else str(place[0])
+
+
+def label_of(address: str, labels: Mapping[str, str]) -> str:
+    """Give the label of an address: its own, else that of the narrowest network round it."""
+    if not labels:
+        return ""
+    host = host_of(address)
+    if host in labels:
+        return labels[host]
+    place = processes.split_address(address)
+    if place is None:
+        return ""
+    best, width = "", -1
+    for name, label in labels.items():
+        try:
+            network = ip_network(name, strict=False)
+        except ValueError:
+            continue
+        if place[0] in network and network.prefixlen > width:
+            best, width = label, network.prefixlen
+    return best
+
+
+def read_label_name(text: str) -> str | None:
+    """Read what a label may be given to: an address, a network, or ``unix``; None: neither."""
+    text = text.strip()
+    if text == "unix":
+        return text
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        return None
+    is_one = network.prefixlen == network.max_prefixlen
+    return str(network.network_address) if is_one else str(network)
+
+
+# -- figures
+
+
+def format_figures(client: ClientStatus) -> dict[str, str]:
+    """Give what the cells of a connection show, by the name of their live field."""
+    held = sum(held for _, held in client.queues.values())
+    credit = sum(credit for credit, _ in client.queues.values())
+    return {
+        "held": formats.format_number(held),
+        "credit": formats.format_number(credit),
+        "acks": formats.format_rate(client.acked_per_s),
+        "published": formats.format_number(client.published),
+        "acked": formats.format_number(client.acked),
+        "in": formats.format_size(client.bytes_in),
+        "out": formats.format_size(client.bytes_out),
+        "speaks": describe_protocol(client.framing, client.packet_header, client.revision),
+        "paused": formats.escape_hidden(client.paused_reason or ""),
+    }
+
+
+def describe_protocol(framing: str | None, packet_header: int | None, revision: str | None) -> str:
+    """Say what a connection has shown of how it speaks."""
+    if framing is None:
+        return "nothing yet"
+    words = [framing, str(packet_header or ""), revision or ""]
+    return " ".join(word for word in words if word)
+
+
+# -- one connection
+
+
+async def take_snapshot(
+    request: web.Request, client: int, *, is_watching: bool
+) -> ConnectionSnapshot:
+    """Look at a connection; ``is_watching`` begins or goes on recording its frames."""
+    context = context_of(request)
+    allowed = allowed_queues(request)
+    now_s = asyncio.get_running_loop().time()
+    inspector = context.engine.figures.inspector
+
+    def look(core: Broker, answer: Reply) -> None:
+        made = ConnectionSnapshot()
+        connection = core.connections.get(client)
+        if connection is not None:
+            made.is_open = True
+            _add_held(made, core, connection, allowed)
+            made.pid = _unix_pid(connection)
+        if is_watching:
+            made.recorder = watch_in(core, inspector, client, now_s)
+        answer(made)
+
+    found: ConnectionSnapshot = await commands.call(context, look)
+    return found
+
+
+def _add_held(
+    look: ConnectionSnapshot, core: Broker, connection: Any, allowed: frozenset[int] | None
+) -> None:
+    now_ms = core.state.now.steady_ms
+    for consumer in connection.consumers.values():
+        if allowed is not None and consumer.queue.queue_id not in allowed:
+            continue
+        look.held_total += len(consumer.held)
+        for message in islice(consumer.held.values(), HELD_SHOWN):
+            look.held.append(
+                HeldMessage(
+                    consumer.queue.name,
+                    message.seq,
+                    message.message_id.decode(),
+                    max(0, now_ms - message.held_since_ms),
+                    message.deliveries,
+                    message.size,
+                )
+            )
+    look.held.sort(key=lambda held: -held.held_ms)
+    del look.held[HELD_SHOWN:]
+
+
+def _unix_pid(connection: Any) -> int | None:
+    if connection.kind != "unix" or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    transport = connection.peer.transport
+    peer = None if transport is None else transport.get_extra_info("socket")
+    if peer is None:
+        return None
+    try:
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # closed already; the core hears of it in this batch or the next
+        return None
+    pid: int = _CREDENTIALS.unpack(raw)[0]
+    return pid or None
+
+
+async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
+    """Find the process at the other end, in a thread; None where it cannot be seen."""
+    if pid is not None:
+        return await asyncio.to_thread(processes.describe, pid)
+    return await asyncio.to_thread(processes.find_peer, address)
+
+
+def is_local(address: str, kind: str) -> bool:
+    """Tell whether a connection comes from this machine."""
+    place = processes.split_address(address)
+    return kind == "unix" or (place is not None and processes.is_loopback(place[0]))
+
+
+_DIGITS: Final = 18
+
+
+def parse_client_number(text: str) -> int:
+    """Read the number of a connection.
+
+    Raises:
+        Problem: 404 where it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
+        raise not_found("client", text)
+    return int(text)
+
+
+async def find_client(request: web.Request, number: int) -> ClientRow:
+    """Give the row of a connection, open or not.
+
+    Raises:
+        Problem: 404 where there never was one, or its row is gone.
+    """
+    status = find_client_status(request, number)
+    if status is not None:
+        return ClientRow(number, status.kind, status.address, status.opened_at, None,
+                         status.framing, status.revision, None)  # fmt: skip
+    found = await StoredClients(context_of(request).readers).one(number) if number else None
+    if found is None:
+        raise not_found("client", str(number))
+    return found
+
+
+def find_client_status(request: web.Request, number: int) -> ClientStatus | None:
+    """Give the figures of an open connection."""
+    return next((c for c in status_of(request).clients if c.client == number), None)

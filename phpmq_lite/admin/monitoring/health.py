@@ -1,0 +1,153 @@
+"""/livez, /readyz and /startupz, and the checks behind them."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring.metrics import answer_metrics
+from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.settings import Settings
+
+# How far a start has come, by its steps; the rest of the time is the next step's.
+_STEPS: Final = {
+    "starting": 0,
+    "checking the write-ahead log": 10,
+    "checking the database": 20,
+    "migrating": 40,
+    "recovering": 60,
+    "ready": 100,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class HealthCheck:
+    """One thing that should be in order."""
+
+    name: str
+    is_good: bool
+    text: str
+    is_needed: bool = True  # to be ready; else the broker is degraded without it
+
+
+def start_percent(step: str) -> int:
+    """Say how far a start has come."""
+    return _STEPS.get(step, 80)
+
+
+async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
+    """Look at all that being ready needs, and at the room: nothing of it asks the database."""
+    settings = context.settings
+    disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
+    is_started = context.is_ready() or status.is_draining
+    return [
+        HealthCheck(
+            "migrated", is_started, "the schema is up to date" if is_started else status.step
+        ),
+        *disk,
+        _listeners(settings, status),
+        HealthCheck(
+            "not draining",
+            not status.is_draining,
+            "draining" if status.is_draining else "takes messages",
+        ),
+    ]
+
+
+def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
+    """Look at the data folder, in a thread.
+
+    Short of room the broker is ready all the same: consumers must reach it, to make some.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        return [HealthCheck("writable", is_good=False, text=f"the data folder: {error.strerror}")]
+    is_writable = not found.f_flag & os.ST_RDONLY and os.access(folder, os.W_OK)
+    says = "the data folder can be written" if is_writable else "the data folder cannot be written"
+    free = formats.format_size(found.f_bavail * found.f_frsize)
+    short = status.shortage
+    return [
+        HealthCheck("writable", is_writable and not status.trouble, status.trouble or says),
+        HealthCheck("disk", short is None, f"{free} free" if short is None else short.detail,
+              is_needed=False),
+    ]  # fmt: skip
+
+
+def _listeners(settings: Settings, status: BrokerStatus) -> HealthCheck:
+    wanted = [
+        text for text in (*settings.tcp.listen, *settings.tcp.legacy_listen) if text != "none"
+    ]
+    count = len(status.listeners)
+    is_good = status.is_draining or count >= len(wanted)
+    return HealthCheck("listeners", is_good, f"{count} of {len(wanted)} open")
+
+
+_RETRY: Final = {"Retry-After": "1"}
+
+
+async def answer_livez(request: web.Request) -> web.StreamResponse:
+    """Answer as long as the loop runs."""
+    return web.Response(text="alive\n")
+
+
+async def answer_readyz(request: web.Request) -> web.StreamResponse:
+    """Answer 200 when the broker serves clients: migrated, writable, listeners, no drain."""
+    context = context_of(request)
+    status = context.engine.summary()
+    found = await run_checks(context, status)
+    is_good = context.is_ready() and all(check.is_good or not check.is_needed for check in found)
+    if is_good:
+        word = "ready" if all(check.is_good for check in found) else "degraded"
+    elif status.is_draining:
+        word = "draining"
+    else:
+        word = "not ready" if context.is_ready() else "starting"
+    detail = _detail(found) if _is_known(request) else ""
+    return web.Response(
+        status=200 if is_good else 503,
+        text=f"{word}\n{detail}",
+        headers={} if is_good else _RETRY,
+    )
+
+
+async def answer_startupz(request: web.Request) -> web.StreamResponse:
+    """Answer 200 once the start is done; before that, 503 with the step and the percent."""
+    if is_started(request):
+        return web.Response(text="started\n")
+    step = context_of(request).engine.summary().step
+    return web.Response(
+        status=503, text=f"starting: {step}, {start_percent(step)} %\n", headers=_RETRY
+    )
+
+
+def is_started(request: web.Request) -> bool:
+    """Tell whether the start is done: pages can be read, also while the broker drains."""
+    context = context_of(request)
+    return context.is_ready() or context.engine.summary().is_draining
+
+
+def _is_known(request: web.Request) -> bool:
+    return identity_of(request).role.may(Role.VIEWER)
+
+
+def _detail(found: Iterable[HealthCheck]) -> str:
+    return "".join(
+        f"{'ok' if check.is_good else 'BAD':3} {check.name}: {check.text}\n" for check in found
+    )
+
+
+ROUTES: Final = (
+    Route("GET", "/livez", Role.PUBLIC, "livez", answer_livez, is_early=True),
+    Route("GET", "/readyz", Role.PUBLIC, "readyz", answer_readyz, is_early=True),
+    Route("GET", "/startupz", Role.PUBLIC, "startupz", answer_startupz, is_early=True),
+    Route("GET", "/metrics", Role.METRICS, "metrics", answer_metrics),
+)

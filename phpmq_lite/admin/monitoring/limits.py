@@ -1,0 +1,236 @@
+"""Every limit of the broker, its use and its consequence."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from phpmq_lite.admin.actions import selections
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.monitoring.live_feeds import STREAMS, WAITS
+from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
+from phpmq_lite.server.backpressure import NOT_READ, NOT_TAKEN, SILENT, SILENT_S, TOO_SLOW
+from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.settings import Settings
+
+_CLOSED: Final = "closed at once"
+_ENDED: Final = "closed"
+_NO_DISPATCH: Final = "nothing more is dispatched to it"
+_SHARED: Final = (
+    "nothing is dispatched to queues that hold their share; to others up to a quarter more"
+)
+
+
+@dataclass(slots=True, frozen=True)
+class HttpUsage:
+    """What is used of the admin's own limits."""
+
+    connections: int = 0
+    places: int = 1
+    busiest: int = 0  # connections of one address
+    turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
+    memory_bytes: int = 0  # of large requests and answers
+    memory_reached: int = 0  # times
+    head_s: int = 10  # for the head of a request
+    ended: int = 0  # connections, for being slow
+    streams: int = 0
+    streams_refused: int = 0
+    waits: int = 0
+    waits_refused: int = 0
+    selections_bytes: int = 0
+    selections_dropped: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Limit:
+    """One limit.  None: there is no such figure, as of what concerns each peer alone."""
+
+    key: str  # in the metrics
+    name: str
+    bound: int
+    then: str  # what happens to what is past it
+    used: int | None = None
+    reached: int | None = None  # times since the start
+    setting: str = ""  # empty: it is fixed
+    unit: str = ""  # bytes, s; else a number
+
+    @property
+    def share(self) -> float | None:
+        """How much of it is used, 0 to 1."""
+        return None if self.used is None else self.used / self.bound
+
+    @property
+    def level(self) -> str:
+        """Give the class: bad where something waits for it, warn where it soon will."""
+        share = self.share or 0.0
+        return "bad" if share >= 1 else "warn" if share >= 0.8 else ""
+
+    @property
+    def shown(self) -> str:
+        """Say what is used."""
+        return formats.DASH if self.used is None else self._said(self.used)
+
+    @property
+    def shown_bound(self) -> str:
+        """Say how much may be."""
+        return self._said(self.bound)
+
+    def _said(self, value: int) -> str:
+        if self.unit == "bytes":
+            return formats.format_size(value)
+        return formats.format_number(value) + (f" {self.unit}" if self.unit else "")
+
+
+def read_http_usage(context: Context) -> HttpUsage:
+    """Read what is used of the admin's own limits."""
+    doors, live, selected = context.doors, context.live, context.acting.selections
+    return HttpUsage(
+        connections=doors.gate.connections,
+        places=doors.gate.places,
+        busiest=doors.gate.busiest,
+        turned_away=doors.gate.refused,
+        memory_bytes=context.memory.used,
+        memory_reached=context.memory.reached,
+        head_s=round(doors.patience.head_s),
+        ended=doors.ended.total(),
+        streams=live.streams,
+        streams_refused=live.streams_refused,
+        waits=len(live.waits),
+        waits_refused=live.waits_refused,
+        selections_bytes=selected.bytes,
+        selections_dropped=selected.dropped,
+    )
+
+
+def list_limits(settings: Settings, status: BrokerStatus, http: HttpUsage) -> list[Limit]:
+    """Set what is used beside what may be."""
+    return [
+        *_of_connections(settings, status),
+        *_of_messages(settings, status),
+        *_of_memory(settings, status),
+        *_of_admin(settings, http),
+    ]
+
+
+def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
+    most, closed = settings.limits, status.closed or {}
+    hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
+    yield Limit(
+        "connections", "Connections", status.places or most.connections, _CLOSED,
+        max(status.connections, len(status.clients)), status.turned_away.get(TOO_MANY, 0),
+        "limits.connections",
+    )  # fmt: skip
+    yield Limit(
+        "connections_per_address", "Of one address",
+        max(most.connections_per_address, most.connections_per_loopback_address), _CLOSED,
+        max(hosts.values(), default=0), status.turned_away.get(TOO_MANY_OF_ADDRESS, 0),
+        "limits.connections_per_address",
+    )  # fmt: skip
+    yield Limit(
+        "silent", "Silent, once four of five places are taken", SILENT_S, _ENDED,
+        reached=closed.get(SILENT, 0), unit="s",
+    )  # fmt: skip
+    yield Limit(
+        "frame_timeout", "A message begun", most.frame_timeout_s, _ENDED,
+        reached=closed.get(TOO_SLOW, 0), setting="limits.frame_timeout_s", unit="s",
+    )  # fmt: skip
+    yield Limit(
+        "write_timeout", "A reader without progress", most.write_timeout_s,
+        "closed; what it held goes back",
+        reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
+        setting="limits.write_timeout_s", unit="s",
+    )  # fmt: skip
+
+
+def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
+    most, refused = settings.limits, status.refused or {}
+    held = [held for client in status.clients for _, held in client.queues.values()]
+    yield Limit(
+        "max_content", "Content of a message", most.max_content, "closed; HTTP 413",
+        reached=(status.protocol_errors or {}).get("too-large", 0),
+        setting="limits.max_content", unit="bytes",
+    )  # fmt: skip
+    yield Limit(
+        "max_queues", "Queues", most.max_queues, "a publish to a new one is refused",
+        status.queue_count, refused.get("too many queues", 0), "limits.max_queues",
+    )  # fmt: skip
+    yield Limit(
+        "credit", "Held by one consumer of a queue", most.credit, _NO_DISPATCH,
+        max(held, default=0), setting="limits.credit",
+    )  # fmt: skip
+    yield Limit(
+        "credit_bytes", "The same in bytes", most.credit_bytes, _NO_DISPATCH,
+        status.consumer_bytes, setting="limits.credit_bytes", unit="bytes",
+    )  # fmt: skip
+    yield Limit(
+        "held", "Held by all consumers", most.held, _SHARED,
+        status.held, status.held_times, "limits.held",
+    )  # fmt: skip
+    yield Limit(
+        "held_bytes", "The same in bytes", most.held_bytes, _SHARED,
+        status.held_bytes, status.held_times, "limits.held_bytes", "bytes",
+    )  # fmt: skip
+
+
+def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
+    most, paused = settings.limits, status.paused
+    yield Limit(
+        "memory", "Memory of the process", status.memory_bound or most.memory,
+        "publishers are read for a moment a second",
+        status.memory_bytes, status.memory_times, "limits.memory", "bytes",
+    )  # fmt: skip
+    yield Limit(
+        "body_cache", "Bodies in memory", most.body_cache, "others are read when their turn comes",
+        status.body_cache_bytes, setting="limits.body_cache", unit="bytes",
+    )  # fmt: skip
+    yield Limit(
+        "unstored_total", "Read, not stored", most.unstored_total,
+        "of large messages one at a time is read",
+        status.unstored_bytes, status.unstored_times, "limits.unstored_total", "bytes",
+    )  # fmt: skip
+    yield Limit(
+        "unstored_frames", "The same of one connection", most.unstored_frames,
+        "it is not read", reached=paused.get("unstored", 0), setting="limits.unstored_frames",
+    )  # fmt: skip
+    yield Limit(
+        "unstored_bytes", "In bytes, and a message", most.unstored_bytes,
+        "it is not read", reached=paused.get("unstored", 0),
+        setting="limits.unstored_bytes", unit="bytes",
+    )  # fmt: skip
+    yield Limit(
+        "write_buffer", "To be sent to one connection", most.write_buffer,
+        "nothing more is dispatched to it, and it is not read",
+        status.unsent_bytes, paused.get("receipts", 0), "limits.write_buffer", "bytes",
+    )  # fmt: skip
+
+
+def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[Limit]:
+    most, turned_away = settings.limits, http.turned_away
+    yield Limit(
+        "http_connections", "Connections to the admin", http.places, _CLOSED,
+        http.connections, turned_away.get(TOO_MANY, 0), "limits.http_connections",
+    )  # fmt: skip
+    yield Limit(
+        "http_connections_per_address", "Of one address", most.http_connections_per_address,
+        _CLOSED, http.busiest, turned_away.get(TOO_MANY_OF_ADDRESS, 0),
+        "limits.http_connections_per_address",
+    )  # fmt: skip
+    yield Limit(
+        "http_memory", "Large requests and answers", most.http_memory,
+        "the slowest is ended, others are refused: 429, 503",
+        http.memory_bytes, http.memory_reached, "limits.http_memory", "bytes",
+    )  # fmt: skip
+    yield Limit(
+        "http_slow", "A request begun", http.head_s, "408 and closed; so is a slow body",
+        reached=http.ended, unit="s",
+    )  # fmt: skip
+    yield Limit(
+        "streams", "Pages that are told live", STREAMS, "the next page asks every few seconds",
+        http.streams, http.streams_refused,
+    )  # fmt: skip
+    yield Limit("waits", "Waits for a message", WAITS, "429", http.waits, http.waits_refused)
+    yield Limit(
+        "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",
+        http.selections_bytes, http.selections_dropped, unit="bytes",
+    )  # fmt: skip

@@ -1,0 +1,336 @@
+"""Live feeds, evaluated once a second and shared by all viewers."""
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.errors import PhpmqError
+from phpmq_lite.logs import get_logger, is_quiet
+
+EVERY_S: Final = 1.0  # between two evaluations of a feed
+STREAMS: Final = 64
+STREAMS_PER_SESSION: Final = 4  # browsers open six connections per host, streams included
+STREAMS_OF_CONTROL: Final = 16  # of the control socket, which has no sessions
+STREAM_S: Final = 600.0  # then it ends, and the browser asks anew, with the rights it has then
+IDLE_FEEDS: Final = 64  # kept without a stream, for polls and reconnects
+ROWS: Final = 500  # kept of a feed
+FIRST_ROWS: Final = 100  # given to who comes without an event id
+CONTROL: Final = "control"  # the session of the control socket
+
+FeedData = Mapping[str, Any]
+EvaluateFeed = Callable[[], Awaitable[FeedData]]
+
+_log = get_logger(__name__)
+
+
+class FeedPosition(NamedTuple):
+    """How far somebody has seen a feed; its text is the event id."""
+
+    feed: int
+    version: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.feed}-{self.version}-{self.row}"
+
+
+def read_seen(text: str) -> FeedPosition | None:
+    """Read an event id; None for whatever else a browser may send."""
+    parts = text.split("-")
+    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
+        return None
+    return FeedPosition(*map(int, parts))
+
+
+@dataclass(slots=True, frozen=True)
+class FeedUpdate:
+    """What changed since somebody looked last, and how far that is."""
+
+    seen: FeedPosition
+    data: dict[str, Any]
+
+
+class Feed:
+    """What a topic looks like now, and what of it changed when.
+
+    Data given to ``take`` has the members ``shown`` and ``points`` (a text per field), ``rows``
+    (only new ones), ``missed`` (rows that were left out ahead of these), any other: single values.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._version = 0
+        self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
+        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number, row
+        self._row = 0  # rows so far, those left out too
+
+    @property
+    def seen(self) -> FeedPosition:
+        """How far somebody is who has seen all."""
+        return FeedPosition(self.number, self._version, self._row)
+
+    def take(self, data: FeedData) -> bool:
+        """Take a new evaluation; tell whether anything changed."""
+        before = self.seen
+        version = self._version + 1
+        given: dict[tuple[str, str], Any] = {}
+        for member, value in data.items():
+            if member in ("shown", "points"):
+                given.update({(member, key): text for key, text in value.items()})
+            elif member not in ("rows", "missed"):
+                given[member, ""] = value
+        for gone in self._fields.keys() - given.keys():
+            given[gone] = None
+        for field, value in given.items():
+            if field not in self._fields or self._fields[field][0] != value:
+                self._fields[field] = (value, version)
+                self._version = version
+        self._row += int(data.get("missed", 0))
+        for row in data.get("rows", ()):
+            self._row += 1
+            self._rows.append((self._row, row))
+        return self.seen != before
+
+    def since(self, seen: FeedPosition | None) -> FeedUpdate:
+        """Give what changed since then; all of it for None, or where that is of another feed."""
+        if seen is None or seen.feed != self.number:
+            seen = None
+        data: dict[str, Any] = {}
+        for (member, key), (value, version) in self._fields.items():
+            if seen is not None and version <= seen.version:
+                continue
+            if key or member in ("shown", "points"):
+                data.setdefault(member, {})[key] = value
+            else:
+                data[member] = value
+        self._add_rows(data, seen)
+        return FeedUpdate(self.seen, data)
+
+    def _add_rows(self, data: dict[str, Any], seen: FeedPosition | None) -> None:
+        if seen is None:
+            first = max(0, len(self._rows) - FIRST_ROWS)
+            rows = [row for _, row in islice(self._rows, first, None)]
+        else:
+            rows = [row for number, row in self._rows if number > seen.row]
+            if missed := self._row - seen.row - len(rows):
+                data["missed"] = missed
+        if rows or "missed" in data:
+            data["rows"] = rows
+
+
+class FeedStream:
+    """Somebody who looks at a feed.  ``next`` until it gives None; then ``reason`` says why."""
+
+    def __init__(
+        self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
+    ) -> None:
+        self.session = session
+        self.reason = ""  # stopping, renew or gone, once it has ended
+        self.is_alive = is_alive
+        self.ends_at = asyncio.get_running_loop().time() + STREAM_S
+        self._seen = seen
+        self._is_first = True
+        self._feed: Feed | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def was_shown(self) -> bool:
+        """Tell whether it was given anything to show yet."""
+        return self._feed is not None
+
+    def show(self, feed: Feed) -> None:
+        """There may be something new."""
+        self._feed = feed
+        self._changed.set()
+
+    def end(self, reason: str) -> None:
+        """Have ``next`` give None, after what is there has been given."""
+        self.reason = self.reason or reason
+        self._changed.set()
+
+    async def next(self) -> FeedUpdate | None:
+        """Wait for the next change; None where the stream has ended."""
+        while not self.reason:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._feed is None or self.reason:
+                continue
+            update = self._feed.since(self._seen)
+            self._seen = update.seen
+            if update.data or self._is_first:
+                self._is_first = False
+                return update
+        return None
+
+
+class _Running:
+    """A feed with those who look at it."""
+
+    __slots__ = ("evaluate", "evaluated_at", "feed", "lock", "streams", "task")
+
+    def __init__(self, feed: Feed, evaluate: EvaluateFeed) -> None:
+        self.feed = feed
+        self.evaluate = evaluate
+        self.evaluated_at = -EVERY_S  # loop time
+        self.lock = asyncio.Lock()
+        self.streams: set[FeedStream] = set()
+        self.task: asyncio.Task[None] | None = None
+
+
+class FeedState:
+    """What a topic keeps between the evaluations of a feed."""
+
+    def stop(self) -> None:
+        """The feed is forgotten."""
+
+
+class LiveFeeds:
+    """All feeds and streams of one admin.  ``close`` ends the streams and waits at once."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.waits: dict[asyncio.Event, str] = {}  # identities by what wakes them; set at the end
+        self.kept: dict[Hashable, FeedState] = {}  # by feed
+        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
+        self._number = 0
+        self.streams_refused = 0
+        self.waits_refused = 0
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return self._by_session().total()
+
+    def _by_session(self) -> Counter[str]:
+        return Counter(
+            stream.session
+            for running in self._feeds.values()
+            for stream in running.streams
+            if not stream.reason
+        )
+
+    def close(self) -> None:
+        """The broker stops: end everything that waits."""
+        self.is_closed = True
+        for running in self._feeds.values():
+            for stream in running.streams:
+                stream.end("stopping")
+        for wait in self.waits:
+            wait.set()
+
+    # -- streams
+
+    def open(
+        self,
+        key: Hashable,
+        evaluate: EvaluateFeed,
+        session: str,
+        seen: FeedPosition | None,
+        is_alive: Callable[[], bool],
+    ) -> FeedStream | None:
+        """Begin a stream; None where there is no place: then poll.
+
+        Args:
+            key: same key, same data: such streams share their evaluations.
+            evaluate: gives the data now; a ``Problem`` ends the streams.
+            session: whose four streams are counted.
+            seen: where the browser was before.
+            is_alive: tells whether the peer is still there, and still may look.
+        """
+        for running in self._feeds.values():
+            _drop_dead(running)
+        most = STREAMS_OF_CONTROL if session == CONTROL else STREAMS_PER_SESSION
+        counts = self._by_session()
+        if self.is_closed or counts.total() >= STREAMS or counts[session] >= most:
+            self.streams_refused += 1
+            return None
+        running = self._feed(key, evaluate)
+        stream = FeedStream(session, seen, is_alive)
+        running.streams.add(stream)
+        if running.task is None or running.task.done():
+            running.task = asyncio.create_task(self._run(running))
+        elif running.feed.seen.version:  # the newest second, at once
+            stream.show(running.feed)
+        return stream
+
+    def leave(self, key: Hashable, stream: FeedStream) -> None:
+        """A stream is not sent any more."""
+        running = self._feeds.get(key)
+        if running is not None:
+            running.streams.discard(stream)
+            if not running.streams and running.task is not None:
+                running.task.cancel()
+                running.task = None
+
+    async def poll(
+        self, key: Hashable, evaluate: EvaluateFeed, seen: FeedPosition | None
+    ) -> FeedUpdate:
+        """Give what changed since then, without a stream; evaluates at most once a second."""
+        running = self._feed(key, evaluate)
+        now_s = asyncio.get_running_loop().time()
+        if now_s - running.evaluated_at >= EVERY_S:
+            await self._evaluate(running)
+        return running.feed.since(seen)
+
+    # -- feeds
+
+    def _feed(self, key: Hashable, evaluate: EvaluateFeed) -> _Running:
+        running = self._feeds.get(key)
+        if running is None:
+            self._number += 1
+            running = self._feeds[key] = _Running(Feed(self._number), evaluate)
+        running.evaluate = evaluate
+        self._feeds.move_to_end(key)
+        idle = [other for other, feed in self._feeds.items() if not feed.streams and other != key]
+        for other in idle[: max(0, len(idle) - IDLE_FEEDS)]:
+            del self._feeds[other]
+            if (kept := self.kept.pop(other, None)) is not None:
+                kept.stop()
+        return running
+
+    async def _run(self, running: _Running) -> None:
+        loop = asyncio.get_running_loop()
+        while running.streams:
+            due_s = loop.time() + EVERY_S
+            try:
+                self._show(running, is_changed=await self._evaluate(running))
+            except Problem:
+                for stream in running.streams:
+                    stream.end("gone")
+                return
+            except PhpmqError as error:  # a read that took too long: try again in a second
+                if not is_quiet("live_failed"):
+                    _log.warning("live_failed", reason=str(error))
+            except Exception as error:
+                if not is_quiet("live_failed"):
+                    _log.error("live_failed", reason=repr(error), exc_info=error)
+            _drop_dead(running)
+            await asyncio.sleep(max(due_s - loop.time(), EVERY_S / 4))
+
+    def _show(self, running: _Running, *, is_changed: bool) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for stream in running.streams:
+            if is_changed or not stream.was_shown:
+                stream.show(running.feed)
+            if now_s > stream.ends_at:
+                stream.end("renew")
+
+    async def _evaluate(self, running: _Running) -> bool:
+        async with running.lock:
+            now_s = asyncio.get_running_loop().time()
+            running.evaluated_at = now_s
+            return running.feed.take(await running.evaluate())
+
+
+def _drop_dead(running: _Running) -> None:
+    """End the streams whose peer has gone, so that their places are free."""
+    for stream in running.streams:
+        if not stream.reason and not stream.is_alive():
+            stream.end("gone")
+
+
+WAITS: Final = 64  # at once

@@ -1,0 +1,175 @@
+"""Which queues have a label of their own in the metrics."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from phpmq_lite import histogram
+from phpmq_lite.server.status import QueueStatus
+
+OTHER: Final = "~other"  # all further queues; a queue of this name is escaped, see label()
+GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
+                 "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
+
+
+def label_name(name: str) -> str:
+    """Give the label of a queue; a name that looks like the rest gets one more ``~``."""
+    return f"~{name}" if name.startswith("~") else name
+
+
+class QueueSeries:
+    """What is shown under one label: the sum over its queues at this scrape."""
+
+    __slots__ = (
+        "_base",
+        "_hold",
+        "_is_rest",
+        "_last",
+        "_wait",
+        "counts",
+        "gauges",
+        "hold",
+        "is_alive",
+        "label",
+        "oldest_at",
+        "wait",
+    )
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.counts: Counter[str] = Counter()  # since the start: "acked", "dead crc"
+        self.wait: Sequence[int] = ()  # histograms, since the start
+        self.hold: Sequence[int] = ()
+        self.gauges: Counter[str] = Counter()
+        self.oldest_at: int | None = None  # Unix ms
+        self.is_alive = False  # has a queue at this scrape
+        self._last: Counter[str] = Counter()  # the sums at the scrape before
+        self._base: Counter[str] = Counter()  # what queues had counted that are gone
+        self._wait, self._hold = _Span(), _Span()  # the same of the histograms
+        self._is_rest = label == OTHER
+
+    def begin(self) -> None:
+        """Forget what is of the last scrape."""
+        self.counts, self.gauges = Counter(), Counter()
+        self.wait = self.hold = ()
+        self.oldest_at, self.is_alive = None, False
+
+    def add(self, queue: QueueStatus) -> None:
+        """Take one queue in."""
+        self.is_alive = True
+        counts, gauges = self.counts, self.gauges
+        for key, count in queue.totals.items():
+            if count:
+                counts[key] += count
+        for reason, count in queue.deaths.items():
+            counts[f"dead {reason}"] += count
+        if queue.wait:
+            self.wait = histogram.add(self.wait, queue.wait) if self.wait else list(queue.wait)
+        if queue.hold:
+            self.hold = histogram.add(self.hold, queue.hold) if self.hold else list(queue.hold)
+        for key in GAUGES:
+            if value := getattr(queue, key):
+                gauges[key] += value
+
+    def end(self) -> None:
+        """Make up for what fell since the last scrape: a queue is gone, or began anew.
+
+        A queue that is one of many leaves a gap as large as what it had; one with a label of its
+        own began at 0 again, with all that it counts.
+        """
+        now, last = self.counts, self._last
+        fell = {key: before - now[key] for key, before in last.items() if now[key] < before}
+        if fell:
+            self._base.update(fell if self._is_rest else last)
+        self._last = now.copy()
+        now.update(self._base)
+        self.wait = self._wait.take(self.wait, is_rest=self._is_rest)
+        self.hold = self._hold.take(self.hold, is_rest=self._is_rest)
+
+    def note_oldest(self, at_ms: int) -> None:
+        """Take in when the first ready message of one of its queues was published."""
+        if self.oldest_at is None or at_ms < self.oldest_at:
+            self.oldest_at = at_ms
+
+
+class _Span:
+    """Keeps a histogram from falling, as ``Group.end`` does with the counts."""
+
+    __slots__ = ("base", "last")
+
+    def __init__(self) -> None:
+        self.base: Sequence[int] = ()
+        self.last: Sequence[int] = ()
+
+    def take(self, now: Sequence[int], *, is_rest: bool) -> Sequence[int]:
+        now, last = now or [0] * len(self.last), self.last
+        if sum(now) < sum(last):
+            lost = [max(was - is_, 0) for was, is_ in zip(last, now, strict=True)]
+            more = lost if is_rest else last
+            self.base = histogram.add(self.base, more) if self.base else more
+        self.last = now
+        return histogram.add(self.base, now) if self.base else now
+
+
+class MetricLabels:
+    """The labels of one broker; one scrape at a time: ``begin``, ``add``…, ``end``."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()  # of the scrape
+        self._named: dict[str, QueueSeries] = {}  # by label, in the order in which they were given
+        self._ids: dict[int, QueueSeries] = {}  # by queue_id, those with a label of their own
+        self._gone: dict[str, None] = {}  # labels whose queue is gone, the longest gone first
+        self._other = QueueSeries(OTHER)
+        self._has_other = False
+        self._seen = 0  # the highest queue_id of earlier scrapes: who shared then shares for good
+        self._highest = 0
+
+    def begin(self) -> None:
+        """Begin a scrape."""
+        self._seen = self._highest
+        for group in (*self._named.values(), self._other):
+            group.begin()
+
+    def add(self, queues: Iterable[QueueStatus], limit: int) -> None:
+        """Take queues in, the oldest first; ``limit`` labels at most."""
+        for queue in queues:
+            group = self._ids.get(queue.queue_id) or self._group(queue, limit)
+            group.add(queue)
+            if queue.queue_id > self._highest:
+                self._highest = queue.queue_id
+
+    def _group(self, queue: QueueStatus, limit: int) -> QueueSeries:
+        """Find a label for a queue that has none of its own."""
+        name = label_name(queue.name)
+        known = self._named.get(name)
+        if known is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
+            self._has_other = True
+            return self._other
+        group = self._named[name] = self._ids[queue.queue_id] = known or QueueSeries(name)
+        self._gone.pop(name, None)
+        return group
+
+    def _has_place(self, limit: int) -> bool:
+        if len(self._named) >= limit and self._gone:
+            longest = next(iter(self._gone))
+            del self._gone[longest], self._named[longest]
+        return len(self._named) < limit
+
+    def end(self) -> None:
+        """Finish a scrape: who was not seen is gone."""
+        self._ids = {key: group for key, group in self._ids.items() if group.is_alive}
+        for name, group in self._named.items():
+            if not group.is_alive:
+                self._gone.setdefault(name)
+        for group in self.groups():
+            group.end()
+
+    def note_oldest(self, ages: Mapping[int, int]) -> None:
+        """Take in when the first ready message of each queue was published, by queue_id."""
+        for queue_id, at_ms in ages.items():
+            self._ids.get(queue_id, self._other).note_oldest(at_ms)
+
+    def groups(self) -> list[QueueSeries]:
+        """Give the labels, in the order in which they were given; ``~other`` is the last."""
+        return [*self._named.values(), *([self._other] if self._has_other else [])]

@@ -1,0 +1,169 @@
+"""The process at the other end of a local connection, from ``/proc``."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+COMMAND_CHARACTERS: Final = 500
+
+_INTERPRETERS: Final = re.compile(
+    r"(?:python|pypy|php|node|nodejs|deno|bun|ruby|perl|lua|java|bash|dash|sh|zsh)-?[\d.]*"
+)
+_SCRIPT: Final = re.compile(
+    r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
+)
+_PATH: Final = re.compile(
+    r"[\w.+~-]*(?:/[\w.+~-]+)+"
+)  # as the kernel names a script without suffix
+_NAME: Final = re.compile(r"[\w.]+")  # of a module
+_CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
+_ESTABLISHED: Final = "01"
+_LISTENS: Final = "0A"
+
+
+@dataclass(slots=True, frozen=True)
+class PeerProcess:
+    """A process; ``command`` is its program and script: arguments may hold passwords."""
+
+    pid: int
+    command: str
+
+
+def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
+    """Read ``127.0.0.1:50000`` or ``::1:50000`` as sessions write it; None for a Unix socket."""
+    host, _, port = text.rpartition(":")
+    try:
+        return ip_address(host.strip("[]").partition("%")[0]), int(port)
+    except ValueError:
+        return None
+
+
+def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
+    """Find the process that connected from a loopback address; None where it cannot be seen."""
+    place = split_address(address)
+    if place is None or not is_loopback(place[0]):
+        return None
+    inode = None
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            inode = inode or inode_of((proc / "net" / table).read_text("ascii"), *place)
+    pid = None if inode is None else _owner(inode, proc)
+    return None if pid is None else describe(pid, proc)
+
+
+def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
+    """Find the process that listens on a port, at whatever address; None where it is not seen."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for inode in listening_sockets((proc / "net" / table).read_text("ascii"), port):
+                pid = _owner(inode, proc)
+                if pid is not None:
+                    return describe(pid, proc)
+    return None
+
+
+def listening_sockets(table: str, port: int) -> Iterator[str]:
+    """Yield the sockets that listen on a port, from a table of ``/proc/net``."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[1].endswith(f":{port:04X}") and fields[3] == _LISTENS:
+            yield fields[9]
+
+
+def is_loopback(host: IPv4Address | IPv6Address) -> bool:
+    """Tell whether an address is of this machine, also one of IPv4 in the clothes of IPv6."""
+    if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
+        return host.ipv4_mapped.is_loopback
+    return host.is_loopback
+
+
+def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | None:
+    """Find the socket whose own end is this address in a table of ``/proc/net``."""
+    wanted = {f"{name}:{port:04X}" for name in _kernel_names(host)}
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[1] in wanted and fields[3] == _ESTABLISHED:
+            return fields[9]
+    return None
+
+
+def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
+    """Write an address as the kernel does: words of 32 bits, each in the machine's order."""
+    if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
+        host = host.ipv4_mapped
+    yield _words(host.packed)
+    if isinstance(host, IPv4Address):
+        yield _words(IPv6Address(f"::ffff:{host}").packed)
+
+
+def _words(packed: bytes) -> str:
+    return "".join(packed[at : at + 4][::-1].hex().upper() for at in range(0, len(packed), 4))
+
+
+def _owner(inode: str, proc: Path) -> int | None:
+    wanted = f"socket:[{inode}]"
+    for folder in proc.iterdir():
+        if not folder.name.isdecimal():
+            continue
+        with suppress(OSError):  # it ended, or belongs to somebody else
+            for link in (folder / "fd").iterdir():
+                if _target(link) == wanted:
+                    return int(folder.name)
+    return None
+
+
+def _target(link: Path) -> str | None:
+    """Give what an open file is; None where it was closed meanwhile."""
+    try:
+        return str(link.readlink())
+    except OSError:
+        return None
+
+
+def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:
+    """Give a process by its number; None where it has ended or cannot be seen."""
+    try:
+        raw = (proc / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return None
+    arguments = [part.decode(errors="replace") for part in raw.rstrip(b"\0").split(b"\0")]
+    return PeerProcess(pid, program_of(arguments))
+
+
+def program_of(arguments: Sequence[str]) -> str:
+    """Return the program of a command line, and the script that an interpreter runs.
+
+    Nothing else is shown: no pattern finds every password (``mysql -phunter2``).
+    """
+    program = arguments[0].split(maxsplit=1)[0] if arguments[0].strip() else "unknown"
+    script = None
+    if _INTERPRETERS.fullmatch(program.rpartition("/")[2]):
+        script = _script_of(arguments[1:])
+    shown = program if script is None else f"{program} {script}"
+    return shown if len(shown) <= COMMAND_CHARACTERS else shown[:COMMAND_CHARACTERS] + "…"
+
+
+def _script_of(arguments: Sequence[str]) -> str | None:
+    """Return the script among the arguments of an interpreter; None if none is certain."""
+    is_value = False  # of the option before it, perhaps
+    for at, argument in enumerate(arguments):
+        if argument in ("-m", "-jar"):
+            named = "".join(arguments[at + 1 : at + 2])
+            is_plain = _NAME.fullmatch(named) or _SCRIPT.fullmatch(named)
+            return f"{argument} {named}" if is_plain else None
+        if _CODE.fullmatch(argument):
+            return None
+        if argument.startswith("-"):
+            is_value = True
+            continue
+        if _SCRIPT.fullmatch(argument) or (not is_value and _PATH.fullmatch(argument)):
+            return argument
+        if not is_value:
+            return None
+        is_value = False
+    return None

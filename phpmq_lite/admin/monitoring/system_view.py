@@ -1,0 +1,373 @@
+"""The system page and the restart report in words; certificates."""
+
+import asyncio
+import platform
+import sqlite3
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from phpmq_lite import installation
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.monitoring.limits import Limit
+from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.integrity.startup import Start
+from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage
+
+_SAFE_SQLITE: Final = (3, 51, 3)  # before it two writers can damage a WAL: there is only one here
+_PAUSES: Final = {  # reason not to read a connection -> what it waits for
+    "memory": "more is read and not stored than limits.unstored_total allows",
+    "unstored": "what it sent waits to be stored: limits.unstored_frames, limits.unstored_bytes",
+    "receipts": "it does not read the answers to what it publishes",
+    "queue": "the queue it publishes to is paused or full",
+    "disk": "there is no room for messages: storage.free_bytes, storage.max_bytes",
+    "resident": "the broker has more memory than limits.memory: publishers wait",
+    "ending": "it is being closed",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class SystemFact:
+    """One line of a list of facts."""
+
+    name: str
+    text: str
+    note: str = ""
+    level: str = ""  # warn or bad where somebody should look
+    at_ms: int | None = None  # a moment, instead of the text
+
+
+@dataclass(slots=True, frozen=True)
+class RestartReport:
+    """What a start found, in words."""
+
+    start: Start
+    title: str
+    facts: list[SystemFact]
+    expired: list[tuple[str, int]]  # by queue
+    checks: list[str]
+
+
+def describe_restart(start: Start) -> RestartReport:
+    """Put the report of a start into words."""
+    return RestartReport(
+        start,
+        _title(start),
+        _found(start),
+        sorted(start.report.expired_by_queue.items(), key=lambda pair: -pair[1]),
+        start.report.checks,
+    )
+
+
+def _title(start: Start) -> str:
+    if start.is_first:
+        return "The first start"
+    away = formats.format_duration(start.down_ms)
+    how = "after a clean stop" if start.was_clean else "after it ended without a clean stop"
+    return f"The broker was down for {away} and came back {how}"
+
+
+def _found(start: Start) -> list[SystemFact]:
+    """Tell only what happened; the time it took always."""
+    report = start.report
+    number = formats.format_number
+    found = []
+    if report.last_error:
+        found.append(SystemFact("Stopped because", report.last_error, level="bad"))
+    if report.wal_dropped:
+        text = f"{number(report.wal_dropped)} {plural(report.wal_dropped, 'commit', 'commits')}"
+        found.append(SystemFact("Given up", text, "behind damage in the write-ahead log", "bad"))
+    if report.wal_commits:
+        text = f"{number(report.wal_commits)} {plural(report.wal_commits, 'commit', 'commits')}"
+        note = f"{number(report.wal_frames)} frames of the write-ahead log"
+        found.append(SystemFact("Read back", text, note))
+    if report.returned:
+        text = f"{number(report.returned)} {plural(report.returned, 'message', 'messages')}"
+        found.append(SystemFact("Put back", text, "consumers held them; each is in its old place"))
+    if report.expired:
+        text = f"{number(report.expired)} {plural(report.expired, 'message', 'messages')}"
+        found.append(
+            SystemFact("Expired meanwhile", text, "their queues decide what becomes of them")
+        )
+    if report.clock_doubt_ms:
+        text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
+        found.append(SystemFact("Clock", text, "or away for so long: somebody decides", "bad"))
+    elif report.clock_jump_ms:
+        way = "ahead" if report.clock_jump_ms > 0 else "back"
+        text = f"set {way} by {formats.format_duration(abs(report.clock_jump_ms))}"
+        found.append(SystemFact("Clock", text, "meanwhile; deadlines are unmoved", "warn"))
+    if report.migrations:
+        found.append(SystemFact("Schema", ", ".join(report.migrations), "brought up to date"))
+    if report.version_before:
+        found.append(SystemFact("Version", start.version, f"before: {report.version_before}"))
+    text = f"{number(report.messages)} {plural(report.messages, 'message', 'messages')}"
+    note = f"in {number(report.queues)} {plural(report.queues, 'queue', 'queues')}"
+    found.append(SystemFact("Found", text, note))
+    found.append(SystemFact("Start took", formats.format_duration(round(report.seconds * 1_000))))
+    return found
+
+
+# -- the system page
+
+
+def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
+    """Tell how the process goes."""
+    lag, commit = status.loop_lag_ms, status.commit_ms_last
+    return [
+        SystemFact(
+            "Started",
+            "",
+            formats.format_time(status.started_at, now_ms).title,
+            at_ms=status.started_at,
+        ),
+        SystemFact(
+            "Last commit",
+            f"{commit:.1f} ms",
+            f"{formats.format_number(status.commits)} since the start",
+            "warn" if commit > 500 else "",
+        ),
+        SystemFact(
+            "Loop lag",
+            f"{lag:.1f} ms",
+            "how late the event loop was at the last look",
+            "warn" if lag > 100 else "",
+        ),
+        SystemFact(
+            "Commands waiting", formats.format_number(status.inbox), "for the next transaction"
+        ),
+        SystemFact(
+            "Clock jumps",
+            formats.format_number(status.clock_jumps),
+            "since the start",
+            "warn" if status.clock_jumps else "",
+        ),
+    ]
+
+
+def version_facts(own: str) -> list[SystemFact]:
+    """Name what runs."""
+    return [
+        SystemFact("PHPMQ Lite", own, installation.kind()),
+        SystemFact("Python", platform.python_version(), platform.python_implementation()),
+        SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info)),
+        SystemFact("aiohttp", _installed("aiohttp")),
+        SystemFact("Event loop", f"uvloop {_installed('uvloop')}" if "uvloop" in sys.modules
+             else "asyncio"),
+        SystemFact("System", f"{platform.system()} {platform.release()}", platform.machine()),
+    ]  # fmt: skip
+
+
+def sqlite_note(version: tuple[int, ...]) -> str:
+    """Say what is to be known of a version of SQLite; mostly nothing."""
+    if version >= _SAFE_SQLITE:
+        return ""
+    return "before 3.51.3, which is safe here: one connection writes"
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
+    """Say where the broker listens, and who may come there."""
+    tcp, admin = settings.tcp, settings.admin
+    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "whoever reaches it"
+    how = {
+        "tcp": f"no TLS, {who}",
+        "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",
+        "unix": "for the account that runs the broker",
+    }
+    found = [SystemFact("PHPMQ", one.address, how[one.transport]) for one in status.listeners]
+    security = "TLS" if admin.tls_cert else "no TLS"
+    found += [
+        SystemFact("Admin", address, security) for address in admin.listen if address != "none"
+    ]
+    return [*found, SystemFact("Control", "control.sock", "for the account that runs the broker")]
+
+
+def storage_facts(
+    settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
+) -> list[SystemFact]:
+    """Tell where the files are, how large, and how much room there is."""
+    found = [SystemFact("Folder", str(folder.absolute()))]
+    if disk is not None:
+        wal, limit = disk.files["wal"], settings.storage.wal_bytes
+        found += [
+            SystemFact("Database", formats.format_size(disk.files["database"])),
+            SystemFact(
+                "Write-ahead log",
+                formats.format_size(wal),
+                f"cut back above {formats.format_size(limit)}",
+                "warn" if wal > 2 * limit else "",
+            ),
+            SystemFact(
+                "Free on the disk",
+                formats.format_size(disk.free),
+                f"of {formats.format_size(disk.total)}",
+                "bad" if disk.free < disk.total / 50 else "",
+            ),
+        ]
+    if stored is not None:
+        free = stored.pages_free * stored.page_bytes
+        found += [
+            SystemFact("Pages", formats.format_number(stored.pages),
+                 f"of {formats.format_size(stored.page_bytes)} each"),
+            SystemFact("Free in the file", formats.format_size(free), "used again before it grows"),
+            SystemFact("Schema", f"version {stored.schema}"),
+        ]  # fmt: skip
+    return found
+
+
+def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
+    """Tell how much settled history there is, beside its bounds."""
+    if stored is None:
+        return []
+    history, audit, number = settings.history, settings.audit, formats.format_number
+    most = int(history.rows * history.deleted_share)
+    share = f"{stored.deleted_share:.1%} of the settled, at most {number(most)}"
+    return [
+        SystemFact(
+            "Settled messages", number(stored.history_rows), f"at most {number(history.rows)}"
+        ),
+        SystemFact(
+            "Their bodies",
+            formats.format_size(stored.history_bytes),
+            f"at most {formats.format_size(history.bytes)}",
+        ),
+        SystemFact(
+            "Oldest",
+            formats.DASH,
+            f"at most {history.days:g} days old",
+            at_ms=stored.history_oldest_at,
+        ),
+        SystemFact("Deleted ones", number(stored.deleted_rows), share),
+        SystemFact("Gone for good", number(stored.removed), "taken by retention so far"),
+        SystemFact("Rows of the audit", number(stored.audit_rows), f"at most {number(audit.rows)}"),
+        SystemFact(
+            "Oldest of them",
+            formats.DASH,
+            f"at most {audit.days:g} days old",
+            at_ms=stored.audit_oldest_at,
+        ),
+    ]
+
+
+def waiting_facts(status: BrokerStatus, reached: Iterable[Limit] = ()) -> list[SystemFact]:
+    """Say who waits and for what, and which of the limits are full; empty where nobody does."""
+    paused = Counter(
+        reason
+        for client in status.clients
+        for reason in (client.paused_reason or "").split(", ")
+        if reason
+    )
+    found = [
+        SystemFact(
+            f"{formats.format_number(count)} {plural(count, 'connection', 'connections')} not read",
+            _PAUSES.get(reason, reason),
+            level="warn",
+        )
+        for reason, count in paused.most_common()
+    ]
+    return [*found, *_full(reached)]
+
+
+def _full(reached: Iterable[Limit]) -> Iterator[SystemFact]:
+    for limit in reached:
+        if limit.level == "bad":
+            text = f"{limit.shown} of {limit.shown_bound}: {limit.then}"
+            yield SystemFact(
+                limit.name, text + (f" ({limit.setting})" if limit.setting else ""), "warn"
+            )
+
+
+def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
+    """Count what was turned away since the start, by reason."""
+    groups: Mapping[str, Mapping[str, int] | None] = {
+        "Publishes refused": status.refused,
+        "Commands ignored": status.acks_ignored,
+        "Grammar broken": status.protocol_errors,
+    }
+    return [
+        SystemFact(name, formats.format_number(count), reason.replace("_", " "))
+        for name, counts in groups.items()
+        for reason, count in sorted((counts or {}).items(), key=lambda pair: -pair[1])
+    ]
+
+
+_EXPIRED: Final = 10  # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
+
+
+@dataclass(slots=True, frozen=True)
+class Certificate:
+    """One certificate in use; times are Unix ms."""
+
+    section: str  # tcp or admin
+    path: str
+    subject: str = ""
+    issuer: str = ""
+    names: tuple[str, ...] = ()  # hosts it is for
+    expires_at: int | None = None
+    error: str = ""  # why nothing is known, or what is wrong
+
+
+async def read_certificates(settings: Settings) -> list[Certificate]:
+    """Read the certificates that listeners use, in a thread."""
+    used = [
+        (section, Path(pair.tls_cert), Path(pair.tls_key))
+        for section, pair in (("tcp", settings.tcp), ("admin", settings.admin))
+        if pair.tls_cert is not None and pair.tls_key is not None
+    ]
+    return await asyncio.to_thread(lambda: [_read(*one) for one in used])
+
+
+def _read(section: str, cert: Path, key: Path) -> Certificate:
+    try:
+        told = _told(cert, key)
+    except ssl.SSLCertVerificationError as error:
+        wrong = "has expired" if error.verify_code == _EXPIRED else error.verify_message
+        return Certificate(section, str(cert), error=str(wrong))
+    except (OSError, ValueError) as error:
+        return Certificate(section, str(cert), error=str(error))
+    return Certificate(
+        section,
+        str(cert),
+        subject=_name(told.get("subject", ())),
+        issuer=_name(told.get("issuer", ())),
+        names=tuple(value for _, value in told.get("subjectAltName", ())),
+        expires_at=int(ssl.cert_time_to_seconds(told["notAfter"])) * 1_000,
+    )
+
+
+def _told(cert: Path, key: Path) -> dict[str, Any]:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(cert, key, password=lambda: b"")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = server.wrap_bio(to_server, to_client, server_side=True)
+    theirs = client.wrap_bio(to_client, to_server)
+    for side in (theirs, ours, theirs):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return dict(theirs.getpeercert() or {})
+
+
+def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Write a name shortly: its common name, else all that it has."""
+    pairs = [pair for part in parts for pair in part]
+    common = [value for kind, value in pairs if kind == "commonName"]
+    return common[0] if common else ", ".join(value for _, value in pairs)

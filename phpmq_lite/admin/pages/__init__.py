@@ -1,1 +1,0 @@
-"""The pages, one module each, with the routes that lead to it."""

@@ -1,0 +1,1 @@
+"""Handlers of pages and of the API, one module per resource."""

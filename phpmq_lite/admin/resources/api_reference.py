@@ -1,0 +1,414 @@
+"""The OpenAPI document and the reference page."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any, Final, get_args, get_origin
+from urllib.parse import urlencode
+
+from aiohttp import web
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resources.api_descriptions import MEANS
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.queue_settings import LONGEST_NAME
+
+PREFIX: Final = "/api/v1"
+_REF: Final = "#/components/schemas/{model}"
+_PLACE: Final = re.compile(r"\{(\w+)\}")
+_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> what it is
+    "q": ("Name of a queue; a name of dots alone or with ~ in front gets a ~ more.",
+          {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
+    "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
+    "client": ("Number of a client.", {"type": "integer", "minimum": 0}),
+    "job": ("Number of bulk work.", {"type": "integer", "minimum": 0}),
+    "n": ("Number of a session.", {"type": "integer", "minimum": 0}),
+    "name": ("Name of a user, or of an API token.", {"type": "string", "minLength": 1}),
+    "token": ("What an action gave as undo.", {"type": "string", "minLength": 1}),
+    "trace": ("Trace id of envelopes, written as the name of a queue is.",
+              {"type": "string", "minLength": 1}),
+    "urn": ("URN that has a schema, written as the name of a queue is.",
+            {"type": "string", "minLength": 1}),
+}  # fmt: skip
+_NULL: Final = "; null: "  # in a meaning, ahead of what is left out where null cannot be
+_PROBLEM: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "What went wrong, as RFC 9457 has it.",
+    "properties": {
+        "title": {"type": "string", "description": "the status in words, as Not Found"},
+        "status": {"type": "integer", "description": "the HTTP status of the answer"},
+        "code": {"type": "string", "description": "stable name of it, for programs"},
+        "detail": {"type": "string", "description": "what exactly, for people"},
+        "field": {"type": "string", "description": "the input that was wrong, where it was one"},
+        "bound": {"type": "string", "description": "what that input may be"},
+        "request_id": {"type": "string", "description": "as in the log and in X-Request-Id"},
+    },
+    "required": ["title", "status", "code", "detail", "request_id"],
+}
+_KEY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "The receipt key of the wire: repeated, it answers with the first ids.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 64},
+}
+
+
+def build_document(routes: Iterable[Route], version: str, server: str) -> dict[str, Any]:
+    """Give the whole document; ``server`` is where ``/api/v1`` is found, a URL or a path."""
+    schemas: dict[str, Any] = {"Problem": _PROBLEM}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if route.path.startswith(PREFIX + "/"):
+            path = paths.setdefault(route.path.removeprefix(PREFIX), {})
+            path[route.method.lower()] = _operation(route, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "PHPMQ Lite",
+            "version": version,
+            "description": "All that the pages can do.  Times are Unix milliseconds.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": server}],
+        "security": [{"token": []}, {"session": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(schemas.items())),
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer",
+                          "description": "An API token: phpmq_…"},
+                "session": {"type": "apiKey", "in": "header", "name": "X-CSRF-Token",
+                            "description": "With the cookie of a login: the session's token."},
+            },
+        },
+    }  # fmt: skip
+
+
+def summary_of(route: Route) -> str:
+    """Give the first line of the handler's docstring."""
+    return (route.handler.__doc__ or route.name).strip().partition("\n")[0]
+
+
+def tag_of(route: Route) -> str:
+    """Give the part of the API that a route belongs to: the first word of its path there."""
+    return route.path.removeprefix(PREFIX).split("/")[1]
+
+
+def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "operationId": route.name.removeprefix("api-"),
+        "summary": summary_of(route),
+        "description": _described(route),
+        "tags": [tag_of(route)],
+        "parameters": _parameters(route, schemas),
+        "responses": {
+            str(route.status): _answer(route, schemas),
+            "default": {
+                "description": "A problem.",
+                "content": {
+                    "application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}
+                },
+            },
+        },
+    }
+    if route.takes is not None:
+        made["requestBody"] = {
+            "required": True,
+            "content": {
+                media: {"schema": _schema(route.takes if media == route.media else bytes, schemas)}
+                for media in route.all_media
+            },
+        }
+    return {key: value for key, value in made.items() if value not in ([], "")}
+
+
+def _described(route: Route) -> str:
+    pieces = [] if route.role is Role.PUBLIC else [f"Needs the role {route.role.value}."]
+    if route.audit:
+        pieces.append(f"Audited as {route.audit}.")
+    if route.cli:
+        pieces.append(f"On the command line: phpmq-lite {route.cli}.")
+    return " ".join(pieces)
+
+
+def _parameters(route: Route, schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for place in _PLACE.findall(route.path):
+        text, schema = _PLACES[place]
+        found.append({"name": place, "in": "path", "required": True, "description": text,
+                      "schema": schema})  # fmt: skip
+    if route.query is not None:
+        whole = _whole_schema(route.query, "validation", schemas)
+        needed = whole.get("required", [])
+        for name, member in whole["properties"].items():
+            schema = {key: value for key, value in member.items() if key != "description"}
+            found.append({"name": name, "in": "query", "required": name in needed,
+                          "description": member.get("description", ""),
+                          "schema": schema})  # fmt: skip
+    if route.name == "api-publish":
+        found.append(_KEY)
+    return found
+
+
+def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    if route.gives is None:
+        return {"description": "Done."}
+    schema = _schema(route.gives, schemas, "serialization")
+    return {"description": "Done.", "content": {route.gives_media: {"schema": schema}}}
+
+
+def _schema(
+    shape: Any, schemas: dict[str, Any], mode: JsonSchemaMode = "validation"
+) -> dict[str, Any]:
+    """Give a reference to the schema of a model, or a schema made of such."""
+    if isinstance(shape, type) and issubclass(shape, BaseModel):
+        schemas[shape.__name__] = _whole_schema(shape, mode, schemas)
+        return {"$ref": _REF.format(model=shape.__name__)}
+    if get_origin(shape) is list:
+        return {"type": "array", "items": _schema(get_args(shape)[0], schemas, mode)}
+    return _whole_schema(shape, mode, schemas)
+
+
+def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Give the schema itself; what it refers to goes to ``schemas``."""
+    made = dict(_made(shape, mode))
+    schemas.update(made.pop("$defs", {}))
+    return made
+
+
+@cache
+def _made(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
+    made = TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
+    for schema in (made, *made.get("$defs", {}).values()):
+        _explain(schema)
+    return made
+
+
+def _explain(schema: dict[str, Any]) -> None:
+    """Write beside each member what it means, unless its model says so itself."""
+    for name, member in schema.get("properties", {}).items():
+        means = MEANS.get(f"{schema.get('title')}.{name}", MEANS.get(name))
+        if means is not None and "description" not in member:
+            types = [one.get("type") for one in (member, *member.get("anyOf", ()))]
+            member["description"] = means if "null" in types else means.partition(_NULL)[0]
+
+
+_JSON: Final = "application/json"
+_SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
+_ANY_TEXT: Final = "…"
+_NO_BOUND: Final = 1 << 50  # so high that it is there for the arithmetic only
+
+
+@dataclass(slots=True, frozen=True)
+class ApiField:
+    """One value that a call takes or gives."""
+
+    name: str
+    type: str
+    is_needed: bool
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class ApiCall:
+    """One call as a reference shows it."""
+
+    tag: str
+    anchor: str
+    method: str
+    path: str
+    summary: str
+    role: str
+    audit: str | None
+    cli: str | None
+    query: list[ApiField]
+    takes: list[ApiField]
+    taken: str  # what that is, in words
+    gives: list[ApiField]
+    answer: str  # status, and the model or the content type
+    curl: str
+
+
+def group_calls(
+    routes: Iterable[Route], found: dict[str, Any], base: str
+) -> list[tuple[str, list[ApiCall]]]:
+    """Give the calls by their tag; ``found`` is the document, ``base`` the URL of ``/api/v1``."""
+    described = [route for route in routes if route.path.startswith(PREFIX + "/")]
+    calls = [_call(route, found, base) for route in sorted(described, key=lambda r: tag_of(r))]
+    return [(tag, list(some)) for tag, some in groupby(calls, key=lambda call: call.tag)]
+
+
+def _call(route: Route, found: dict[str, Any], base: str) -> ApiCall:
+    path = route.path.removeprefix(PREFIX)
+    operation = found["paths"][path][route.method.lower()]
+    schemas = found["components"]["schemas"]
+    body = operation.get("requestBody", {}).get("content", {}).get(_JSON, {})
+    answer = operation["responses"][str(route.status)].get("content", {})
+    return ApiCall(
+        tag=tag_of(route),
+        anchor=route.name.removeprefix("api-"),
+        method=route.method,
+        path=route.path,
+        summary=operation["summary"],
+        role=route.role.value,
+        audit=route.audit,
+        cli=route.cli,
+        query=[
+            ApiField(p["name"], _type(p["schema"]), p["required"], p["description"])
+            for p in operation.get("parameters", [])
+            if p["in"] == "query"
+        ],
+        takes=fields_of(body.get("schema", {}), schemas),
+        taken=_resolved(body.get("schema", {}), schemas).get("description", ""),
+        gives=fields_of(answer.get(_JSON, {}).get("schema", {}), schemas),
+        answer=" ".join([str(route.status), *map(_response_fields, answer.items())]),
+        curl=_curl(route, base + path + _query(operation, schemas), body.get("schema"), schemas),
+    )
+
+
+def _response_fields(content: tuple[str, dict[str, Any]]) -> str:
+    media, described = content
+    return _type(described["schema"]) if media == _JSON else media
+
+
+def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]:
+    """Give the members of the object that a schema is, or is a list of."""
+    whole = _resolved(schema, schemas)
+    needed = whole.get("required", [])
+    return [
+        ApiField(name, _type(part), name in needed, part.get("description", ""))
+        for name, part in whole.get("properties", {}).items()
+    ]
+
+
+def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Give the object that a schema is, or is a list of."""
+    if "$ref" in schema:
+        found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
+        return found
+    if "items" in schema:
+        return _resolved(schema["items"], schemas)
+    if "anyOf" in schema:
+        return _resolved(schema["anyOf"][0], schemas)
+    return schema
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Say in a word or two what a value is."""
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    if "anyOf" in schema:
+        return " | ".join(_type(part) for part in schema["anyOf"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return str(schema.get("type", "any")) + _bounds(schema)
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    """Say what a number may be."""
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if most is not None and most >= _NO_BOUND:
+        most = None
+    if least is None and most is None:
+        return ""
+    if most is None:
+        return f" from {least}"
+    return f" up to {most}" if least is None else f" {least} to {most}"
+
+
+def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """Write a query string with what a call cannot do without; ``TOKEN`` is for any text."""
+    needed: dict[str, Any] = {}
+    for p in operation.get("parameters", []):
+        if p["in"] == "query" and p["required"]:
+            value = _sample(p["schema"], schemas)
+            needed[p["name"]] = p["name"].upper() if value == _ANY_TEXT else value
+    return f"?{urlencode(needed)}" if needed else ""
+
+
+def _curl(route: Route, url: str, body: dict[str, Any] | None, schemas: dict[str, Any]) -> str:
+    for place, sample in _SAMPLES.items():
+        url = url.replace(f"{{{place}}}", sample)
+    pieces = ["curl"]
+    has_body = body is not None or route.media != _JSON
+    if route.method not in ("GET", "POST") or (route.method == "POST" and not has_body):
+        pieces.append(f"-X {route.method}")
+    if route.is_writing:
+        pieces.append(f"-H 'Content-Type: {route.media}'")
+    if route.is_writing and route.media != _JSON:
+        pieces.append("--data-binary @FILE")
+    elif route.is_writing:
+        pieces.append(f"-d '{json.dumps(_sample(body or {}, schemas), ensure_ascii=False)}'")
+    return " ".join([*pieces, f"'{url}'"])
+
+
+def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> Any:
+    """Make the smallest value that a schema allows."""
+    if "anyOf" in schema:
+        return _sample(schema["anyOf"][0], schemas, depth)
+    if "$ref" in schema:
+        return _sample(schemas[schema["$ref"].rpartition("/")[2]], schemas, depth)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "const" in schema:
+        return schema["const"]
+    if "examples" in schema:
+        return schema["examples"][0]
+    match schema.get("type"):
+        case "object":
+            needed = schema.get("required", []) if depth < 4 else []
+            parts = schema.get("properties", {})
+            return {name: _sample(parts[name], schemas, depth + 1) for name in needed}
+        case "array":
+            return [_sample(schema.get("items", {}), schemas, depth + 1)]
+        case "integer" | "number":
+            return schema.get("minimum", 0)
+        case "boolean":
+            return False
+        case "string":
+            return _ANY_TEXT
+    return {}
+
+
+async def get_document(request: web.Request) -> web.StreamResponse:
+    """Give the OpenAPI 3.1 document of this API."""
+    return json_response(_document(request))
+
+
+async def show_reference(request: web.Request) -> web.StreamResponse:
+    """The HTTP API, call by call, with curl."""
+    context = context_of(request)
+    found = _document(request)
+    origin = f"{request.scheme}://{request.host}"
+    groups = group_calls(context.routes, found, origin + found["servers"][0]["url"])
+    return await render_page(request, "reference.html", groups=groups)
+
+
+def _document(request: web.Request) -> dict[str, Any]:
+    context = context_of(request)
+    server = context.urls.base_path + PREFIX
+    return build_document(context.routes, context.version, server)
+
+
+ROUTES: Final = (
+    Route("GET", "/api", Role.VIEWER, "reference", show_reference),
+    Route(
+        "GET",
+        "/api/v1/openapi.json",
+        Role.VIEWER,
+        "api-openapi",
+        get_document,
+        gives=dict[str, Any],
+    ),
+)

@@ -1,0 +1,251 @@
+"""History and claims as Arrow streams for Spark (``docs/pipeline.md``)."""
+
+import asyncio
+from importlib.util import find_spec
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.browser_security import check_site
+from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import check_queue_name, check_text, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.export.process import Export
+from phpmq_lite.installation import install_command
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.queue_settings import LONGEST_NAME
+
+MEDIA: Final = "application/vnd.apache.arrow.stream"
+
+
+def need_arrow() -> None:
+    """Refuse where pyarrow is not installed; imports nothing: that would stop the loop for 0.3 s.
+
+    Raises:
+        Problem: 501, naming the extra.
+    """
+    if find_spec("pyarrow") is None:
+        raise Problem(
+            501, "no_arrow", "This broker speaks no Arrow: it was installed without pyarrow. "
+            f"Install it with the extra: {install_command('export')}",
+        )  # fmt: skip
+
+
+OFFSET_MAX: Final = 1 << 62
+# Without the other side taking anything.  Other slow clients get 30 s, but Spark's tasks read while
+# their sink writes: one that waits for a lock or a commit stands still for longer, and cutting it
+# off fails its job.  Whoever else wants an export waits meanwhile, ``WHOLE_S`` at most.
+STALLED_S: Final = 300.0
+WHOLE_S: Final = 600.0  # a whole export but for our pauses; longer ranges are read in parts
+RETRY_S: Final = 1  # told to whom no export is free
+NAMES: Final = 1_000  # queues in one request
+
+_log = get_logger(__name__)
+
+
+class ExportBoundsInput(BaseModel):
+    """Who asks and how far it is, both or neither; and which time to look up."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    reader: str = Field("", max_length=255)  # its name, for the pages
+    position: int | None = Field(None, ge=0, le=OFFSET_MAX)  # the offset that it has done
+    at_ms: int | None = Field(None, ge=0, le=OFFSET_MAX)  # Unix ms
+    queues: Literal["0", "1"] = "0"  # 1: name all queues that rows may have
+
+
+class ExportBoundsView(BaseModel):
+    """Where the history stands; another ``history_id`` is another history."""
+
+    history_id: str
+    lo: int  # every row above it is there, but for deleted ones
+    hi: int  # the last offset given out
+    lo_deleted: int  # above it every row is there
+    offset: int | None  # the last one settled before at_ms
+    queues: list[str] | None
+
+
+class RangeInput(BaseModel):
+    """Which rows, ``lo`` exclusive and ``hi`` inclusive, and which columns of them."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    lo: int = Field(ge=0, le=OFFSET_MAX)
+    hi: int = Field(ge=0, le=OFFSET_MAX)  # clipped to the last offset
+    queue: list[str] = Field(default=[], max_length=NAMES)  # repeatable
+    queues: str = Field("", max_length=100_000)  # the same, with commas
+    pattern: str = Field("", max_length=LONGEST_NAME)  # a glob that names of queues fit
+    outcomes: str = Field("", max_length=100)  # acked, expired, dead, deleted; empty: all
+    columns: str = Field("", max_length=1_000)  # with commas; empty: all
+    body: Literal["0", "1"] = "0"
+    gap: Literal["fail", "ok"] = "fail"  # ok: lo is clipped to what there is
+    history: str = Field("", max_length=64)  # refuse another history_id
+
+
+class ClaimsInput(BaseModel):
+    """Which claims, ``lo`` exclusive and ``hi`` inclusive."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    subscription: str = Field(min_length=1, max_length=255)
+    lo: int = Field(ge=0, le=OFFSET_MAX)
+    hi: int = Field(ge=0, le=OFFSET_MAX)
+
+
+async def get_bounds(request: web.Request) -> web.StreamResponse:
+    """Say which offsets the history has, and note how far a reader is."""
+    context, asked = context_of(request), read_query(request, ExportBoundsInput)
+    read = context.readers.read
+    [(history_id, lo, hi, lo_deleted)] = await read("ranges", "bounds")
+    offset = None
+    if asked.at_ms is not None:
+        offset = (await read("ranges", "offset_at", lo=lo, hi=hi, at_ms=asked.at_ms))[0][0]
+    names = None
+    if asked.queues == "1":
+        names = [name for _, name in await read("ranges", "queues") if may_use(request, name)]
+    if asked.reader and asked.position is not None:
+        reader, position = asked.reader, asked.position
+        # A GET that writes: no page of another site may have a browser send it.
+        check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
+        check_text(reader, "reader")
+        await context.engine.call(
+            lambda core, answer: operations.record_reader(core, reader, position, answer)
+        )
+    return json_response(
+        ExportBoundsView(
+            history_id=history_id, lo=lo, hi=hi, lo_deleted=lo_deleted, offset=offset, queues=names
+        )
+    )
+
+
+async def stream_history(request: web.Request) -> web.StreamResponse:
+    """Give settled messages of a range of offsets as an Arrow stream, their count as a header."""
+    query = dict(request.query) | {"queue": request.query.getall("queue", [])}
+    asked = RangeInput.model_validate({key: value for key, value in query.items() if value})
+    names = [*filter(None, asked.queue), *filter(None, asked.queues.split(","))]
+    for name in names:
+        check_queue_name(name)
+        check_queue_right(request, name)
+    selection = {
+        "lo": asked.lo,
+        "hi": asked.hi,
+        "queues": names,
+        "pattern": asked.pattern or None,
+        "outcomes": [*filter(None, asked.outcomes.split(","))],
+        "columns": [*filter(None, asked.columns.split(","))],
+        "body": asked.body == "1",
+        "allowed": identity_of(request).queues,
+        "history_id": asked.history or None,
+    }
+    wanted = {"of": "history", "selection": selection, "is_gap_ok": asked.gap == "ok"}
+    return await _export(request, wanted)
+
+
+async def stream_claims(request: web.Request) -> web.StreamResponse:
+    """Give what a subscription holds as an Arrow stream, by the numbers of its claims."""
+    asked = read_query(request, ClaimsInput)
+    check_text(asked.subscription, "subscription")
+    wanted = {"of": "claims", **asked.model_dump(), "allowed": identity_of(request).queues}
+    return await _export(request, wanted)
+
+
+# -- the stream
+
+
+async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamResponse:
+    exports = context_of(request).exports
+    need_arrow()
+    wanted["is_head"] = request.method == "HEAD"
+    try:
+        async with exports.open(wanted) as export:
+            response = _response(export)
+            if request.method == "HEAD":
+                await export.finish()
+                return response
+            await response.prepare(request)
+            is_whole = await _relay(request, response, export)
+    except RefusedError as error:
+        if error.code != "busy":
+            raise
+        exports.ends["busy"] += 1
+        headers = {"Retry-After": str(RETRY_S)}
+        raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
+    if is_whole:  # the place is free again before the other side knows that this is all
+        await response.write_eof()
+    return response
+
+
+def _response(export: Export) -> web.StreamResponse:
+    head = export.head
+    return web.StreamResponse(
+        headers={
+            "Content-Type": MEDIA,
+            "X-Row-Count": str(head.rows),
+            "X-History-Id": head.history_id,
+            "X-Offset-Lo": str(head.lo),
+            "X-Offset-Hi": str(head.hi),
+        }
+    )
+
+
+async def _relay(request: web.Request, response: web.StreamResponse, export: Export) -> bool:
+    """Pass all pieces on; False: it was not all, and the connection is broken."""
+    end, reason = "broken", ""
+    try:
+        async with asyncio.timeout(WHOLE_S) as limit:
+            until = limit.when() or 0.0
+            async for piece in export.pieces():
+                limit.reschedule(until + export.paused_s)
+                await _give(response, piece)
+        end = "whole"
+    except _StalledError:
+        end, reason = "stalled", f"nothing was taken for {STALLED_S:g} s"
+    except TimeoutError:
+        end, reason = "stalled", f"it was not taken whole within {WHOLE_S:g} s"
+    except ConnectionError as error:
+        end, reason = "left", repr(error)
+    except Exception as error:  # of the process
+        reason = repr(error)
+    finally:  # also where this is cancelled
+        context_of(request).exports.ends[end] += 1
+        if end != "whole" and request.transport is not None:
+            request.transport.abort()
+    if reason and not is_quiet("export_broken"):
+        actor = identity_of(request).actor
+        _log.warning("export_broken", end=end, reason=reason[:200], actor=actor)
+    return end == "whole"
+
+
+class _StalledError(Exception):
+    """The other side takes nothing."""
+
+
+async def _give(response: web.StreamResponse, piece: bytes) -> None:
+    try:
+        async with asyncio.timeout(STALLED_S):
+            await response.write(piece)
+    except TimeoutError:
+        raise _StalledError from None
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-bounds", get_bounds,
+        query=ExportBoundsInput, gives=ExportBoundsView,
+    ),
+    Route(
+        "GET", "/api/v1/pipeline/history/arrow", Role.VIEWER, "api-pipeline-history",
+        stream_history, query=RangeInput, gives=bytes, gives_media=MEDIA,
+    ),
+    Route(
+        "GET", "/api/v1/pipeline/claims/arrow", Role.OPERATOR, "api-pipeline-claims",
+        stream_claims, query=ClaimsInput, gives=bytes, gives_media=MEDIA,
+    ),
+)  # fmt: skip

@@ -1,0 +1,284 @@
+"""The audit: page and API."""
+
+import json
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.base import responses
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import CursorParameter, LimitParameter, OutputFormat, read_query
+from phpmq_lite.admin.base.responses import list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
+from phpmq_lite.storage.read.messages import is_message_id
+
+RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
+SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
+
+_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # their targets are names
+
+
+class AuditQuery(BaseModel):
+    """Which rows of the audit, the newest first; ``span`` and ``since`` narrow together."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "html"
+    limit: LimitParameter = 50
+    cursor: CursorParameter = None
+    actor: str | None = Field(None, max_length=200, description="who, as shown")
+    action: str | None = Field(
+        None, max_length=100, description="queue.purge, or queue for all that begin so"
+    )
+    result: str | None = Field(
+        None, max_length=100, description="done, running, …, or refused for all refusals"
+    )
+    target: str | None = Field(None, max_length=1_000, description="queue, message id, user, …")
+    span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="no older than this")
+    since: datetime | None = Field(None, description="not before this moment; UTC without a zone")
+    upto: datetime | None = Field(None, description="before this moment; UTC without a zone")
+
+    def filter(self, now_ms: int) -> AuditFilter:
+        """Give the filter of the statements."""
+        starts = [_ms(self.since)] if self.since else []
+        if self.span:
+            starts.append(now_ms - SPANS[self.span])
+        return AuditFilter(
+            actor=self.actor,
+            action=self.action,
+            result=self.result,
+            target=self.target,
+            since=max(starts, default=None),
+            upto=_ms(self.upto) if self.upto else None,
+        )
+
+    @property
+    def scope(self) -> str:
+        """Name the list for its cursors; the moment that ``span`` means moves on."""
+        parts = (
+            self.actor,
+            self.action,
+            self.result,
+            self.target,
+            self.span,
+            self.since,
+            self.upto,
+        )
+        return f"audit {parts}"
+
+
+def _ms(at: datetime) -> int:
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return round(at.timestamp() * 1_000)
+
+
+class AuditView(BaseModel):
+    """One row of the audit."""
+
+    audit_id: int
+    at: int  # Unix ms
+    actor: str
+    source: str  # ui, http or cli
+    address: str
+    action: str
+    target: str
+    count: int
+    reason: str
+    result: str
+    detail: str  # JSON or empty: before and after of settings
+    request_id: str
+
+    @classmethod
+    def of(cls, row: AuditRow) -> Self:
+        """Take over a stored row."""
+        return cls(
+            audit_id=row.audit_id,
+            at=row.at_ms,
+            actor=row.actor,
+            source=row.source,
+            address=row.address,
+            action=row.action,
+            target=row.target,
+            count=row.count,
+            reason=row.reason,
+            result=row.result,
+            detail=row.detail,
+            request_id=row.request_id,
+        )
+
+
+class AuditPageView(BaseModel):
+    """A page of the audit."""
+
+    items: list[AuditView]
+    next: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class AuditListPage:
+    """A page of the audit with cursors to its neighbours."""
+
+    rows: list[AuditRow]
+    next: str | None = None
+    previous: str | None = None
+    searched_to: int | None = None  # at_ms is not known: the number of the row
+
+
+async def read_audit_page(request: web.Request, query: AuditQuery) -> AuditListPage:
+    """Give the page that is asked for; who is limited to some queues sees own rows only."""
+    context = context_of(request)
+    identity = identity_of(request)
+    if identity.queues:
+        query = query.model_copy(update={"actor": identity.actor})
+    cursor = responses.decode_cursor(query.scope, query.cursor)
+    place = responses.position_in(cursor)
+    found = await AuditLog(context.readers).page(
+        query.filter(context.now_ms()), **place, limit=query.limit
+    )
+    is_back = "after" in place
+    first, last = (found.rows[0].audit_id, found.rows[-1].audit_id) if found.rows else (None, None)
+    if found.searched_to is not None:
+        last = found.searched_to
+    has_older = is_back or found.has_more or found.searched_to is not None
+    has_newer = found.has_more if is_back else cursor is not None
+    return AuditListPage(
+        found.rows,
+        responses.encode_cursor(query.scope, "before", last)
+        if has_older and last is not None
+        else None,
+        responses.encode_cursor(query.scope, "after", first)
+        if has_newer and first is not None
+        else None,
+        found.searched_to,
+    )
+
+
+# -- how a row is shown
+
+
+@dataclass(slots=True, frozen=True)
+class SettingChange:
+    """One setting before and after; None: it was not there."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class AuditRowText:
+    """A row with what the page makes of it."""
+
+    row: AuditRow
+    level: str  # class of its result: good, warn, bad or none
+    link: tuple[str, dict[str, str]] | None  # route and its values
+    changes: list[SettingChange]
+    detail: str  # what is no list of changes
+
+
+def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:
+    """Prepare rows for the page; ``queues`` has the names of those that there are."""
+    return [
+        AuditRowText(
+            row,
+            result_class(row.result),
+            target_link(row, queues),
+            changes,
+            "" if changes else row.detail,
+        )
+        for row in rows
+        for changes in [read_changes(row.detail)]
+    ]
+
+
+def result_class(result: str) -> str:
+    """Give the class of a result."""
+    levels = {"done": "good", "running": "info", "cancelled": "", "interrupted": "warn"}
+    return levels.get(result, "bad")
+
+
+def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, str]] | None:
+    """Say where the target of a row is seen; None where it has no page."""
+    if is_message_id(row.target):
+        return "message", {"id": row.target}
+    if row.target in queues and not row.action.startswith(_NO_QUEUES):
+        return "queue", {"q": row.target}
+    return None
+
+
+def read_changes(detail: str) -> list[SettingChange]:
+    """Read before and after of settings; nothing where the detail is something else."""
+    try:
+        told = json.loads(detail) if detail else {}
+    except ValueError:
+        return []
+    if not isinstance(told, dict):
+        return []
+    before, after = told.get("before") or {}, told.get("after") or {}
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return []
+    names = dict.fromkeys([*before, *after])
+    return [SettingChange(name, _text(before, name), _text(after, name)) for name in names]
+
+
+def _text(values: dict[str, object], name: str) -> str | None:
+    if name not in values:
+        return None
+    value = values[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+async def show_audit(request: web.Request) -> web.StreamResponse:
+    """Who did what, from where, and with which result; the newest first."""
+    query = read_query(request, AuditQuery)
+    listed = await read_audit_page(request, query)
+    if query.format != "html":
+        return list_response(
+            query.format, AuditView, [AuditView.of(row) for row in listed.rows], listed.next
+        )
+    chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
+    return await render_page(
+        request,
+        "audit.html",
+        query=query,
+        chosen=chosen,
+        listed=listed,
+        rows=describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
+        actions=_actions(request),
+        results=RESULTS,
+        spans=tuple(SPANS),
+    )
+
+
+def _actions(request: web.Request) -> list[str]:
+    """Name all that is audited, and each group of it."""
+    names = {route.audit for route in context_of(request).routes if route.audit}
+    groups = {name.partition(".")[0] for name in names if "." in name}
+    return sorted(names | groups)
+
+
+PAGE_ROUTES: Final = (Route("GET", "/audit", Role.OPERATOR, "audit", show_audit),)
+
+
+async def list_audit(request: web.Request) -> web.StreamResponse:
+    """List who did what, the newest first; refusals are rows too."""
+    query = read_query(request, AuditQuery)
+    listed = await read_audit_page(request, query)
+    return list_response(
+        query.format, AuditView, [AuditView.of(row) for row in listed.rows], listed.next
+    )
+
+
+API_ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/audit", Role.OPERATOR, "api-audit", list_audit,
+        query=AuditQuery, gives=AuditPageView,
+    ),
+)  # fmt: skip

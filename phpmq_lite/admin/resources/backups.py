@@ -1,0 +1,325 @@
+"""Backups and the scrub: page and API."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.auth.browser_security import download_headers
+from phpmq_lite.admin.auth.permissions import check_all_queues
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring.system_view import SystemFact
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.server.maintenance import Maintenance
+from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
+from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
+
+WAIT_S: Final = 20.0  # for a backup; a longer one is asked for again
+
+
+class BackupView(BaseModel):
+    """One backup; times are Unix milliseconds, numbers those of its database."""
+
+    id: str
+    made_at: int
+    took_ms: int
+    version: str
+    schema_version: int
+    sha256: str
+    bytes: int
+    queues: int
+    messages: int
+    settled: int
+    bodies: int
+    last_seq: int
+    last_offset: int
+    path: str | None = None  # on the broker's machine; to admins
+
+
+class BackupsView(BaseModel):
+    """All backups, the newest first."""
+
+    items: list[BackupView]
+    next: str | None = None
+    is_running: bool  # one is being made
+    made: str | None  # id of the last one made since the start; not always the first of the items
+    error: str | None  # of the last one, where it failed
+
+
+class ScrubRoundView(BaseModel):
+    """One look at all bodies; times are Unix milliseconds, 0 where there is none yet."""
+
+    began_at: int
+    ended_at: int
+    bodies: int
+    bytes: int
+    bad_alive: int
+    bad_settled: int
+    seqs: list[int]  # of damaged ones, at most 100
+
+
+class ScrubView(BaseModel):
+    """How far the scrub is, and what it found."""
+
+    is_running: bool
+    now: ScrubRoundView | None
+    last: ScrubRoundView | None
+    structure_at: int  # 0: not yet
+    structure: list[str]  # what is wrong with pages and indexes
+
+
+def maintenance_of(context: Context) -> Maintenance:
+    """Give what looks after the database.
+
+    Raises:
+        Problem: 503 before the broker is ready.
+    """
+    if context.care is None:
+        raise Problem(503, "not_ready", "The broker is not ready.")
+    return context.care
+
+
+async def list_backups(request: web.Request) -> web.StreamResponse:
+    """List the backups, the newest first."""
+    check_all_queues(request, "see the backups")
+    return json_response(await _listed(maintenance_of(context_of(request))))
+
+
+async def make_backup(request: web.Request) -> web.StreamResponse:
+    """Make a backup; 202 where it takes longer than 20 s: ``is_running`` tells when it is there."""
+    context = context_of(request)
+    await begin_backup(request)
+    care = maintenance_of(context)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await care.backups.ended()
+    except TimeoutError:
+        return json_response(await _listed(care), status=202)
+    return json_response(await _listed(care), status=201)
+
+
+async def begin_backup(request: web.Request) -> None:
+    """Begin one, for page and API, with its row of the audit."""
+    check_all_queues(request, "make a backup")
+    context = context_of(request)
+    entry = audit_entry(request, target="backup")
+    await maintenance_of(context).backups.start_after(
+        lambda: commands.write_rows(context, entry, [])
+    )
+
+
+async def _listed(care: Maintenance) -> BackupsView:
+    made = care.backups
+    return BackupsView(
+        items=[_backup_out(backup) for backup in await made.all()],
+        is_running=made.is_making,
+        made=made.made,
+        error=made.error,
+    )
+
+
+def _backup_out(backup: Backup) -> BackupView:
+    told = asdict(backup.manifest)
+    return BackupView(schema_version=told.pop("schema"), path=str(backup.folder), **told)
+
+
+# -- the scrub
+
+
+async def get_scrub(request: web.Request) -> web.StreamResponse:
+    """Tell how far the scrub is, and what it found; which messages, to who may see all queues."""
+    told = scrub_view(maintenance_of(context_of(request)))
+    if identity_of(request).queues:
+        for one in (told.now, told.last):
+            if one is not None:
+                one.seqs = []
+    return json_response(told)
+
+
+async def start_scrub(request: web.Request) -> web.StreamResponse:
+    """Look at every body and at the structure now."""
+    await begin_scrub(request)
+    return json_response(scrub_view(maintenance_of(context_of(request))), status=202)
+
+
+async def stop_scrub(request: web.Request) -> web.StreamResponse:
+    """Give up the look at the bodies that is under way."""
+    await end_scrub(request)
+    return json_response(scrub_view(maintenance_of(context_of(request))), status=202)
+
+
+async def begin_scrub(request: web.Request) -> None:
+    """Begin one, for page and API, with its row of the audit."""
+    check_all_queues(request, "look for damage")
+    context = context_of(request)
+    entry = audit_entry(request, target="scrub")
+    await maintenance_of(context).scrub.start(lambda: commands.write_rows(context, entry, []))
+
+
+async def end_scrub(request: web.Request) -> None:
+    """Give up the one under way, with its row of the audit."""
+    check_all_queues(request, "stop the scrub")
+    context = context_of(request)
+    entry = audit_entry(request, target="scrub")
+    await maintenance_of(context).scrub.stop(lambda: commands.write_rows(context, entry, []))
+
+
+def scrub_view(care: Maintenance) -> ScrubView:
+    """Put the state of the scrub into its model."""
+    state = care.scrub.state
+    return ScrubView(
+        is_running=care.scrub.is_working,
+        now=_round_out(state.now) if state.is_under_way else None,
+        last=None if state.last is None else _round_out(state.last),
+        structure_at=state.structure_at,
+        structure=state.structure,
+    )
+
+
+def _round_out(one: ScrubRound) -> ScrubRoundView:
+    return ScrubRoundView(
+        began_at=one.began_at, ended_at=one.ended_at, bodies=one.bodies, bytes=one.bytes,
+        bad_alive=one.bad_alive, bad_settled=one.bad_settled, seqs=one.named,
+    )  # fmt: skip
+
+
+_BACKUPS: Final = "/api/v1/backups"
+_SCRUB: Final = "/api/v1/scrub"
+API_ROUTES: Final = (
+    Route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups, gives=BackupsView),
+    Route("POST", _BACKUPS, Role.ADMIN, "api-backup", make_backup, "backup.make",
+          gives=BackupsView, status=201, cli="backup"),
+    Route("GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub, gives=ScrubView, cli="scrub"),
+    Route("POST", _SCRUB, Role.ADMIN, "api-scrub-start", start_scrub, "scrub.start",
+          gives=ScrubView, status=202, cli="scrub"),
+    Route("DELETE", _SCRUB, Role.ADMIN, "api-scrub-stop", stop_scrub, "scrub.stop",
+          gives=ScrubView, status=202, cli="scrub"),
+)  # fmt: skip
+
+
+async def show_backups(request: web.Request) -> web.StreamResponse:
+    """Backups and the scrub of this broker."""
+    check_all_queues(request, "see the backups")
+    context = context_of(request)
+    care = maintenance_of(context)
+    return await render_page(
+        request,
+        "backups.html",
+        backups=await care.backups.all(),
+        making=care.backups.is_making,
+        facts=_facts(context, care),
+        scrubbing=care.scrub.is_working,
+        scrub=_scrubbed(context, care),
+    )
+
+
+async def submit_backup(request: web.Request) -> web.StreamResponse:
+    """Begin a backup; the page shows it when it is there."""
+    context = context_of(request)
+    await begin_backup(request)
+    context.sessions.note(request, "The backup is being made; it shows up here when it is whole.")
+    raise web.HTTPSeeOther(context.urls.to("backups"))
+
+
+async def submit_scrub_start(request: web.Request) -> web.StreamResponse:
+    """Have every body and the structure looked at now."""
+    context = context_of(request)
+    await begin_scrub(request)
+    context.sessions.note(request, "The scrub has begun.")
+    raise web.HTTPSeeOther(context.urls.to("backups"))
+
+
+async def submit_scrub_stop(request: web.Request) -> web.StreamResponse:
+    """Give up the look at the bodies that is under way."""
+    context = context_of(request)
+    await end_scrub(request)
+    context.sessions.note(request, "The scrub is given up.")
+    raise web.HTTPSeeOther(context.urls.to("backups"))
+
+
+async def download_backup(request: web.Request) -> web.StreamResponse:
+    """Give the database of a backup: all messages, and the hashes of passwords and tokens."""
+    check_all_queues(request, "download a backup")
+    name = request.match_info["n"]
+    context = context_of(request)
+    folder = maintenance_of(context).backups.folder
+    backup = read_backup(folder / name) if is_id(name) else None
+    if backup is None:
+        raise Problem(404, "unknown_backup", "There is no such backup.")
+    await commands.write_rows(context, audit_entry(request), [])  # ahead of the first byte
+    return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
+
+
+def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
+    """Say how the backups go."""
+    settings, made = context.settings.backups, care.backups
+    if made.error is not None:
+        last = [SystemFact("The last one", "failed", made.error, "bad")]
+    elif made.newest is None:
+        last = [
+            SystemFact(
+                "The last one", "none yet", "a disk that dies takes everything with it", "warn"
+            )
+        ]
+    else:
+        last = [SystemFact("The last one", "", "", at_ms=made.newest.made_at)]
+    when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
+    return [
+        *last,
+        SystemFact(
+            "Made", when, "" if settings.every_h else "backups.every_h makes them by the clock"
+        ),
+        SystemFact("Kept", f"the newest {formats.format_number(settings.keep)}", "backups.keep"),
+        SystemFact("Folder", str(made.folder), "copy them to another machine"),
+    ]
+
+
+def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
+    """Say what the scrub found, and how far it is."""
+    state, settings = care.scrub.state, context.settings.scrub
+    found = [_faults(state)]
+    if state.is_under_way:
+        found.append(SystemFact("Under way", _counted(state.now)))
+    if state.last is None:
+        found.append(SystemFact("All bodies", "not looked at yet"))
+    else:
+        found.append(SystemFact("All bodies", "", _counted(state.last), at_ms=state.last.ended_at))
+    if state.structure_at:
+        found.append(SystemFact("Structure", "", "pages and indexes", at_ms=state.structure_at))
+    when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
+    found.append(SystemFact("Looks", when, f"structure every {settings.structure_days:g} days"
+                      if settings.structure_days else "never at the structure"))  # fmt: skip
+    return found
+
+
+def _faults(state: ScrubState) -> SystemFact:
+    if not state.faults:
+        return SystemFact("Damage", "none known")
+    text = f"{formats.format_number(state.faults)} {plural(state.faults, 'fault', 'faults')}"
+    return SystemFact("Damage", text, "; ".join(state.damage), "bad")
+
+
+def _counted(one: ScrubRound) -> str:
+    return f"{formats.format_number(one.bodies)} bodies, {formats.format_size(one.bytes)}"
+
+
+_PATH: Final = "/system/backups"
+PAGE_ROUTES: Final = (
+    Route("GET", _PATH, Role.ADMIN, "backups", show_backups),
+    Route("POST", _PATH, Role.ADMIN, "backup-make", submit_backup, "backup.make"),
+    Route(
+        "GET", f"{_PATH}/{{n}}", Role.ADMIN, "backup-download", download_backup, "backup.download"
+    ),
+    Route("POST", "/system/scrub", Role.ADMIN, "scrub-start", submit_scrub_start, "scrub.start"),
+    Route("POST", "/system/scrub/stop", Role.ADMIN, "scrub-stop", submit_scrub_stop, "scrub.stop"),
+)

@@ -1,0 +1,274 @@
+"""Bulk jobs: progress, cancel, undo."""
+
+from typing import Any, Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import bulk, texts
+from phpmq_lite.admin.actions.bulk import (
+    find_job,
+    job_number,
+    job_time_left_s,
+    job_total,
+    stored_job,
+    unknown_job,
+    visible_jobs,
+)
+from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState
+from phpmq_lite.admin.actions.texts import leave_message
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.input import (
+    TTL_MAX_S,
+    FormatQuery,
+    read_form,
+    read_json_model,
+    read_query,
+)
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.audit import BulkJobRow
+
+
+class BulkJobView(BaseModel):
+    """Bulk work; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
+
+    job: int
+    action: str
+    what: str
+    total: int | None
+    done: int
+    skipped: dict[str, int]
+    state: str  # running, done, cancelled, stopped; of an earlier start: interrupted
+    started_at: int
+    ended_at: int | None
+    error: str | None = None
+    undo: str | None = None
+
+    @classmethod
+    def of(cls, job: BulkJob) -> Self:
+        """Take over work that is remembered."""
+        return cls(
+            job=job.number,
+            action=str(job.order.action),
+            what=job.order.what,
+            total=job.total,
+            done=job.done,
+            skipped=dict(job.skipped),
+            state=str(job.state),
+            started_at=job.started_at,
+            ended_at=job.ended_at,
+            error=job.error,
+            undo=job.undo,
+        )
+
+    @classmethod
+    def of_row(cls, number: int, row: BulkJobRow) -> Self:
+        """Take over what the audit has of work that is not remembered."""
+        return cls(
+            job=number,
+            action=row.action.rpartition(".")[2],
+            what=row.target,
+            total=job_total(row),
+            done=row.count,
+            skipped={},
+            state=row.result,
+            started_at=row.at_ms,
+            ended_at=None,
+        )
+
+
+def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
+    """Say where to go after bulk work began: back where it is done, else to its progress."""
+    context = context_of(request)
+    progress = context.urls.to("bulk-job", job=job.number, next=to)
+    if job.state is BulkJobState.RUNNING or not to:
+        return progress
+    leave_message(request, bulk.job_message(job, (progress, "Details")))
+    return to
+
+
+async def show_jobs(request: web.Request) -> web.StreamResponse:
+    """Bulk work of the last hour."""
+    query, found = read_query(request, FormatQuery), visible_jobs(request)
+    if query.format != "html":
+        return list_response(query.format, BulkJobView, [BulkJobView.of(job) for job in found])
+    return await render_page(request, "bulk.html", jobs=found, job=None, row=None)
+
+
+async def show_job(request: web.Request) -> web.StreamResponse:
+    """One piece of bulk work: how far it is, what was passed over and why."""
+    context = context_of(request)
+    number = job_number(request)
+    found = find_job(request, number)
+    to = own_path_or(request.query.get("next", ""), context.urls.to("bulk"))
+    if found is None:
+        row = await stored_job(request, number)
+        return await render_page(request, "bulk.html", jobs=[], job=None, row=row, number=number,
+                    total=job_total(row), back=to)  # fmt: skip
+    return await render_page(
+        request,
+        "bulk.html",
+        jobs=[],
+        job=found,
+        row=None,
+        back=to,
+        left_s=job_time_left_s(context, found),
+        reason_of_many=texts.describe_reason,
+    )
+
+
+async def submit_cancel(request: web.Request) -> web.StreamResponse:
+    """Have bulk work stop before its next slice."""
+    context, form = context_of(request), await read_form(request)
+    found = find_job(request, job_number(request))
+    if found is None:
+        raise unknown_job(job_number(request))
+    audit_entry(request, target=str(found.number))
+    context.acting.jobs.cancel(found)
+    to = context.urls.to("bulk-job", job=found.number, next=own_path_or(form.raw("next"), ""))
+    raise web.HTTPSeeOther(to)
+
+
+async def submit_undo(request: web.Request) -> web.StreamResponse:
+    """Take an action back."""
+    context, form = context_of(request), await read_form(request)
+    done = await bulk.undo_action(request, request.match_info["token"])
+    to = own_path_or(form.raw("next"), context.urls.to("queues"))
+    raise web.HTTPSeeOther(next_page_after(request, done, to))
+
+
+async def live_bulk(request: web.Request, argument: str, _ids: object) -> dict[str, Any]:
+    """Give what changes on the page of one piece of bulk work."""
+    context = context_of(request)
+    found = find_job(request, int(argument)) if argument.isdecimal() else None
+    if found is None:
+        return {"shown": {}, "points": {}, "new": 0, "says": ""}
+    shown = {
+        "bulk.done": formats.format_number(found.done),
+        "bulk.handled": formats.format_number(found.handled),
+        "bulk.state": str(found.state).capitalize(),
+        "bulk.skipped": texts.describe_skipped(found.skipped),
+        "bulk.left": _left(job_time_left_s(context, found)),
+    }
+    is_over = found.state is not BulkJobState.RUNNING
+    says = f"{shown['bulk.handled']} of {formats.format_number(found.total)}, {found.state}"
+    return {"shown": shown, "points": {}, "new": int(is_over), "says": says}
+
+
+def _left(seconds: float | None) -> str:
+    return (
+        "" if seconds is None else f"about {formats.format_duration(round(seconds * 1_000))} left"
+    )
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/bulk", Role.OPERATOR, "bulk", show_jobs),
+    Route("GET", "/bulk/{job}", Role.OPERATOR, "bulk-job", show_job),
+    Route("POST", "/bulk/{job}/cancel", Role.OPERATOR, "bulk-cancel", submit_cancel, "bulk.cancel"),
+    Route("POST", "/undo/{token}", Role.OPERATOR, "undo", submit_undo, "undo"),
+)
+
+
+class _BulkInput(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class BulkInput(_BulkInput):
+    """What to do to a selection."""
+
+    token: str = Field(min_length=1, max_length=100)  # repeated, it answers with the same job
+    action: Literal["requeue", "release", "move", "delete", "redrive", "restore"]
+    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # move, redrive
+    create: bool = False  # move: make the target
+    dispatched: bool = False  # delete: also what consumers hold
+    rate: int | None = Field(None, ge=1, le=100_000)  # messages a second
+    reason: str = Field("", max_length=500)  # for the audit
+    confirm: str | None = Field(None, max_length=300)  # one of the selection's to_confirm
+
+    def asked(self) -> bulk.BulkRequest:
+        """Give it as acting takes it."""
+        options = ActionOptions(
+            ttl_s=self.ttl_s,
+            target=self.target,
+            create=self.create,
+            with_dispatched=self.dispatched,
+        )
+        return bulk.BulkRequest(Action(self.action), options, self.rate, self.reason, self.confirm)
+
+
+class EmptyInput(_BulkInput):
+    """An empty object."""
+
+
+class BulkJobsView(BaseModel):
+    """Bulk work of the last hour, newest first."""
+
+    items: list[BulkJobView]
+
+
+async def start_job(request: web.Request) -> web.StreamResponse:
+    """Act on a selection in the background; its token is the idempotency key."""
+    asked = await read_json_model(request, BulkInput)
+    job = await bulk.apply_to_selection(request, asked.token, asked.asked())
+    return json_response(BulkJobView.of(job), 202)
+
+
+async def list_jobs(request: web.Request) -> web.StreamResponse:
+    """List bulk work of the last hour."""
+    return json_response(BulkJobsView(items=[BulkJobView.of(job) for job in visible_jobs(request)]))
+
+
+async def get_job(request: web.Request) -> web.StreamResponse:
+    """Tell how far bulk work is; of before a restart, what the audit has."""
+    number = job_number(request)
+    found = find_job(request, number)
+    if found is not None:
+        return json_response(BulkJobView.of(found))
+    return json_response(BulkJobView.of_row(number, await stored_job(request, number)))
+
+
+async def cancel_job(request: web.Request) -> web.StreamResponse:
+    """Have bulk work stop before its next slice; what is done stays done."""
+    await read_json_model(request, EmptyInput)
+    number = job_number(request)
+    found = find_job(request, number)
+    if found is None:
+        row = await stored_job(request, number)
+        return json_response(BulkJobView.of_row(number, row))
+    audit_entry(request, target=str(number))
+    context_of(request).acting.jobs.cancel(found)
+    return json_response(BulkJobView.of(found))
+
+
+async def undo_action(request: web.Request) -> web.StreamResponse:
+    """Take an action back; that is bulk work too."""
+    await read_json_model(request, EmptyInput)
+    return json_response(
+        BulkJobView.of(await bulk.undo_action(request, request.match_info["token"])), 202
+    )
+
+
+API_ROUTES: Final = (
+    Route(
+        "POST", "/api/v1/bulk", Role.OPERATOR, "api-bulk-start", start_job, "bulk.start",
+        takes=BulkInput, gives=BulkJobView, status=202,
+    ),
+    Route("GET", "/api/v1/bulk", Role.OPERATOR, "api-bulk", list_jobs, gives=BulkJobsView),
+    Route("GET", "/api/v1/bulk/{job}", Role.OPERATOR, "api-bulk-job", get_job, gives=BulkJobView),
+    Route(
+        "POST", "/api/v1/bulk/{job}/cancel", Role.OPERATOR, "api-bulk-cancel", cancel_job,
+        "bulk.cancel", takes=EmptyInput, gives=BulkJobView,
+    ),
+    Route(
+        "POST", "/api/v1/undo/{token}", Role.OPERATOR, "api-undo", undo_action, "undo",
+        takes=EmptyInput, gives=BulkJobView, status=202,
+    ),
+)  # fmt: skip

@@ -1,0 +1,261 @@
+"""Claims of a subscription (``docs/pipeline.md``)."""
+
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import confirmation, pipeline_commands
+from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
+from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import (
+    check_queue_name,
+    check_text,
+    read_form,
+    read_json_model,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.consumers import PipelineReaders, SubscriptionRow
+
+CLAIM_MAX: Final = 100_000  # messages in one call
+CLAIM_BYTES: Final = 1 << 30
+NUMBER_MAX: Final = (1 << 63) - 1
+
+
+class _ClaimsInput(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    subscription: str = Field(min_length=1, max_length=255)
+
+
+class ClaimInput(_ClaimsInput):
+    """What to claim; claims behind ``after`` are answered before anything new is claimed."""
+
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME)
+    max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX)
+    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES)
+    after: int | None = Field(None, ge=0, le=NUMBER_MAX)
+
+
+class ClaimView(BaseModel):
+    """The number of the last claim; those not acknowledged yet lie at or below it."""
+
+    hi: int
+
+
+class SubscriptionQuery(BaseModel):
+    """Which subscription to look at."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    subscription: str = Field(min_length=1, max_length=255)
+
+
+class SubscriptionView(BaseModel):
+    """A subscription; claims up to ``acked`` are settled, ``count`` are open."""
+
+    queue: str | None
+    acked: int
+    hi: int
+    oldest_at_ms: int | None  # when the oldest open one was claimed
+    count: int
+
+
+class AckInput(_ClaimsInput):
+    """Claims to settle: all up to ``upto``, itself included."""
+
+    upto: int = Field(ge=0, le=NUMBER_MAX)
+
+
+class AckView(BaseModel):
+    """How many claims this call settled; 0 when it is repeated."""
+
+    acked: int
+
+
+class ReleaseInput(_ClaimsInput):
+    """Whose claims go back; ``forget`` takes the subscription away with them."""
+
+    forget: bool = False
+
+
+class ReleaseView(BaseModel):
+    """How many messages went back to their places."""
+
+    released: int
+
+
+async def claim_messages(request: web.Request) -> web.StreamResponse:
+    """Claim messages for a subscription; the first call makes it."""
+    context, asked = context_of(request), await read_json_model(request, ClaimInput)
+    check_queue_name(asked.queue)
+    entry = audit_entry(request, target=asked.subscription, detail=asked.queue)
+    check_queue_right(request, asked.queue)
+    await _check_subscription(request, asked.subscription)
+    hi = await pipeline_commands.claim(
+        context, entry, asked.subscription, asked.queue,
+        max_messages=asked.max_messages, max_bytes=asked.max_bytes, after=asked.after,
+    )  # fmt: skip
+    leave_entry(request)
+    return json_response(ClaimView(hi=hi))
+
+
+async def get_subscription(request: web.Request) -> web.StreamResponse:
+    """Say how far a subscription is."""
+    row = await find_subscription(request, read_query(request, SubscriptionQuery).subscription)
+    return json_response(
+        SubscriptionView(queue=row.queue, acked=row.acked_upto, hi=row.hi,
+                 oldest_at_ms=row.oldest_at_ms, count=row.count)
+    )  # fmt: skip
+
+
+async def ack_claimed(request: web.Request) -> web.StreamResponse:
+    """Settle claims as acked; a repeated call settles nothing."""
+    context, asked = context_of(request), await read_json_model(request, AckInput)
+    entry = audit_entry(request, target=asked.subscription)
+    await _check_subscription(request, asked.subscription)
+    acked = await pipeline_commands.ack_claims(context, entry, asked.subscription, asked.upto)
+    leave_entry(request)
+    return json_response(AckView(acked=acked))
+
+
+async def release_claimed(request: web.Request) -> web.StreamResponse:
+    """Send all that a subscription holds back to its place."""
+    context, asked = context_of(request), await read_json_model(request, ReleaseInput)
+    entry = audit_entry(request, target=asked.subscription)
+    await _check_subscription(request, asked.subscription)
+    released = await pipeline_commands.release_claims(
+        context, entry, asked.subscription, forget=asked.forget
+    )
+    return json_response(ReleaseView(released=released))
+
+
+async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
+    """Give a subscription as it is stored.
+
+    Raises:
+        Problem: 404 where there is none, 403 where its queue is not among the caller's.
+    """
+    found = await _find(request, name)
+    if found is None:
+        raise Problem(404, "unknown_subscription", f"There is no subscription {name!r}.",
+                      field="subscription")  # fmt: skip
+    _check_right(request, found)
+    return found
+
+
+async def _check_subscription(request: web.Request, name: str) -> None:
+    """Refuse a subscription whose queue is not among the caller's, and what is no name.
+
+    It is read only where somebody is limited to queues: that costs a row a claim.
+    """
+    check_text(name, "subscription")
+    if identity_of(request).queues and (found := await _find(request, name)) is not None:
+        _check_right(request, found)
+
+
+async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
+    check_text(name, "subscription")
+    return await PipelineReaders(context_of(request).readers).subscription(name)
+
+
+def _check_right(request: web.Request, row: SubscriptionRow) -> None:
+    """Refuse a subscription of a foreign queue, without its name: the caller named none.
+
+    Raises:
+        Problem: 403.
+    """
+    if not may_use(request, row.queue or ""):
+        identity = identity_of(request)
+        raise Problem(
+            403, "foreign_queue", f"{identity.actor!r} may not use the queue of the subscription "
+            f"{row.name!r}.", field="subscription", bound=", ".join(identity.queues),
+        )  # fmt: skip
+
+
+_CLAIMS: Final = "/api/v1/pipeline/claims"
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        f"{_CLAIMS}/claim",
+        Role.OPERATOR,
+        "api-claims-claim",
+        claim_messages,
+        "claims.claim",
+        takes=ClaimInput,
+        gives=ClaimView,
+    ),
+    Route(
+        "GET",
+        f"{_CLAIMS}/state",
+        Role.OPERATOR,
+        "api-claims-state",
+        get_subscription,
+        query=SubscriptionQuery,
+        gives=SubscriptionView,
+    ),
+    Route(
+        "POST",
+        f"{_CLAIMS}/ack",
+        Role.OPERATOR,
+        "api-claims-ack",
+        ack_claimed,
+        "claims.ack",
+        takes=AckInput,
+        gives=AckView,
+    ),
+    Route(
+        "POST",
+        f"{_CLAIMS}/release",
+        Role.OPERATOR,
+        "api-claims-release",
+        release_claimed,
+        "claims.release",
+        takes=ReleaseInput,
+        gives=ReleaseView,
+    ),
+)
+
+
+# -- claims
+
+
+async def show_release_form(request: web.Request, name: str, queue: str) -> web.StreamResponse:
+    """Ask before all that a subscription holds goes back; ``queue``: whose page asked."""
+    context = context_of(request)
+    if not identity_of(request).role.may(Role.OPERATOR):
+        raise Problem(403, "role", "Releasing claims needs the role operator.",
+                      bound=Role.OPERATOR.value)  # fmt: skip
+    row = await find_subscription(request, name)
+    return await render_page(
+        request, "insights_release.html",
+        row=row, typed=confirmation.texts_to_type(context.settings, row.count, [row.name]),
+        back=context.urls.to("queue", q=queue, tab="consumers") if queue
+        else context.urls.to("insights", tab="claims"),
+    )  # fmt: skip
+
+
+async def submit_release(request: web.Request) -> web.StreamResponse:
+    """Send all that a subscription holds back to its place."""
+    context, form = context_of(request), await read_form(request)
+    name = form.text("subscription", 255)
+    entry = audit_entry(request, target=name, reason=form.reason())
+    row = await find_subscription(request, name)
+    confirmation.check_typed_text(
+        confirmation.texts_to_type(context.settings, row.count, [row.name]), form.raw("confirm")
+    )
+    count = await pipeline_commands.release_claims(context, entry, name, forget=form.flag("forget"))
+    goes = plural(count, "message went back to its place", "messages went back to their places")
+    leave_message(request, FlashMessage(f"{count:,} {goes}; {name} holds nothing any more."))
+    raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("insights", tab="claims")))

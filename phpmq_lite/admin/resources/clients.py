@@ -1,0 +1,546 @@
+"""Connections: lists, one connection, labels, disconnect."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base import formats, responses
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import LimitParameter, ListQuery, next_of, read_form, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring import connections
+from phpmq_lite.admin.monitoring.connections import (
+    find_client,
+    find_client_status,
+    parse_client_number,
+)
+from phpmq_lite.admin.monitoring.feed_viewers import FEED
+from phpmq_lite.admin.monitoring.live_feeds import FeedState
+from phpmq_lite.admin.resources import frame_inspector
+from phpmq_lite.admin.resources.frame_inspector import FramesView, list_frames, show_frame
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.server.inspector import FrameRecorder
+from phpmq_lite.server.status import ClientStatus
+from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
+
+
+class ClientFilterQuery(ListQuery):
+    """Which connections to show."""
+
+    queue: str = Field("", max_length=LONGEST_NAME)
+
+
+class OpenClientView(BaseModel):
+    """A connection that is open."""
+
+    client: int
+    kind: str
+    address: str
+    opened_at: int
+    queues: dict[str, Any]  # name -> {credit, held}
+    framing: str | None
+    revision: str | None
+    published: int
+    acked: int
+    bytes_in: int
+    bytes_out: int
+    paused_reason: str | None
+
+    @classmethod
+    def of(cls, client: ClientStatus) -> Self:
+        """Take over what the status says."""
+        return cls(
+            client=client.client,
+            kind=client.kind,
+            address=client.address,
+            opened_at=client.opened_at,
+            queues={
+                name: {"credit": credit, "held": held}
+                for name, (credit, held) in client.queues.items()
+            },
+            framing=client.framing,
+            revision=client.revision,
+            published=client.published,
+            acked=client.acked,
+            bytes_in=client.bytes_in,
+            bytes_out=client.bytes_out,
+            paused_reason=client.paused_reason,
+        )
+
+
+SHOWN: Final = 200  # open connections on the page
+_SCOPE: Final = "closed clients"
+
+
+class ClientsPageQuery(ClientFilterQuery):
+    """Which connections to show, and where the list of ended ones goes on."""
+
+    state: Literal["open", "closed", "errors"] = "open"
+
+
+class ClosedClientView(BaseModel):
+    """A connection that ended within the last day."""
+
+    client: int
+    kind: str
+    address: str
+    opened_at: int  # Unix ms
+    closed_at: int | None
+    framing: str | None
+    revision: str | None
+    reason: str | None
+
+
+class ClientLiveQuery(ClientFilterQuery):
+    """The filter of the page, as far as what is live needs it."""
+
+    state: str = Field("open", max_length=10)
+
+
+async def show_clients(request: web.Request) -> web.StreamResponse:
+    """The connections that are open, or ended within the last day."""
+    context, query = context_of(request), read_query(request, ClientsPageQuery)
+    if query.format != "html" and query.state == "open":
+        found = list_consuming(request, query.queue)
+        return list_response(
+            query.format, OpenClientView, [OpenClientView.of(client) for client in found]
+        )
+    closed: list[ClientRow] = []
+    next_: str | None = None
+    if query.state == "closed":
+        closed, next_ = await read_closed_page(request, query.cursor, query.limit)
+        if query.format != "html":
+            items = [ClosedClientView(**asdict(row)) for row in closed]
+            return list_response(query.format, ClosedClientView, items, next_)
+    open_ = list_consuming(request, query.queue)
+    labels = await connections.read_labels(context)
+    return await render_page(
+        request,
+        "clients.html",
+        query=query,
+        clients=open_[:SHOWN],
+        total=len(open_),
+        figures={client.client: connections.format_figures(client) for client in open_[:SHOWN]},
+        label=lambda address: connections.label_of(address, labels),
+        closed=closed,
+        next=next_,
+        errors=frame_inspector.list_protocol_errors(request),
+        speaks=connections.describe_protocol,
+    )
+
+
+def list_consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
+    """Give the open connections, or those that consume a queue."""
+    return [c for c in status_of(request).clients if not queue or queue in c.queues]
+
+
+async def read_closed_page(
+    request: web.Request, cursor: str | None, limit: int
+) -> tuple[list[ClientRow], str | None]:
+    """Give connections that ended within a day, the last first, and the cursor to older ones."""
+    context = context_of(request)
+    found = responses.decode_cursor(_SCOPE, cursor)
+    before = None
+    if found is not None:
+        place = found.place
+        if not isinstance(place, list) or not all(
+            isinstance(part, int) and abs(part) < 1 << 62 for part in place
+        ):
+            raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
+        before = (int(place[0]), int(place[1]))
+    since_ms = context.now_ms() - connections.CLOSED_MS
+    rows = await StoredClients(context.readers).closed(since_ms, before=before, limit=limit)
+    if len(rows) < limit:
+        return rows, None
+    last = rows[-1]
+    return rows, responses.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
+
+
+async def live_clients(
+    request: web.Request, _argument: str, ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """Give what changes on the list of open connections."""
+    query = read_query(request, ClientLiveQuery)
+    asked = frozenset(ids)
+    shown: dict[str, str] = {}
+    new = 0
+    found = list_consuming(request, query.queue)
+    for client in found:
+        if client.client in asked:
+            for key, value in connections.format_figures(client).items():
+                shown[f"{client.client}.{key}"] = value
+        else:
+            new += 1
+    is_open = query.state == "open"
+    return {
+        "shown": shown,
+        "points": {},
+        "new": new if is_open else 0,
+        "says": f"{formats.format_number(len(found))} clients",
+    }
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/clients", Role.VIEWER, "clients", show_clients),
+    Route("GET", "/frame", Role.VIEWER, "frame", show_frame),
+)
+
+
+class ClientPageQuery(BaseModel):
+    """What to show of a connection beside its figures."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    confirm: Literal["disconnect"] | None = None
+    process: Literal["1"] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class _Shown(FeedState):
+    """How far a recording was shown to those who look at it."""
+
+    began_at: int  # Unix ms; tells recordings apart
+    count: int
+    missed: int
+
+
+async def show_client(request: web.Request) -> web.StreamResponse:
+    """One connection: what it holds, how it speaks, its last frames."""
+    context, query = context_of(request), read_query(request, ClientPageQuery)
+    number = parse_client_number(request.match_info["client"])
+    row = await find_client(request, number)
+    look = await connections.take_snapshot(request, number, is_watching=query.confirm is None)
+    status = find_client_status(request, number)
+    if query.confirm:
+        return await render_page(request, "client.html", view="confirm", row=row, look=look)
+    process = None
+    may_ask = identity_of(request).role.may(Role.OPERATOR) and connections.is_local(
+        row.address, row.kind
+    )
+    if query.process and may_ask and look.is_open:
+        process = await connections.find_process(row.address, look.pid)
+    labels = await connections.read_labels(context)
+    return await render_page(
+        request,
+        "client.html",
+        view="page",
+        row=row,
+        look=look,
+        client=status,
+        figures=connections.format_figures(status) if status else {},
+        label=connections.label_of(row.address, labels),
+        own_label=labels.get(connections.host_of(row.address), ""),
+        host=connections.host_of(row.address),
+        may_ask=may_ask and look.is_open,
+        asked=query.process is not None,
+        process=process,
+        frames=_frames(request, look.recorder)[::-1],
+        errors=frame_inspector.list_protocol_errors(request, number),
+        speaks=connections.describe_protocol,
+    )
+
+
+def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[str, Any]]:
+    if recorder is None:
+        return []
+    may_see = frame_inspector.frame_filter(request)
+    return [frame_inspector.frame_row(one, recorder.began_at, may_see) for one in recorder.frames]
+
+
+async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+    """Give what changes on the page of a connection, and the frames that passed since."""
+    context, number = context_of(request), parse_client_number(argument)
+    look = await connections.take_snapshot(request, number, is_watching=True)
+    status = find_client_status(request, number)
+    shown = {"state": "open" if look.is_open else "closed"}
+    if status is not None:
+        shown |= connections.format_figures(status)
+    rows, missed = _new_frames(request, context, look.recorder)
+    return {
+        "shown": shown,
+        "points": {},
+        "new": 0,
+        "says": f"Holds {look.held_total}" if look.is_open else "The connection has ended",
+        "rows": rows,
+        "missed": missed,
+    }
+
+
+def _new_frames(
+    request: web.Request, context: Context, recorder: FrameRecorder | None
+) -> tuple[list[dict[str, Any]], int]:
+    """Give the frames since the last evaluation of this feed, and how many were left out."""
+    if recorder is None:
+        return [], 0
+    key = request[FEED]
+    before = context.live.kept.get(key)
+    count, missed = 0, recorder.missed
+    if isinstance(before, _Shown) and before.began_at == recorder.began_at:
+        count, missed = before.count, before.missed
+    context.live.kept[key] = _Shown(recorder.began_at, recorder.count, recorder.missed)
+    may_see = frame_inspector.frame_filter(request)
+    rows = [
+        frame_inspector.frame_row(one, recorder.began_at, may_see)
+        for one in recorder.frames
+        if one.number > count
+    ]
+    return rows, recorder.count - count - len(rows) + recorder.missed - missed
+
+
+# -- what the buttons do
+
+
+async def submit_disconnect(request: web.Request) -> web.StreamResponse:
+    """Close a connection; what it holds goes back to its place."""
+    context = context_of(request)
+    number = parse_client_number(request.match_info["client"])
+    form = await read_form(request)
+    entry = audit_entry(request, target=str(number), reason=form.text("reason", 500))
+    count = await commands.disconnect(context, entry, number, allowed_queues(request))
+    goes = plural(count, "message goes back to its", "messages go back to their")
+    context.sessions.note(
+        request, f"Client {number} is disconnected; {formats.format_number(count)} {goes} place."
+    )
+    raise web.HTTPSeeOther(await next_of(request, context.urls.to("clients")))
+
+
+async def submit_label(request: web.Request) -> web.StreamResponse:
+    """Give an address or a network a label; an empty one takes it away."""
+    context, form = context_of(request), await read_form(request)
+    name = connections.read_label_name(form.text("name", 64))
+    if name is None:
+        raise Problem(422, "invalid", "This is neither an address nor a network.", field="name",
+                      bound="10.0.0.7, 10.0.0.0/24 or unix")  # fmt: skip
+    text = form.text("label", connections.LABEL_MAX)
+    entry = audit_entry(request, target=name)
+    before = (await connections.read_labels(context)).get(name, "")
+    if text == before.strip():
+        pass  # the form was saved as it was shown
+    elif text:
+        await commands.save_item(context, entry, connections.LABEL, name, text)
+    else:
+        await commands.forget_item(context, entry, connections.LABEL, name)
+    said = f"{name} is labelled {text}." if text else f"{name} has no label any more."
+    context.sessions.note(request, said)
+    raise web.HTTPSeeOther(await next_of(request, context.urls.to("clients")))
+
+
+CLIENT_PAGE_ROUTES: Final = (
+    Route("POST", "/clients/label", Role.OPERATOR, "client-label", submit_label, "client.label"),
+    Route("GET", "/clients/{client}", Role.VIEWER, "client", show_client),
+    Route(
+        "POST",
+        "/clients/{client}/disconnect",
+        Role.OPERATOR,
+        "client-disconnect",
+        submit_disconnect,
+        "client.disconnect",
+    ),
+)
+
+
+class ClientsQuery(BaseModel):
+    """Which connections to list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Literal["open", "closed"] = "open"  # closed: within the last 24 hours
+    queue: str = Field("", max_length=LONGEST_NAME)  # open: only its consumers
+    limit: LimitParameter = 50  # closed
+    cursor: str | None = Field(None, max_length=200)  # closed
+
+
+class ConsumedView(BaseModel):
+    """What a connection consumes of one queue."""
+
+    credit: int
+    held: int
+
+
+class ConnectionView(BaseModel):
+    """A connection; of an ended one what was stored."""
+
+    client: int
+    kind: str
+    address: str
+    label: str
+    state: Literal["open", "closed"]
+    opened_at: int  # Unix ms
+    closed_at: int | None
+    reason: str | None  # why it ended
+    framing: str | None
+    revision: str | None
+    queues: dict[str, ConsumedView] = {}
+    published: int | None = None
+    acked: int | None = None
+    acked_per_s: float | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    paused_reason: str | None = None
+
+    @classmethod
+    def of_open(cls, client: ClientStatus, label: str) -> Self:
+        """Take over what the status says."""
+        return cls(
+            client=client.client,
+            kind=client.kind,
+            address=client.address,
+            label=label,
+            state="open",
+            opened_at=client.opened_at,
+            closed_at=None,
+            reason=None,
+            framing=client.framing,
+            revision=client.revision,
+            queues={
+                name: ConsumedView(credit=credit, held=held)
+                for name, (credit, held) in client.queues.items()
+            },
+            published=client.published,
+            acked=client.acked,
+            acked_per_s=round(client.acked_per_s, 3),
+            bytes_in=client.bytes_in,
+            bytes_out=client.bytes_out,
+            paused_reason=client.paused_reason,
+        )
+
+    @classmethod
+    def of_row(cls, row: ClientRow, label: str) -> Self:
+        """Take over a stored row."""
+        return cls(
+            client=row.client,
+            kind=row.kind,
+            address=row.address,
+            label=label,
+            state="closed",
+            opened_at=row.opened_at,
+            closed_at=row.closed_at,
+            reason=row.reason,
+            framing=row.framing,
+            revision=row.revision,
+        )
+
+
+class ConnectionsView(BaseModel):
+    """A list of connections."""
+
+    items: list[ConnectionView]
+    next: str | None
+
+
+class HeldMessageView(BaseModel):
+    """A message that a connection holds."""
+
+    queue: str
+    id: str
+    held_s: float
+    deliveries: int
+    size: int
+
+
+class ConnectionDetailView(ConnectionView):
+    """A connection with what it holds, the longest held first, at most 50."""
+
+    held: list[HeldMessageView] = []
+    held_total: int = 0
+
+
+class DisconnectedView(BaseModel):
+    """What became of a connection's messages."""
+
+    client: int
+    returned: int  # messages that go back to their place
+
+
+async def list_clients(request: web.Request) -> web.StreamResponse:
+    """List connections that are open, or ended within the last 24 hours."""
+    query = read_query(request, ClientsQuery)
+    labels = await connections.read_labels(context_of(request))
+    if query.state == "open":
+        found = list_consuming(request, query.queue)
+        items = [ConnectionView.of_open(c, connections.label_of(c.address, labels)) for c in found]
+        return json_response(ConnectionsView(items=items, next=None))
+    rows, next_ = await read_closed_page(request, query.cursor, query.limit)
+    items = [ConnectionView.of_row(row, connections.label_of(row.address, labels)) for row in rows]
+    return json_response(ConnectionsView(items=items, next=next_))
+
+
+async def get_client(request: web.Request) -> web.StreamResponse:
+    """Give one connection, and what it holds."""
+    number = parse_client_number(request.match_info["client"])
+    row = await find_client(request, number)
+    label = connections.label_of(row.address, await connections.read_labels(context_of(request)))
+    status = find_client_status(request, number)
+    if status is None:
+        return json_response(ConnectionDetailView.of_row(row, label))
+    look = await connections.take_snapshot(request, number, is_watching=False)
+    made = ConnectionDetailView.of_open(status, label)
+    made.held_total = look.held_total
+    made.held = [
+        HeldMessageView(
+            queue=held.queue,
+            id=held.message_id,
+            held_s=held.held_ms / 1_000,
+            deliveries=held.deliveries,
+            size=held.size,
+        )
+        for held in look.held
+    ]
+    return json_response(made)
+
+
+async def disconnect_client(request: web.Request) -> web.StreamResponse:
+    """Close a connection; what it holds goes back to its place."""
+    context = context_of(request)
+    number = parse_client_number(request.match_info["client"])
+    entry = audit_entry(request, target=str(number))
+    count = await commands.disconnect(context, entry, number, allowed_queues(request))
+    return json_response(DisconnectedView(client=number, returned=count))
+
+
+API_ROUTES: Final = (
+    Route(
+        "GET",
+        "/api/v1/clients",
+        Role.VIEWER,
+        "api-clients",
+        list_clients,
+        query=ClientsQuery,
+        gives=ConnectionsView,
+    ),
+    Route(
+        "GET",
+        "/api/v1/clients/{client}",
+        Role.VIEWER,
+        "api-client",
+        get_client,
+        gives=ConnectionDetailView,
+    ),
+    Route(
+        "GET",
+        "/api/v1/clients/{client}/frames",
+        Role.VIEWER,
+        "api-client-frames",
+        list_frames,
+        gives=FramesView,
+    ),
+    Route(
+        "DELETE",
+        "/api/v1/clients/{client}",
+        Role.OPERATOR,
+        "api-client-disconnect",
+        disconnect_client,
+        "client.disconnect",
+        gives=DisconnectedView,
+    ),
+)

@@ -1,0 +1,279 @@
+"""Dead letters grouped by cause, and the redrive call."""
+
+from dataclasses import replace
+from typing import Final, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import bulk, commands, redrive
+from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right, queue_name_of
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.input import (
+    TTL_MAX_S,
+    OutputFormat,
+    check_queue_name,
+    read_json_model,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import group_search, parse_search, queue_search
+from phpmq_lite.admin.views import dead_letter_queues
+from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
+from phpmq_lite.admin.views.rendering import gather_in_slices, render_page
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.dead_letter_groups import (
+    DEEP_LIMIT_S,
+    LIMIT_S,
+    SPANS,
+    DeadLetterGroup,
+    DeadLetterGroups,
+    DeadLetterPage,
+)
+from phpmq_lite.storage.read.search_plan import SearchQuery
+
+
+class DeadLetterGroupsQuery(BaseModel):
+    """How the groups are given; ``deep`` looks at more records and takes longer."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "json"
+    deep: bool = False
+
+
+class DeadLetterGroupView(BaseModel):
+    """Records that died in the same queue, of the same URN, reason and cause."""
+
+    queue: str  # that they are in
+    origin: str | None  # null: published by a client
+    urn: str | None
+    reason: str | None
+    cause: str | None  # what a worker wrote, numbers and ids as *
+    count: int
+    bytes: int
+    first_at: int  # Unix ms
+    last_at: int
+    again: int  # died again after a redrive
+    arrivals: list[int] = Field(default_factory=list)  # of the last 7 days in 28 spans
+    sample_id: str  # of the newest
+    q: str  # the search that finds them
+
+    @classmethod
+    def of(cls, group: DeadLetterGroup) -> Self:
+        """Take over a group that was read."""
+        return cls(
+            queue=group.queue,
+            origin=group.origin,
+            urn=group.urn,
+            reason=group.reason,
+            cause=group.cause,
+            count=group.records,
+            bytes=group.size,
+            first_at=group.first_at,
+            last_at=group.last_at,
+            again=group.again,
+            arrivals=group.bars,
+            sample_id=group.sample_id,
+            q=str(group_search(group)),
+        )
+
+
+class DeadLetterGroupsView(BaseModel):
+    """All groups, the newest first; counts are of the records that were looked at."""
+
+    items: list[DeadLetterGroupView]
+    next: None = None
+    looked: int
+    total: int  # records in all dead-letter queues
+
+
+async def find_groups(request: web.Request, *, is_deep: bool) -> DeadLetterPage:
+    """Group the dead letters that the asking person may see."""
+    context = context_of(request)
+    return await DeadLetterGroups(context.readers).groups(
+        context.now_ms(),
+        queues=allowed_queues(request),
+        names=dead_letter_queues_named(status_of(request).queues),
+        limit_s=DEEP_LIMIT_S if is_deep else LIMIT_S,
+    )
+
+
+async def list_groups(request: web.Request) -> web.StreamResponse:
+    """Group dead-letter records by origin, URN, reason and cause, the newest group first."""
+    query = read_query(request, DeadLetterGroupsQuery)
+    found = await find_groups(request, is_deep=query.deep)
+    items = [DeadLetterGroupView.of(group) for group in found.groups]
+    if query.format in ("jsonl", "csv"):
+        return list_response(query.format, DeadLetterGroupView, items)
+    return json_response(DeadLetterGroupsView(items=items, looked=found.looked, total=found.total))
+
+
+GROUP_ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/dead", Role.VIEWER, "api-dead", list_groups,
+        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead ls",
+    ),
+    Route(
+        "GET", "/api/v1/dead/groups", Role.VIEWER, "api-dead-groups", list_groups,
+        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead groups",
+    ),
+)  # fmt: skip
+
+
+GROUPS_SHOWN: Final = 200
+SPARK_WIDTH: Final = 112
+SPARK_HEIGHT: Final = 24
+
+
+class DeadLettersPageQuery(BaseModel):
+    """Whether more records are looked at, which takes longer."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    deep: bool = False
+    format: OutputFormat = "html"
+
+
+async def show_dead_letters(request: web.Request) -> web.StreamResponse:
+    """The records of all dead-letter queues, by origin, URN, reason and cause."""
+    query = read_query(request, DeadLettersPageQuery)
+    found = await find_groups(request, is_deep=query.deep)
+    if query.format != "html":
+        return list_response(
+            query.format,
+            DeadLetterGroupView,
+            [DeadLetterGroupView.of(group) for group in found.groups],
+        )
+    groups = (
+        (group, str(group_search(group)), read_arrivals(group))
+        for group in found.groups[:GROUPS_SHOWN]
+    )
+    return await render_page(
+        request,
+        "dead.html",
+        found=found,
+        groups=await gather_in_slices(groups, context_of(request).engine.pause),
+        more=max(0, len(found.groups) - GROUPS_SHOWN),
+        query=query,
+    )
+
+
+def read_arrivals(group: DeadLetterGroup) -> str:
+    """Give the points of the small chart of arrivals; empty where there were none lately."""
+    bars = group.bars
+    top = max(bars)
+    if not top:
+        return ""
+    step = SPARK_WIDTH / (SPANS - 1)
+    return " ".join(
+        f"{at * step:.1f},{SPARK_HEIGHT - 1 - count / top * (SPARK_HEIGHT - 2):.1f}"
+        for at, count in enumerate(bars)
+    )
+
+
+PAGE_ROUTES: Final = (Route("GET", "/dead", Role.VIEWER, "dead", show_dead_letters),)
+
+
+PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
+
+
+class RedriveInput(BaseModel):
+    """Where dead-letter records go, how long they live there, and how fast."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # null: where they died
+    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # null: the queue's default; 0: never
+    limit: int | None = Field(None, ge=1, le=1 << 50)  # the oldest only
+    rate: int | None = Field(None, ge=1, le=100_000)  # messages a second, in the background
+    q: str = Field("", max_length=1_000)  # a search: only those records that match
+    dry_run: bool = False  # say what would happen, change nothing
+
+
+class RedrivePlanView(BaseModel):
+    """What a redrive would do, in messages."""
+
+    targets: dict[str, int]  # published again, by queue
+    quarantined: dict[str, int]  # of them: dead letters again at once, by reason
+    skipped: dict[str, int]  # records that would stay, by reason
+
+
+class RedrivenView(BaseModel):
+    """How many went back; with a rate or a search, so far, and the ``job`` that goes on.
+
+    ``bypassed`` is false: no message can carry a mark that it is sent again.
+    """
+
+    redriven: int
+    job: int | None = None
+    plan: RedrivePlanView | None = None  # of a dry run
+    bypassed: bool = False
+
+
+async def redrive_queue(request: web.Request) -> web.StreamResponse:
+    """Send the records of a queue back to it, or to a target; with or without ``.dlq``."""
+    context, asked = context_of(request), await read_json_model(request, RedriveInput)
+    name = dead_letter_queues.dead_letter_queue_of(
+        status_of(request).queues, queue_name_of(request)
+    )
+    check_queue_right(request, name)
+    if asked.target is not None:
+        check_queue_name(asked.target)
+        check_queue_right(request, asked.target, "target")
+    options = ActionOptions(ttl_s=asked.ttl_s, target=asked.target)
+    query = SearchQuery((*queue_search(name, ("ready",)).terms, *_further(asked.q).terms))
+    if asked.dry_run:
+        plan = await _plan(request, name, query, options, asked.limit)
+        return json_response(RedrivenView(redriven=0, plan=plan))
+    if asked.rate is not None or asked.q:
+        order = bulk.BulkRequest(Action.REDRIVE, options, asked.rate)
+        job = await bulk.act_on_search(request, name, order, query, asked.limit)
+        return json_response(RedrivenView(redriven=job.done, job=job.number))
+    count = await commands.redrive(
+        context, audit_entry(request, target=name), name,
+        target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
+    )  # fmt: skip
+    return json_response(RedrivenView(redriven=count))
+
+
+def _further(q: str) -> SearchQuery:
+    """Read a search among the records of a queue; it names neither queue nor state."""
+    query = parse_search(q)
+    if query.of("queue") or query.of("state"):
+        raise Problem(
+            422, "bad_query", "The search is among the ready records of the queue.",
+            field="q", bound="neither queue: nor state:",
+        )  # fmt: skip
+    return query
+
+
+async def _plan(
+    request: web.Request, name: str, query: SearchQuery, options: ActionOptions, limit: int | None
+) -> RedrivePlanView:
+    context = context_of(request)
+    seqs = (
+        await context.search.freeze(query, queues=None, limit=min(limit or PLAN_MAX, PLAN_MAX))
+    ).seqs
+    options = replace(options, queues=allowed_queues(request))
+    plan = await redrive.plan_redrive(context, audit_entry(request, target=name), seqs, options)
+    return RedrivePlanView(targets=plan.targets, quarantined=plan.poisoned, skipped=plan.skipped)
+
+
+API_ROUTES: Final = (
+    Route(
+        "POST",
+        "/api/v1/dead/{q}/redrive",
+        Role.OPERATOR,
+        "api-redrive",
+        redrive_queue,
+        "dead.redrive",
+        takes=RedriveInput,
+        gives=RedrivenView,
+        cli="dead redrive",
+    ),
+)

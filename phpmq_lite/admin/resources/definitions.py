@@ -1,0 +1,172 @@
+"""Export and import the settings of queues and the saved items."""
+
+from json import dumps
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from phpmq_lite.admin.actions import commands, saved_items
+from phpmq_lite.admin.auth.permissions import check_forward_right, check_queue_right, may_use
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import Context, Reply, context_of
+from phpmq_lite.admin.base.input import read_json_model
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.views.queue_settings_form import SettingsInput
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.queue_settings import check_name, check_no_cycle, check_settings
+from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, put_saved
+
+_KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
+QUEUES_MAX: Final = 10_000
+VALUES_MAX: Final = 500_000  # in JSON; 10,000 queues with all of their settings have 250,000
+DETAIL_MAX: Final = 10_000  # characters of names in the audit
+
+
+class DefinitionsInput(BaseModel):
+    """What to define; names that are not there stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    queues: dict[str, SettingsInput] = Field(
+        default={}, max_length=QUEUES_MAX
+    )  # made where missing
+    labels: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+    views: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+    templates: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+
+
+class DefinitionsView(BaseModel):
+    """Settings of queues that differ from the default, labels, views, templates."""
+
+    queues: dict[str, dict[str, JsonValue]]
+    labels: dict[str, JsonValue]
+    views: dict[str, JsonValue]
+    templates: dict[str, JsonValue]
+
+
+async def export_definitions(request: web.Request) -> web.StreamResponse:
+    """Give the settings of all queues, and labels, views and templates."""
+    return json_response(await _read(request))
+
+
+async def _read(request: web.Request) -> DefinitionsView:
+    context = context_of(request)
+    own = await _own_settings(context)
+    kinds = {
+        member: {row.name: row.content for row in await saved_items.visible_items(request, kind)}
+        for member, kind in _KINDS.items()
+    }
+    queues = {name: settings for name, settings in own.items() if may_use(request, name)}
+    return DefinitionsView(queues=queues, **kinds)
+
+
+async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
+    """Give what each queue has of its own; read between two batches, nothing is changed."""
+
+    def read(core: Broker, answer: Reply) -> None:
+        rows = (queue.row for queue in core.state.queues.values())
+        answer({row.name: dict(row.own) for row in sorted(rows, key=lambda row: row.name)})
+
+    found: dict[str, dict[str, Any]] = await commands.call(context, read)
+    return found
+
+
+async def import_definitions(request: web.Request) -> web.StreamResponse:
+    """Bring definitions back, all or none: a queue named gets these settings and no others."""
+    context, asked = context_of(request), await read_json_model(request, DefinitionsInput)
+    queues = {name: settings.changes() for name, settings in asked.queues.items()}
+    for name, settings in queues.items():
+        check_name(name)
+        check_queue_right(request, name, f"queues.{name}")
+        check_forward_right(request, settings.get("on_expire"), f"queues.{name}.on_expire")
+        if target := settings.get("dead_letter_queue"):
+            check_queue_right(request, target, f"queues.{name}.dead_letter_queue")
+        check_settings(name, settings)
+    named = {"queues": list(queues)} | {member: list(getattr(asked, member)) for member in _KINDS}
+    detail = dumps(named, ensure_ascii=False)[:DETAIL_MAX]
+    entry = audit_entry(request, target="definitions", detail=detail)
+    now_ms = context.now_ms()
+    rows = [
+        put_saved(kind, name, content, now_ms, entry.actor)
+        for member, kind in _KINDS.items()
+        for name, content in _checked(member, getattr(asked, member)).items()
+    ]
+    await _check_saved(request, asked)
+    operations.check_rows(rows)  # what is refused within the batch is refused before any change
+
+    def run(core: Broker, answer: Reply) -> None:
+        core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
+        _check_circles(core, queues)
+        for name, settings in queues.items():
+            operations.create_queue(core, entry, name, _nobody)
+            changes = dict.fromkeys(core.state.queues[name].row.own) | settings
+            operations.configure(core, entry, name, changes, _nobody)
+        operations.write(core, entry, rows, answer)
+
+    await commands.call(context, run)
+    return json_response(await _read(request))
+
+
+async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
+    """Refuse views and templates that the caller's queues do not allow to change."""
+    for member in ("views", "templates"):
+        for name, content in getattr(asked, member).items():
+            await saved_items.check_item_change(request, _KINDS[member], name, content or {})
+
+
+def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
+    """Refuse dead-letter queues that would send dead letters in a circle, before any change."""
+    named = {
+        name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
+    } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
+    for name, settings in queues.items():
+        if target := settings.get("dead_letter_queue"):
+            check_no_cycle(name, target, named.get)
+
+
+def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
+    for name in named:
+        if not 1 <= len(name) <= NAME_MAX:
+            raise Problem(
+                422, "invalid", f"A name in {member} has {len(name)} characters.",
+                field=member, bound=f"1 to {NAME_MAX} characters",
+            )  # fmt: skip
+    try:
+        dumps(named, allow_nan=False)
+    except ValueError:
+        raise Problem(
+            422, "invalid", f"A number in {member} is none.", field=member, bound="JSON"
+        ) from None
+    return named
+
+
+def _nobody(_answer: object) -> None:
+    """Take an answer that nobody waits for."""
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/api/v1/definitions",
+        Role.VIEWER,
+        "api-definitions",
+        export_definitions,
+        gives=DefinitionsView,
+    ),
+    Route(
+        "PUT",
+        "/api/v1/definitions",
+        Role.ADMIN,
+        "api-define",
+        import_definitions,
+        "definitions.put",
+        takes=DefinitionsInput,
+        gives=DefinitionsView,
+        has_content=True,
+        values=VALUES_MAX,
+    ),
+)

@@ -1,0 +1,159 @@
+"""Live updates as a stream of events or by polling."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp_sse import EventSourceResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.base.context import context_of, forget_status
+from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring.feed_viewers import FEED, feed_key, is_alive, stream_owner
+from phpmq_lite.admin.monitoring.live_feeds import (
+    EvaluateFeed,
+    FeedData,
+    FeedStream,
+    FeedUpdate,
+    read_seen,
+)
+from phpmq_lite.admin.resources.bulk_jobs import live_bulk
+from phpmq_lite.admin.resources.clients import live_client, live_clients
+from phpmq_lite.admin.resources.overview import live_overview
+from phpmq_lite.admin.resources.queue import live_queue
+from phpmq_lite.admin.resources.queues import live_queues
+from phpmq_lite.admin.resources.tail import live_tail
+
+TopicEvaluator = Callable[[web.Request, str, tuple[int, ...]], Awaitable[FeedData]]
+
+# Name, or the part before the colon -> the function, and whether it has an argument.
+TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
+    "overview": (live_overview, False),
+    "queues": (live_queues, False),
+    "queue": (live_queue, True),
+    "clients": (live_clients, False),
+    "client": (live_client, True),
+    "bulk": (live_bulk, True),
+    "tail": (live_tail, True),
+}
+
+
+def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
+    """Give what evaluates a topic for a request, each time with figures of that moment.
+
+    Raises:
+        Problem: 422 where there is no such topic.
+    """
+    name, colon, argument = topic.partition(":")
+    known = TOPICS.get(name)
+    if known is None or known[1] is not bool(colon and argument):
+        shown = ", ".join(f"{key}:…" if has_argument else key
+                          for key, (_, has_argument) in TOPICS.items())  # fmt: skip
+        raise Problem(422, "unknown_topic", f"There is no topic {topic!r}.", field="topic",
+                      bound=shown)  # fmt: skip
+    look = known[0]
+
+    async def evaluate() -> FeedData:
+        forget_status(request)
+        return await look(request, argument, ids)
+
+    return evaluate
+
+
+PING_S: Final = 15.0
+SEND_S: Final = 30.0  # for a browser to take an event
+RETRY_MS: Final = 3_000
+
+
+class LiveQuery(BaseModel):
+    """What to look at; the filter of the page comes along as it stands in its URL."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    topic: str = Field(min_length=1, max_length=300)  # queues, queue:NAME, tail:NAME, …
+    ids: str = Field("", pattern=r"^[0-9]{0,18}(,[0-9]{1,18})*$", max_length=4_000)  # rows on show
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The rows, in order."""
+        return tuple(sorted({int(number) for number in self.ids.split(",") if number}))
+
+
+class LivePollQuery(LiveQuery):
+    """What to look at, and since when."""
+
+    after: str = Field("", max_length=100)  # the last id; none: all of it
+
+
+class LiveView(BaseModel):
+    """What changed; members in which nothing changed are left out."""
+
+    id: str  # for ``after``, or Last-Event-ID
+    shown: dict[str, str | None] | None = None  # texts by field; null: the row is gone
+    points: dict[str, str | None] | None = None  # of small charts, by field
+    new: int | None = None  # rows that the page does not have
+    says: str | None = None  # for screen readers
+    rows: list[dict[str, Any]] | None = None  # tail and client: new rows, the oldest first
+    missed: int | None = None  # rows ahead of these that were left out
+
+
+async def stream_events(request: web.Request) -> web.StreamResponse:
+    """Stream what changes as server-sent events, at most one a second; 204: poll instead."""
+    context, asked = context_of(request), read_query(request, LiveQuery)
+    evaluate = evaluation_of(request, asked.topic, asked.numbers)
+    key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
+    seen = read_seen(request.headers.get("Last-Event-ID", ""))
+    stream = context.live.open(key, evaluate, stream_owner(request), seen, is_alive(request))
+    if stream is None:
+        return web.Response(status=204)
+    try:
+        return await _send(request, stream)
+    finally:
+        context.live.leave(key, stream)
+
+
+async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
+    response = EventSourceResponse(ping_interval=PING_S, send_timeout=SEND_S)
+    response.headers["Cache-Control"] = "no-store"
+    try:
+        await response.prepare(request)
+        async with response:
+            retry: int | None = RETRY_MS
+            while (update := await stream.next()) is not None:
+                await response.send(_text(update), id=str(update.seen), retry=retry)
+                retry = None
+            await response.send(json.dumps({"reason": stream.reason}), event="bye")
+    except (ConnectionResetError, TimeoutError):
+        pass  # the browser has left, or takes nothing any more
+    return response
+
+
+def _text(update: FeedUpdate) -> str:
+    return json.dumps(update.data, ensure_ascii=False, separators=(",", ":"))
+
+
+async def poll_changes(request: web.Request) -> web.StreamResponse:
+    """Give what changed since the last call, for pages without a stream."""
+    context, asked = context_of(request), read_query(request, LivePollQuery)
+    evaluate = evaluation_of(request, asked.topic, asked.numbers)
+    key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
+    update = await context.live.poll(key, evaluate, read_seen(asked.after))
+    return json_response({"id": str(update.seen), **update.data})
+
+
+ROUTES: Final = (
+    Route("GET", "/api/v1/events", Role.VIEWER, "events", stream_events, query=LiveQuery),
+    Route(
+        "GET",
+        "/api/v1/live",
+        Role.VIEWER,
+        "live",
+        poll_changes,
+        query=LivePollQuery,
+        gives=LiveView,
+    ),
+)

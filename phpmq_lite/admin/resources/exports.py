@@ -1,0 +1,191 @@
+"""Export all messages that match a search, as a stream."""
+
+import asyncio
+import csv
+import io
+import json
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any, Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.http_memory import MemoryHold
+from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.request_body import memory_hold_of
+from phpmq_lite.admin.base.responses import csv_cell
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
+from phpmq_lite.admin.views.bodies import as_content
+from phpmq_lite.admin.views.large_responses import PIECE_BYTES, abort_response, send_piece
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import MessageRow
+
+PAGE_ROWS: Final = 100
+PAGE_BYTES: Final = 1 << 20  # of bodies read at once; one body may be larger
+_TIMES: Final = 5  # so much memory a body takes while it is written: bytes, text, JSON, line
+
+
+MessageWithBody = tuple[MessageRow, bytes | None]
+
+_log = get_logger(__name__)
+
+
+class ExportInput(BaseModel):
+    """What to export; empty: everything."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    q: str = Field("", max_length=QUERY_CHARACTERS)
+    format: Literal["jsonl", "csv"] = "jsonl"
+
+
+class ExportView(BaseModel):
+    """One line of an export; ``import`` takes it back.
+
+    The last line of JSON lines is ``{"complete": true, "count": n}``.
+    """
+
+    id: str
+    queue: str | None
+    state: str
+    content: str | None  # null: the body is not stored any more
+    encoding: str
+    ttl_s: int  # as published; 0: never expires
+    published_at: int  # Unix ms, as all times
+    deadline_at: int | None
+    settled_at: int | None
+    reason: str | None
+    deliveries: int
+    size: int
+    urn: str | None
+    trace_id: str | None
+
+    @classmethod
+    def of(cls, row: MessageRow, body: bytes | None) -> Self:
+        """Take over a row and its body."""
+        content, encoding = as_content(body) if body is not None else (None, "utf-8")
+        return cls(
+            id=row.message_id,
+            queue=row.queue,
+            state=State(row.state).name.lower(),
+            content=content,
+            encoding=encoding,
+            ttl_s=row.ttl_s or 0,
+            published_at=row.published_at,
+            deadline_at=row.deadline_at,
+            settled_at=row.settled_at,
+            reason=row.reason,
+            deliveries=row.deliveries,
+            size=row.size,
+            urn=row.urn,
+            trace_id=row.trace_id,
+        )
+
+
+async def export_messages(request: web.Request) -> web.StreamResponse:
+    """Export all messages that match, oldest first; the count comes first, as a header.
+
+    A message that leaves while the export runs is left out of the lines and of their count.
+    """
+    context, asked = context_of(request), read_query(request, ExportInput)
+    frozen = await context.search.freeze(parse_search(asked.q), queues=allowed_queues(request))
+    is_csv = asked.format == "csv"
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/csv; charset=utf-8" if is_csv else "application/x-ndjson",
+            "Content-Disposition": f'attachment; filename="phpmq.{asked.format}"',
+            "X-Total-Count": str(len(frozen.seqs)),
+            "X-Total-Complete": "true" if frozen.is_complete else "false",
+        }
+    )
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    try:
+        await _write_all(request, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
+    except Exception as error:  # the search may have what is in bodies: it is not logged
+        if not is_quiet("export_broken"):
+            _log.warning("export_broken", reason=repr(error)[:200])
+        abort_response(request)
+    return response
+
+
+async def _write_all(
+    request: web.Request,
+    response: web.StreamResponse,
+    seqs: "array[int]",
+    is_complete: bool,
+    *,
+    is_csv: bool,
+) -> None:
+    count, hold = 0, memory_hold_of(request)
+    hold.begin(lambda: abort_response(request))
+    if is_csv:
+        await _write(hold, response, _csv_line(list(ExportView.model_fields)).encode())
+    async for pairs in _messages(context_of(request), hold, seqs):
+        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
+        await _write(hold, response, lines)
+        count += len(pairs)
+    if not is_csv:
+        await _write(hold, response, _json_line({"complete": is_complete, "count": count}).encode())
+    await response.write_eof()
+
+
+def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
+    made = (ExportView.of(row, body).model_dump(mode="json") for row, body in pairs)
+    lines = (_csv_line(list(out.values())) if is_csv else _json_line(out) for out in made)
+    return "".join(lines).encode(errors="replace")
+
+
+async def _messages(
+    context: Context, hold: MemoryHold, seqs: "array[int]"
+) -> AsyncIterator[list[MessageWithBody]]:
+    """Yield rows with bodies, page by page below a fixed bound; ``hold`` has memory for one."""
+    for at in range(0, len(seqs), PAGE_ROWS):
+        rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
+        taken: list[MessageRow] = []
+        size = 0
+        for row in rows:
+            if taken and size + row.size > PAGE_BYTES:
+                await hold.resize(size * _TIMES)
+                yield await _with_bodies(context, taken)
+                taken, size = [], 0
+            taken.append(row)
+            size += row.size
+        await hold.resize(size * _TIMES)
+        yield await _with_bodies(context, taken)
+
+
+async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[MessageWithBody]:
+    bodies = await context.reader.bodies([row.seq for row in rows])
+    return [(row, bodies.get(row.seq)) for row in rows]
+
+
+async def _write(hold: MemoryHold, response: web.StreamResponse, data: bytes) -> None:
+    """Write in pieces, each of which has to make its way in time."""
+    for at in range(0, len(data), PIECE_BYTES):
+        await send_piece(response, data[at : at + PIECE_BYTES])
+        hold.move(PIECE_BYTES)
+
+
+def _json_line(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False) + "\n"
+
+
+def _csv_line(cells: list[Any]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerow([csv_cell(cell) for cell in cells])
+    return out.getvalue()
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/export", Role.VIEWER, "api-export", export_messages,
+        query=ExportInput, gives=ExportView, cli="export",
+    ),
+)  # fmt: skip

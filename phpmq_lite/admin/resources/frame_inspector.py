@@ -1,0 +1,196 @@
+"""Frames and protocol errors of connections."""
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.permissions import may_use
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.monitoring import connections
+from phpmq_lite.admin.monitoring.connections import (
+    HIDDEN_QUEUE_TEXT,
+    find_client,
+    parse_client_number,
+)
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.server import frame_explanation
+from phpmq_lite.server.inspector import FramePiece, ProtocolErrorRecord, RecordedFrame
+
+# -- the inspector
+
+
+def frame_row(
+    recorded: RecordedFrame, began_at: int, may_see: Callable[[str], bool]
+) -> dict[str, Any]:
+    """Make the row of a frame; the lines of ``bytes`` and ``meaning`` belong together."""
+    frame = recorded.frame
+    row: dict[str, Any] = {
+        "id": f"{began_at}.{recorded.number}",
+        "kind": "in" if recorded.is_inbound else "out",
+        "at": recorded.at_ms,
+        "direction": "from the client" if recorded.is_inbound else "to the client",
+        "what": frame.kind,
+        "size": formats.format_size(frame.size),
+    }
+    if frame.queue is not None and not may_see(frame.queue):
+        return row | {"bytes": "", "meaning": HIDDEN_QUEUE_TEXT}
+    return row | {
+        "bytes": "\n".join(_line(piece.raw, piece.cut) for piece in frame.pieces),
+        "meaning": "\n".join(formats.escape_hidden(piece.meaning) for piece in frame.pieces),
+    }
+
+
+def _line(raw: bytes, cut: int) -> str:
+    rest = f" … {formats.format_number(cut)} more bytes" if cut else ""
+    return format_bytes(raw) + rest
+
+
+def format_bytes(raw: bytes) -> str:
+    """Write bytes in one line: text as it is, all else and what is hidden as escapes."""
+    return formats.escape_hidden(raw.decode(errors="backslashreplace"))
+
+
+def frame_filter(request: web.Request) -> Callable[[str], bool]:
+    """Give what tells whether the viewer may see frames of a queue."""
+    if not identity_of(request).queues:
+        return lambda _name: True
+    return lambda name: may_use(request, name)
+
+
+def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
+    """Make the row of a protocol error; who is limited to some queues sees no bytes."""
+    got = format_bytes(bad.found) if is_whole else ""
+    return {
+        "at": bad.at_ms,
+        "client": bad.client,
+        "address": bad.address,
+        "code": bad.code,
+        "detail": formats.escape_hidden(bad.detail) if is_whole else bad.code,
+        "expected": bad.expected,
+        "offset": bad.offset,
+        "before": format_bytes(bad.before) if is_whole else "",
+        "bad": format_bytes(bad.found[:1]) if is_whole else "",
+        "after": format_bytes(bad.found[1:]) if is_whole else "",
+        "got": got,
+    }
+
+
+def list_protocol_errors(request: web.Request, client: int | None = None) -> list[dict[str, Any]]:
+    """Give the last protocol errors, the newest first; of one connection, or of all."""
+    is_whole = not identity_of(request).queues
+    errors = context_of(request).engine.figures.inspector.errors
+    return [
+        bad_byte_row(bad, is_whole=is_whole)
+        for bad in reversed(errors)
+        if client is None or bad.client == client
+    ]
+
+
+FRAME_CHARACTERS: Final = 4_000  # an address may have 8 KiB, and most bytes are escaped in it
+
+
+class FramePageQuery(BaseModel):
+    """The bytes to explain; what is longer than an address may be is for the command line."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    frame: str = Field("", max_length=FRAME_CHARACTERS)
+    encoding: frame_explanation.Encoding = "auto"
+
+
+async def show_frame(request: web.Request) -> web.StreamResponse:
+    """Bytes that somebody pastes, explained: packets, revision, framing, what would be done."""
+    query = read_query(request, FramePageQuery)
+    found, error = None, ""
+    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # as a browser sends a text
+    if pasted:
+        try:
+            data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
+            found = frame_explanation.as_data(frame_explanation.explain_bytes(data))
+        except frame_explanation.UnreadableError as wrong:
+            error = str(wrong)
+    return await render_page(request, "frame.html", query=query, found=found, error=error)
+
+
+class FramePieceView(BaseModel):
+    """Bytes of a frame that belong together, and what they say."""
+
+    bytes: str  # hex; of a content at most 256
+    cut: int  # bytes that are not here
+    meaning: str
+
+
+class FrameView(BaseModel):
+    """One frame."""
+
+    number: int  # rises within a recording
+    at: int  # Unix ms
+    direction: Literal["in", "out"]  # in: from the client
+    kind: str
+    queue: str | None
+    size: int
+    pieces: list[FramePieceView]  # empty: of a queue that you may not see
+
+
+class ProtocolErrorView(BaseModel):
+    """A protocol error: the first wrong byte."""
+
+    at: int  # Unix ms
+    code: str
+    detail: str
+    offset: int  # bytes of the connection before it
+    expected: str
+    got: str
+
+
+class FramesView(BaseModel):
+    """The last frames of a connection, and its protocol errors."""
+
+    began_at: int | None  # Unix ms, of the recording
+    missed: int  # frames that a flood kept out
+    frames: list[FrameView]
+    errors: list[ProtocolErrorView]
+
+
+async def list_frames(request: web.Request) -> web.StreamResponse:
+    """Give the last frames of a connection; recording begins with the first such call."""
+    number = parse_client_number(request.match_info["client"])
+    await find_client(request, number)
+    look = await connections.take_snapshot(request, number, is_watching=True)
+    may_see = frame_filter(request)
+    recorder = look.recorder
+    return json_response(
+        FramesView(
+            began_at=None if recorder is None else recorder.began_at,
+            missed=0 if recorder is None else recorder.missed,
+            frames=[] if recorder is None else [_frame(one, may_see) for one in recorder.frames],
+            errors=[
+                ProtocolErrorView(**{name: row[name] for name in ProtocolErrorView.model_fields})
+                for row in list_protocol_errors(request, number)
+            ],
+        )
+    )
+
+
+def _frame(recorded: RecordedFrame, may_see: Callable[[str], bool]) -> FrameView:
+    frame = recorded.frame
+    is_hidden = frame.queue is not None and not may_see(frame.queue)
+    return FrameView(
+        number=recorded.number,
+        at=recorded.at_ms,
+        direction="in" if recorded.is_inbound else "out",
+        kind=frame.kind,
+        queue=None if is_hidden else frame.queue,
+        size=frame.size,
+        pieces=[] if is_hidden else [_piece(piece) for piece in frame.pieces],
+    )
+
+
+def _piece(piece: FramePiece) -> FramePieceView:
+    return FramePieceView(bytes=piece.raw.hex(), cut=piece.cut, meaning=piece.meaning)

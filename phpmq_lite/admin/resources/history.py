@@ -1,0 +1,235 @@
+"""Settled messages of all queues, and the trash."""
+
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.permissions import allowed_queues, queue_id_of
+from phpmq_lite.admin.base import responses
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.input import (
+    CursorParameter,
+    LimitParameter,
+    OutputFormat,
+    parse_time,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import states_search
+from phpmq_lite.admin.resources.messages import (
+    MessagePage,
+    MessagesQuery,
+    MessageView,
+    read_failed_attempts,
+    read_history_page,
+    read_search_page,
+)
+from phpmq_lite.admin.views import history_chart
+from phpmq_lite.admin.views.history_chart import read_slices
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.model import State
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.messages import HistoryPage
+from phpmq_lite.storage.read.rollups import ALL
+
+OFFSET_MAX: Final = 1 << 62
+HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
+
+
+class HistoryInput(BaseModel):
+    """Which settled messages; with neither offset the newest ones."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    after_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # newer ones, oldest first
+    before_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # older ones, newest first
+    queue: str = Field("", max_length=LONGEST_NAME)
+    outcome: HistoryOutcome | None = None
+    since: str = Field("", max_length=40)  # settled then or later: Unix ms, or ISO 8601
+    until: str = Field("", max_length=40)  # settled before
+    limit: LimitParameter = 50
+    format: OutputFormat = "json"
+
+
+class HistoryView(BaseModel):
+    """Settled messages; ``offset`` of the last one goes on."""
+
+    items: list[MessageView]
+    next: None = None
+    lowest: int | None  # offsets that there are
+    highest: int | None
+    searched_to: int | None  # the time was over at this offset; go on from there
+
+
+async def list_history(request: web.Request) -> web.StreamResponse:
+    """List settled messages by their offset, of one queue or outcome if asked."""
+    asked = read_query(request, HistoryInput)
+    if asked.after_offset is not None and asked.before_offset is not None:
+        raise Problem(422, "invalid", "after_offset or before_offset, not both.",
+                      field="before_offset")  # fmt: skip
+    queue_id = queue_id_of(request, asked.queue)
+    found = await context_of(request).reader.history(
+        after=asked.after_offset,
+        before=asked.before_offset,
+        queue_id=queue_id,
+        outcome=State[asked.outcome.upper()] if asked.outcome else None,
+        since=parse_time(asked.since, "since"),
+        until=parse_time(asked.until, "until"),
+        limit=asked.limit,
+    )
+    return _as(asked, found)
+
+
+def _as(asked: HistoryInput, found: HistoryPage) -> web.Response:
+    rows = found.rows if asked.after_offset is None else found.rows[::-1]
+    items = [MessageView.of(row) for row in rows]
+    if asked.format in ("jsonl", "csv"):
+        return list_response(asked.format, MessageView, items)
+    return json_response(
+        HistoryView(
+            items=items,
+            lowest=found.lowest,
+            highest=found.highest,
+            searched_to=found.searched_to,
+        )
+    )
+
+
+API_ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/history", Role.VIEWER, "api-history", list_history,
+        query=HistoryInput, gives=HistoryView,
+    ),
+)  # fmt: skip
+
+
+class HistoryPageQuery(BaseModel):
+    """Which settled messages to show; times are UTC where they name no zone."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    outcome: HistoryOutcome | None = None
+    queue: str = Field("", max_length=LONGEST_NAME)
+    since: str = Field("", max_length=40)
+    until: str = Field("", max_length=40)
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"  # of the chart
+    cursor: CursorParameter = None
+    limit: LimitParameter = 50
+    format: OutputFormat = "html"
+
+
+async def show_history(request: web.Request) -> web.StreamResponse:
+    """Settled messages of all queues, newest first."""
+    query = read_query(request, HistoryPageQuery)
+    since, until = parse_time(query.since, "since"), parse_time(query.until, "until")
+    listed = await _listed(request, query, since, until)
+    if query.format != "html":
+        return list_response(
+            query.format, MessageView, [MessageView.of(m) for m in listed.rows], listed.next
+        )
+    chosen = history_chart.ChosenPeriod(since, until)
+    span = query.span if query.span != "1h" else ""
+    return await render_page(
+        request,
+        "history.html",
+        listed=listed,
+        failed=await read_failed_attempts(request, listed.rows),
+        query=query,
+        key={"queue": query.queue, "since": query.since, "until": query.until, "span": span},
+        span=span,
+        since=_field(since),
+        until=_field(until),
+        chip=history_chart.format_chosen(chosen, context_of(request).now_ms())
+        if _is_one(request, query)
+        else "",
+        brush=await _brush(request, query, chosen),
+    )
+
+
+def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
+    """Tell whether the list has an index for its time: all queues, or one of them."""
+    return bool(query.queue) or allowed_queues(request) is None
+
+
+async def _brush(
+    request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
+) -> history_chart.HistoryChart | None:
+    """Make the chart; None for whom may not see all that would be in it."""
+    if not _is_one(request, query) or not status_of(request).queues:
+        return None
+    context, span = context_of(request), history_chart.SPANS[query.span]
+    queue_id = queue_id_of(request, query.queue)
+    cut = await read_slices(context, ALL if queue_id is None else queue_id, span)
+    return history_chart.draw_history(cut, span, context.now_ms() // 1_000, chosen, query.outcome)
+
+
+async def _listed(
+    request: web.Request, query: HistoryPageQuery, since: int | None, until: int | None
+) -> MessagePage:
+    if not _is_one(request, query):
+        # Several queues have no index together: the search walks over them.
+        states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
+        found = await read_search_page(request, states_search(states), query.cursor, query.limit)
+        searched = found.searched if found.is_cut else None
+        return MessagePage(found.rows, found.next, None, searched)
+    asked = MessagesQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)
+    queue_id = queue_id_of(request, query.queue)
+    return await read_history_page(context_of(request), asked, queue_id, since=since, until=until)
+
+
+def _field(at_ms: int | None) -> str:
+    """Write a time as ``<input type=datetime-local>`` takes it, in UTC."""
+    if at_ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%dT%H:%M")
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+PAGE_ROUTES: Final = (Route("GET", "/history", Role.VIEWER, "history", show_history),)
+
+
+class TrashPageQuery(BaseModel):
+    """A page of the trash, of one queue if asked."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    queue: str = Field("", max_length=LONGEST_NAME)
+    cursor: CursorParameter = None
+    limit: LimitParameter = 50
+    format: OutputFormat = "html"
+
+
+async def show_trash(request: web.Request) -> web.StreamResponse:
+    """Deleted messages that can be restored, newest first."""
+    query = read_query(request, TrashPageQuery)
+    queues = allowed_queues(request)
+    if query.queue:
+        queue_id = queue_id_of(request, query.queue)
+        queues = frozenset(() if queue_id is None else (queue_id,))
+    scope = f"trash {query.queue} {sorted(queues or ())}"
+    place = responses.position_in(responses.decode_cursor(scope, query.cursor))
+    found = await context_of(request).reader.trash(
+        before=place.get("before"), queues=queues, limit=query.limit
+    )
+    goes_on = None if found.next is None else responses.encode_cursor(scope, "before", found.next)
+    if query.format != "html":
+        return list_response(
+            query.format, MessageView, [MessageView.of(m) for m in found.rows], goes_on
+        )
+    return await render_page(
+        request,
+        "trash.html",
+        rows=found.rows,
+        is_cut=found.is_cut,
+        next=goes_on,
+        query=query,
+    )
+
+
+TRASH_ROUTES: Final = (Route("GET", "/trash", Role.VIEWER, "trash", show_trash),)

@@ -1,0 +1,264 @@
+"""Import messages: all lines are checked before one is stored."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.auth import request_audit
+from phpmq_lite.admin.auth.permissions import check_queue_right
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import Context, Reply, context_of
+from phpmq_lite.admin.base.input import check_queue_name
+from phpmq_lite.admin.base.problems import Problem, problem_of
+from phpmq_lite.admin.base.request_body import (
+    check_values,
+    memory_hold_of,
+    parse_large,
+    read_body,
+    read_json,
+)
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import JSON_LINES, Role, Route
+from phpmq_lite.admin.resources.publish import PublishInput
+from phpmq_lite.admin.views.bodies import from_content
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import publishing
+from phpmq_lite.broker.operator.publishing import Published
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.queue_settings import LONGEST_NAME
+
+SLICE: Final = 500  # messages stored at once
+IMPORT_MAX: Final = 100_000  # in one request
+VALUES_MAX: Final = 10 * IMPORT_MAX  # of JSON in a document; lines are read one by one
+LINE_VALUES_MAX: Final = 10_000
+_ROW_BYTES: Final = 250  # of a message that waits for its slice, without its body
+STORED: Final = "X-Stored-Count"  # of an answer that refuses the rest: how many are stored
+
+ImportedMessage = tuple[bytes, int | None]
+ImportLine = tuple[str, ImportedMessage]  # the name of its queue first
+ImportRun = tuple[str, list[ImportedMessage]]
+
+
+class ImportedInput(PublishInput):
+    """One message; the other members of an export are passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME)
+
+
+class ImportInput(BaseModel):
+    """Messages to store, in this order.
+
+    An export is taken as it is: ``application/x-ndjson``, one message a line.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    messages: list[ImportedInput] = Field(max_length=IMPORT_MAX)
+
+
+class ImportView(BaseModel):
+    """How many messages were stored."""
+
+    stored: int
+
+
+async def import_messages(request: web.Request) -> web.StreamResponse:
+    """Store messages of an export at the end of their queues; nothing if one line is wrong.
+
+    They are stored in the order of the lines. Where a queue refuses one, as it is full, those
+    before it stay: the answer has their number in the header ``X-Stored-Count``.
+    """
+    context = context_of(request)
+    raw = await read_body(request)
+    rows = min(raw.count(b"\n" if request.content_type == JSON_LINES else b"{"), IMPORT_MAX)
+    await memory_hold_of(request).grow(len(raw) + rows * _ROW_BYTES)
+    lines = await parse_large(request, raw, lambda: _all_checked(request, context, raw))
+    raw.clear()
+    return json_response(ImportView(stored=await _store(request, context, lines)), status=201)
+
+
+def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[ImportLine]:
+    names: dict[str, str] = {}  # so that 100,000 lines of one queue share its name
+    return [
+        (names.setdefault(queue, queue), message)
+        for queue, message in (
+            _checked(request, context, number, line)
+            for number, line in _lines(*_read(request, raw))
+        )
+    ]
+
+
+def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
+    """Return how many lines there are, or how long the list in a document is, and what they say.
+
+    A line is read when it is asked for, so that one at a time is in memory.
+    """
+    found: Iterable[object]
+    if request.content_type == JSON_LINES:
+        count = sum(1 for _ in _texts(raw))
+        found = (_json(line, number) for number, line in _texts(raw))
+    else:
+        document = read_json(raw, VALUES_MAX)
+        if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
+            raise Problem(422, "invalid", "There is no list of messages.", field="messages")
+        found = document["messages"]
+        count = len(document["messages"])
+    if count > IMPORT_MAX:
+        raise Problem(
+            422, "invalid", f"There are {count} messages.", field="messages",
+            bound=f"at most {IMPORT_MAX}",
+        )  # fmt: skip
+    return count, found
+
+
+def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers."""
+    at, number = 0, 0
+    while at < len(raw):
+        end = raw.find(b"\n", at)
+        end, number = len(raw) if end < 0 else end, number + 1
+        line = bytes(raw[at:end])
+        if line.strip():
+            yield number, line
+        at = end + 1
+
+
+def _json(line: bytes, number: int) -> object:
+    check_values(line, LINE_VALUES_MAX)
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Problem(
+            422, "malformed", f"Line {number} is not JSON: {error}. Nothing was stored.",
+            field=str(number),
+        ) from None  # fmt: skip
+
+
+def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
+    """Yield what is a message; the last line of an export is none."""
+    for number, line in enumerate(found, 1):
+        if isinstance(line, dict) and "complete" in line and "queue" not in line:
+            if line["complete"] is not True or number != count:
+                raise Problem(
+                    422, "incomplete", "The export is not complete. Nothing was stored.",
+                    field=str(number),
+                )  # fmt: skip
+            continue
+        yield number, line
+
+
+def problem_with(line: object) -> str | None:
+    """Say what is wrong with a line, whoever sends it to whichever broker."""
+    try:
+        check_queue_name(ImportedInput.model_validate(line).queue)
+    except (ValidationError, Problem) as error:
+        problem = problem_of(error)
+        return str(error) if problem is None else problem.detail
+    return None
+
+
+def _checked(request: web.Request, context: Context, number: int, line: object) -> ImportLine:
+    try:
+        read = ImportedInput.model_validate(line)
+        check_queue_name(read.queue)
+        check_queue_right(request, read.queue)
+    except (ValidationError, Problem) as error:
+        problem = problem_of(error)
+        if problem is None:
+            raise
+        raise Problem(
+            problem.status, problem.code,
+            f"Message {number}: {problem.detail} Nothing was stored.",
+            field=f"{number}.{problem.field or ''}".rstrip("."), bound=problem.bound,
+        ) from None  # fmt: skip
+    body = from_content(read.content, read.encoding)
+    limit = int(context.settings.limits.max_content)
+    if len(body) > limit:
+        raise Problem(
+            413, "too_large", f"Message {number} has {len(body)} bytes. Nothing was stored.",
+            field=f"{number}.content", bound=f"{limit} bytes",
+        )  # fmt: skip
+    return read.queue, (body, read.ttl_s)
+
+
+async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
+    """Store in the order of the lines, so that what is stored is always the beginning of them."""
+    stored = 0
+    entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
+    while stored < len(lines):
+        runs = _runs(lines[stored : stored + SLICE])
+        try:
+            stored += await commands.call(context, partial(_publish, entry, runs))
+        except RefusedError as error:
+            if not stored:
+                raise
+            await _close_row(context, entry, error.code)
+            raise Problem(
+                409, error.code, f"{error}. The first {stored} messages were stored before.",
+                field="queue", headers={STORED: str(stored)},
+            ) from error  # fmt: skip
+    return stored
+
+
+def _runs(lines: Sequence[ImportLine]) -> list[ImportRun]:
+    """Put neighbours for the same queue together."""
+    return [
+        (queue, [message for _, message in run]) for queue, run in groupby(lines, itemgetter(0))
+    ]
+
+
+def _publish(entry: AuditEntry, runs: Sequence[ImportRun], core: Broker, answer: Reply) -> None:
+    """Store the first runs in one batch, at least one; answers with how many messages these are.
+
+    It ends before a run that is refused, and before one that may be judged outside the batch: that
+    comes first in a call of its own, as else the runs behind it would be stored ahead of it.
+    """
+    count = 0
+    for queue, messages in runs:
+        known = core.state.registry.get_or_create(queue, entry.actor)
+        if known is None or known.validates:
+            if not count:
+                publishing.publish(core, entry, queue, messages, partial(_counted, answer))
+                return
+            break
+        try:
+            publishing.publish(core, entry, queue, messages, _nobody)
+        except RefusedError:
+            if not count:
+                raise
+            break
+        count += len(messages)
+    core.state.batch.replies.append((answer, count))
+
+
+def _counted(answer: Reply, result: Any) -> None:
+    answer(len(result) if isinstance(result, Published) else result)  # a refusal as it is
+
+
+def _nobody(result: Any) -> None:
+    """Take the answer of a run that the answer of its batch has counted."""
+
+
+async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
+    """Have the row, whose count tells what was stored, say why it ended there."""
+    entry.result = result
+    await request_audit.write_entry(context, entry)
+
+
+ROUTES: Final = (
+    Route(
+        "POST", "/api/v1/import", Role.OPERATOR, "api-import", import_messages, "message.import",
+        takes=ImportInput, takes_lines=True, gives=ImportView, status=201, cli="import",
+        has_content=True, values=VALUES_MAX,
+    ),
+)  # fmt: skip

@@ -1,0 +1,269 @@
+"""Results of the pipeline: page and API."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.permissions import may_use
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import OutputFormat, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import parse_large, read_body
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.insights.charts import draw_insights, queue_totals, steps_of
+from phpmq_lite.admin.insights.readers import (
+    HistoryBoundsView,
+    ReaderView,
+    SubscriptionClaimsView,
+    read_bounds,
+    read_claims,
+    read_readers,
+)
+from phpmq_lite.admin.insights.summary import (
+    SUMMARY_BYTES,
+    BadSummaryError,
+    DeadLetterTotals,
+    ExpiryTotals,
+    PipelineJobState,
+    PipelineSummary,
+    QueueTotals,
+    SummaryStep,
+    TracePath,
+    UrnTotals,
+    read_summary,
+    visible_to,
+)
+from phpmq_lite.admin.resources.claims import show_release_form, submit_release
+from phpmq_lite.admin.views import copy_snippets
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.queue_settings import LONGEST_NAME
+
+
+async def put_summary(request: web.Request) -> web.StreamResponse:
+    """Replace the summary that the Insights page shows; at most 2 MiB of version 1."""
+    context, identity = context_of(request), identity_of(request)
+    if identity.queues:
+        raise Problem(
+            403, "foreign_queue", f"The summary is about all queues; {identity.actor!r} may not "
+            "use them all.", bound=", ".join(identity.queues),
+        )  # fmt: skip
+    raw = bytes(await read_body(request))
+    try:
+        await parse_large(request, raw, lambda: read_summary(raw))
+    except ValueError as error:
+        raise Problem(422, "bad_summary", f"This is no summary: {error}.") from None
+    await context.summaries.write(raw)
+    audit_entry(request, target="summary.json").count = 1
+    return web.Response(status=204)
+
+
+async def get_summary(request: web.Request) -> web.StreamResponse:
+    """Give the summary as PUT takes it; who may see some queues only gets what is about those.
+
+    One shape, whoever asks: members that ``Summary`` does not name are in the file only.
+    """
+    try:
+        summary = await visible_summary(request)
+    except BadSummaryError as error:
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.") from error
+    if summary is None:
+        raise Problem(404, "no_summary", "No job of the pipeline has left a summary yet.")
+    return await asyncio.to_thread(json_response, summary)
+
+
+async def visible_summary(request: web.Request) -> PipelineSummary | None:
+    """Give what whoever asks may see of the summary; None where there is none.
+
+    Raises:
+        BadSummaryError: it cannot be read, or is none.
+    """
+    context = context_of(request)
+    summary = await context.summaries.read()
+    if summary is None or not identity_of(request).queues:
+        return summary
+    known = [queue.name for queue in context.engine.status().queues]
+    return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
+
+
+API_ROUTES: Final = (
+    Route(
+        "PUT",
+        "/api/v1/pipeline/insights",
+        Role.OPERATOR,
+        "api-insights-put",
+        put_summary,
+        "pipeline.insights",
+        takes=PipelineSummary,
+        status=204,
+        body=SUMMARY_BYTES,
+        values=SUMMARY_BYTES // 4,
+    ),
+    Route(
+        "GET",
+        "/api/v1/pipeline/insights",
+        Role.VIEWER,
+        "api-insights",
+        get_summary,
+        gives=PipelineSummary,
+    ),
+)
+
+
+ROWS: Final = 200  # of a table on the page; the other formats have all
+OLD_MS: Final = 26 * 3_600_000  # a summary of a daily run is younger
+
+InsightsTab = Literal[
+    "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
+]
+
+
+class InsightsPageQuery(BaseModel):
+    """Which part to show, of which queue and time; ``release``: ask before claims go back."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    tab: InsightsTab = "charts"
+    span: Literal["24h", "30d"] = "24h"
+    queue: str = Field("", max_length=LONGEST_NAME)
+    release: str = Field("", max_length=255)
+    format: OutputFormat = "html"
+
+
+@dataclass(slots=True, frozen=True)
+class FoundSummary:
+    """The summary as it may be seen; ``error`` says why there is none."""
+
+    summary: PipelineSummary | None
+    error: str = ""
+
+
+async def show_insights(request: web.Request) -> web.StreamResponse:
+    """What went through the queues over a day and a month, as the pipeline computed it."""
+    query = read_query(request, InsightsPageQuery)
+    if query.release:
+        return await show_release_form(request, query.release, query.queue)
+    found = await _find(request)
+    if query.format != "html":
+        return await _as_data(request, query, found)
+    context, summary = context_of(request), found.summary
+    bounds = await read_bounds(context)
+    values: dict[str, Any] = {"queues": summary.queues() if summary else []}
+    if summary is not None and query.tab == "charts":
+        drawn = await asyncio.to_thread(
+            draw_insights, summary, query.span, query.queue
+        )  # up to 80 ms
+        values |= {"drawn": drawn}
+    elif summary is not None or query.tab in ("claims", "readers"):
+        rows = await _rows(request, query, found)
+        values |= {"rows": rows[:ROWS], "total": len(rows)}
+    return await render_page(
+        request, "insights.html",
+        query=query, summary=summary, error=found.error, bounds=bounds,
+        path=str(context.summaries.path),
+        state=_state(summary, bounds, context.now_ms()) if summary else {},
+        commands=_commands(request, context),
+        **values,
+    )  # fmt: skip
+
+
+async def _find(request: web.Request) -> FoundSummary:
+    try:
+        return FoundSummary(await visible_summary(request))
+    except BadSummaryError as error:
+        return FoundSummary(None, str(error))
+
+
+async def _as_data(
+    request: web.Request, query: InsightsPageQuery, found: FoundSummary
+) -> web.Response:
+    if found.error and query.tab not in ("claims", "readers"):
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {found.error}.")
+    rows = await _rows(request, query, found)
+    return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
+
+
+_MODELS: Final[dict[str, type[BaseModel]]] = {
+    "charts": SummaryStep,
+    "queues": QueueTotals,
+    "urns": UrnTotals,
+    "dead": DeadLetterTotals,
+    "expired": ExpiryTotals,
+    "paths": TracePath,
+    "jobs": PipelineJobState,
+    "claims": SubscriptionClaimsView,
+    "readers": ReaderView,
+}
+
+
+async def _rows(
+    request: web.Request, query: InsightsPageQuery, found: FoundSummary
+) -> Sequence[BaseModel]:
+    """Give all rows of a part, in the order in which the page shows them."""
+    if query.tab == "claims":
+        return await read_claims(request)
+    if query.tab == "readers":
+        return await read_readers(context_of(request))
+    if found.summary is None:
+        return []
+    return await asyncio.to_thread(_rows_of, found.summary, query)
+
+
+def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[BaseModel]:
+    if query.tab in ("charts", "queues"):
+        steps = steps_of(summary, query.span, query.queue)
+        return steps if query.tab == "charts" else queue_totals(steps)
+    if query.tab == "jobs":
+        return summary.jobs
+    if query.tab == "paths":
+        return sorted(summary.paths, key=lambda path: -path.traces)
+    parts: dict[str, Sequence[UrnTotals | DeadLetterTotals | ExpiryTotals]] = {
+        "urns": summary.urns,
+        "dead": summary.deaths,
+        "expired": summary.expiries,
+    }
+    some = (part for part in parts[query.tab] if query.queue in ("", part.queue))
+    return sorted(some, key=lambda part: -part.total)
+
+
+def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> dict[str, Any]:
+    """Say how old the numbers are, how far the jobs are behind now, and what is wrong."""
+    is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
+    done = None if is_foreign else summary.archive.offset
+    return {
+        "is_old": now_ms - summary.finished_at > OLD_MS,
+        "is_ahead": summary.finished_at > now_ms + 60_000,
+        "is_foreign": is_foreign,
+        "behind": None if done is None else max(bounds.hi - done, 0),
+        "broken": [job for job in summary.jobs if job.state == "failed"],
+        "lags": {
+            job.name: max(bounds.hi - job.offset, 0)
+            for job in summary.jobs
+            if job.offset is not None and not is_foreign
+        },
+    }
+
+
+def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
+    """Give what to run where there is nothing yet, with the address that the browser used."""
+    base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
+    return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/insights", Role.VIEWER, "insights", show_insights),
+    Route(
+        "POST",
+        "/insights/release",
+        Role.OPERATOR,
+        "insights-release",
+        submit_release,
+        "claims.release",
+    ),
+)

@@ -1,0 +1,362 @@
+"""One message: facts, body, events, download."""
+
+import asyncio
+import hashlib
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.browser_security import download_headers
+from phpmq_lite.admin.auth.permissions import allowed_queues, find_message, find_queue
+from phpmq_lite.admin.auth.request_source import host_name
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.input import OutputFormat, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import memory_hold_of
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
+from phpmq_lite.admin.resources import messages
+from phpmq_lite.admin.resources.messages import (
+    BodyView,
+    EventView,
+    MessagesQuery,
+    MessagesView,
+    MessageView,
+    list_queue_messages,
+)
+from phpmq_lite.admin.resources.search import FoundMessagesView, SearchInput, search_messages
+from phpmq_lite.admin.views import bodies, envelope_card, message_life
+from phpmq_lite.admin.views.copy_snippets import (
+    COPY_BYTES,
+    Snippet,
+    copy_snippets,
+    http_address,
+    tcp_address,
+)
+from phpmq_lite.admin.views.dead_letter_queues import is_dead_letter_queue
+from phpmq_lite.admin.views.message_life import MessageLife
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.envelopes import verdict
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.audit import AuditLog, AuditRow
+from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
+
+
+class BodyInput(BaseModel):
+    """Without ``download``: at most the first 64 KiB, as JSON."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    download: str | None = Field(None, description="anything: the whole body, as bytes in a file")
+
+
+class ProblemView(BaseModel):
+    """One thing that is wrong with an envelope."""
+
+    reason: str
+    detail: str
+    pointer: str  # RFC 6901; empty: the whole
+
+    @classmethod
+    def of(cls, problem: verdict.Problem) -> Self:
+        """Take over what a verdict says; a text of a program is cut."""
+        cut = envelope_card.shorten
+        return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))
+
+
+class BlockView(BaseModel):
+    """Why a dead-letter record was written, as it says itself."""
+
+    reason: str
+    detail: str | None
+    error: str | None
+    exception: str | None
+    failed_at: int  # Unix ms
+    original_queue: str
+    attempts: int
+    lang: str
+    message_id: str | None
+
+
+class EnvelopeView(BaseModel):
+    """What an envelope says, and its verdict; of a record, what a redrive would send."""
+
+    urn: str | None
+    trace_id: str | None
+    meta_id: str | None
+    attempts: int | None
+    lang: str | int | float | None  # of meta, as the next three; numbers where they are such
+    queue: str | int | float | None
+    created_at: str | int | float | None
+    schema_version: str | int | float | None
+    reason: str | None  # of the verdict; null: a consumer may handle it
+    tolerated: bool  # data: [] was read as {}
+    warnings: list[str]
+    problems: list[ProblemView]  # that of the verdict first, then those of the producer schema
+    more_problems: int  # left out
+    dead_letter: BlockView | None
+
+    @classmethod
+    def of(cls, card: envelope_card.EnvelopeCard) -> Self:
+        """Take over a card."""
+        block = None
+        if card.block is not None:
+            block = BlockView.model_validate(asdict(card.block))
+            block.error, block.exception = map(_cut, (block.error, block.exception))
+        return cls(
+            urn=card.index.urn,
+            trace_id=card.index.trace_id,
+            meta_id=card.index.meta_id,
+            attempts=card.index.attempts,
+            **{name: card.said[name] for name in envelope_card.MEMBERS},
+            reason=card.reason,
+            tolerated=card.verdict.is_tolerated,
+            warnings=list(card.verdict.warnings),
+            problems=[ProblemView.of(problem) for problem in card.problems],
+            more_problems=card.hidden,
+            dead_letter=block,
+        )
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else envelope_card.shorten(text)
+
+
+class MessageDetailView(MessageView):
+    """A message with its envelope; null where it is none, or above 1 MiB, or its body is gone."""
+
+    envelope: EnvelopeView | None = None
+
+
+class EventsView(BaseModel):
+    """The unusual turns of a message's life, oldest first."""
+
+    items: list[EventView]
+    next: None = None
+
+
+async def get_message(request: web.Request) -> web.StreamResponse:
+    """Give one message, alive or settled, without its body, with the verdict of its envelope."""
+    context = context_of(request)
+    row = await find_message(request, context)
+    card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
+    found = MessageDetailView.of(row)
+    found.envelope = None if card is None else EnvelopeView.of(card)
+    return json_response(found)
+
+
+async def list_events(request: web.Request) -> web.StreamResponse:
+    """List the unusual turns of a message's life."""
+    context = context_of(request)
+    row = await find_message(request, context)
+    rows = await context.reader.events(row.seq)
+    return list_response("json", EventView, [EventView.of(event) for event in rows])
+
+
+async def get_body(request: web.Request) -> web.StreamResponse:
+    """Give the body of a message: ``content`` with its ``encoding``, or as a download."""
+    context = context_of(request)
+    row = await find_message(request, context)
+    if "download" in request.query:
+        return await download_body(request)
+    found = await context.reader.body(row)
+    if found is None:
+        raise _no_body(row)
+    return json_response(BodyView.of(found))
+
+
+async def download_body(request: web.Request) -> web.StreamResponse:
+    """Give the whole body as a file that no browser shows; a damaged one says so in its name.
+
+    The header ``Repr-Digest`` has its SHA-256.
+    """
+    context = context_of(request)
+    row = await find_message(request, context)
+    await memory_hold_of(request).resize(row.size)
+    found = await context.reader.whole_body(row)
+    if found is None:
+        raise _no_body(row)
+    name = row.message_id + (".damaged" if found.is_damaged else "")
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(found.content).digest())
+    return web.Response(
+        body=found.content,
+        content_type="application/octet-stream",
+        headers=download_headers(name) | {"Repr-Digest": f"sha-256=:{b64encode(digest).decode()}:"},
+    )
+
+
+def _no_body(row: MessageRow) -> Problem:
+    return Problem(410, "gone_body", f"The body of {row.message_id} is not stored any more.")
+
+
+API_ROUTES: Final = (
+    Route(
+        "GET",
+        "/api/v1/queues/{q}/messages",
+        Role.VIEWER,
+        "api-queue-messages",
+        list_queue_messages,
+        query=MessagesQuery,
+        gives=MessagesView,
+        cli="msg ls",
+    ),
+    Route(
+        "GET",
+        "/api/v1/messages",
+        Role.VIEWER,
+        "api-search",
+        search_messages,
+        query=SearchInput,
+        gives=FoundMessagesView,
+        cli="search",
+    ),
+    Route(
+        "GET",
+        "/api/v1/messages/{id}",
+        Role.VIEWER,
+        "api-message",
+        get_message,
+        gives=MessageDetailView,
+        cli="msg get",
+    ),
+    Route(
+        "GET",
+        "/api/v1/messages/{id}/body",
+        Role.VIEWER,
+        "api-body",
+        get_body,
+        query=BodyInput,
+        gives=BodyView,
+        cli="msg get",
+    ),
+    Route(
+        "GET",
+        "/api/v1/messages/{id}/events",
+        Role.VIEWER,
+        "api-message-events",
+        list_events,
+        gives=EventsView,
+    ),
+)
+
+
+RELATIVES: Final = 20  # messages told along in the life of one
+_ROUNDS: Final = 4  # of following their links
+_DELETIONS: Final = ("message.delete", "message.act")
+
+
+class MessagePageQuery(BaseModel):
+    """How to show one message; ``q`` is the search it was found by."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    view: Literal["tree", "pretty", "raw", "hex"] | None = None
+    q: str = Field("", max_length=QUERY_CHARACTERS)
+    format: OutputFormat = "html"
+
+
+async def show_message(request: web.Request) -> web.StreamResponse:
+    """One message: facts, body, life."""
+    context = context_of(request)
+    query, row = read_query(request, MessagePageQuery), await find_message(request, context)
+    if query.format != "html":
+        return list_response(query.format, MessageView, [MessageView.of(row)])
+    body, sha256, life = await asyncio.gather(
+        context.reader.body(row), context.reader.sha256(row), _life(request, context, row)
+    )
+    shown = None
+    if body is not None:  # indenting 256 KiB takes a while
+        shown = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
+    card = await envelope_card.card_of(request, context, row, body)
+    newer, older = await _beside(request, context, query, row)
+    others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
+    return await render_page(
+        request,
+        "message.html",
+        row=row,
+        body=body,
+        shown=shown,
+        sha256=sha256 if body is not None else None,
+        card=card,
+        elsewhere=envelope_card.other_queue(card, row) if card is not None else "",
+        is_too_large=envelope_card.is_too_large(row),
+        is_record=is_dead_letter_queue(status_of(request).queues, row.queue or ""),
+        is_failed=row.seq in await messages.read_failed_attempts(request, [row]),
+        policy=envelope_card.policy_of(request, row.queue_id),
+        has_queue=lambda name: find_queue(request, name) is not None,
+        steps=message_life.make_timeline(row, life.events[row.seq], context.now_ms(), others),
+        relatives=message_life.list_relatives(row, life.links, life.rows),
+        last=await _deletion(context, row),
+        copied=_copies(request, row, body),
+        newer=newer,
+        older=older,
+        query=query,
+    )
+
+
+async def _life(request: web.Request, context: Context, row: MessageRow) -> MessageLife:
+    """Follow what ties a message to others: restore, redrive, edit, dead letter; bounded."""
+    allowed = allowed_queues(request)
+    rows = {row.seq: row}
+    links: dict[tuple[int, str, str], LinkRow] = {}
+    asked: list[int] = [row.seq]
+    for _ in range(_ROUNDS):
+        found = await context.reader.links(asked)
+        links |= {(link.seq, link.kind, link.other): link for link in found}
+        wanted = {link.other_seq for link in found if link.other_seq}
+        wanted |= {rows[seq].source_seq or 0 for seq in asked if seq in rows}
+        asked = sorted(wanted - rows.keys() - {0})[: RELATIVES - len(rows) + 1]
+        if not asked:
+            break
+        for other in await context.reader.rows(asked):
+            if allowed is None or other.queue_id in allowed:
+                rows[other.seq] = other
+    events = {seq: await context.reader.events(seq) for seq in rows}
+    return MessageLife(rows, events, list(links.values()))
+
+
+async def _beside(
+    request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
+) -> tuple[MessageRow | None, MessageRow | None]:
+    """Find the neighbours in the search that led here."""
+    if not query.q:
+        return None, None
+    try:
+        asked = parse_search(query.q)
+    except Problem:
+        return None, None
+    allowed = allowed_queues(request)
+    return (
+        await context.search.newer(asked, row, queues=allowed),
+        await context.search.older(asked, row, queues=allowed),
+    )
+
+
+async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
+    """Say who deleted it, where the audit names the message itself and nothing later."""
+    if row.state != State.DELETED:
+        return None
+    last = await AuditLog(context.readers).last_of(row.message_id)
+    return last if last is not None and last.action in _DELETIONS else None
+
+
+def _copies(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
+    """Give the code to publish it again; nothing for what is large or gone."""
+    if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
+        return ()
+    context = context_of(request)
+    host, port = tcp_address(status_of(request).listeners, host_name(request.host))
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    base = http_address(request.scheme, request.host, context.urls.base_path)
+    return copy_snippets(row.queue, body.content, row.message_id, row.ttl_s, base, where)
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/messages/{id}", Role.VIEWER, "message", show_message),
+    Route("GET", "/messages/{id}/body", Role.VIEWER, "body", download_body),
+)

@@ -1,0 +1,280 @@
+"""Pages of messages, live or settled, and their API models."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.auth.permissions import allowed_queues, require_queue
+from phpmq_lite.admin.base import formats, responses
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.input import LIMIT_MAX, ListQuery, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import list_response
+from phpmq_lite.admin.base.search_query import traces_search
+from phpmq_lite.admin.views import trace_view
+from phpmq_lite.admin.views.bodies import as_content, preview
+from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import Body, EventRow, MessageRow
+from phpmq_lite.storage.read.search_plan import SearchQuery
+
+
+class MessagesQuery(ListQuery):
+    """A page of a queue's messages, alive or settled."""
+
+    tab: Literal["messages", "dead", "history"] = "messages"
+    state: Literal["ready", "dispatched"] | None = None
+    outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
+    confirm: Literal["purge", "redrive"] | None = None
+
+
+class MessageView(BaseModel):
+    """A message without its body."""
+
+    id: str
+    queue: str | None
+    state: str
+    seq: int
+    position: int
+    published_at: int  # Unix ms, as all times
+    first_dispatched_at: int | None
+    last_dispatched_at: int | None
+    settled_at: int | None
+    ttl_s: int | None  # as published; null: never expires
+    deadline_at: int | None
+    deliveries: int
+    size: int
+    urn: str | None
+    trace_id: str | None
+    meta_id: str | None
+    attempts: int | None  # of the envelope; deliveries are the broker's
+    publisher: str | None
+    holder: str | None
+    reason: str | None
+    offset: int | None
+    origin: str | None  # dead-letter record: the queue, message and reason it is about
+    origin_id: str | None
+    origin_reason: str | None
+    preview: str
+
+    @classmethod
+    def of(cls, row: MessageRow) -> Self:
+        """Take over a stored row."""
+        return cls(
+            id=row.message_id,
+            queue=row.queue,
+            state=State(row.state).name.lower(),
+            seq=row.seq,
+            position=row.position,
+            published_at=row.published_at,
+            first_dispatched_at=row.first_dispatched_at,
+            last_dispatched_at=row.last_dispatched_at,
+            settled_at=row.settled_at,
+            ttl_s=row.ttl_s,
+            deadline_at=row.deadline_at,
+            deliveries=row.deliveries,
+            size=row.size,
+            urn=row.urn,
+            trace_id=row.trace_id,
+            meta_id=row.meta_id,
+            attempts=row.attempts,
+            publisher=row.publisher_address,
+            holder=row.consumer_address if row.state == State.DISPATCHED else None,
+            reason=row.reason,
+            offset=row.offset,
+            origin=row.source_queue,
+            origin_id=row.source_id,
+            origin_reason=row.source_reason,
+            preview="".join(piece.text for piece in preview(row.preview, row.size)),
+        )
+
+
+class EventView(BaseModel):
+    """One unusual turn of a life."""
+
+    at: int
+    kind: str
+    detail: str | None
+
+    @classmethod
+    def of(cls, event: EventRow) -> Self:
+        """Take over a stored row."""
+        return cls(at=event.at_ms, kind=event.kind, detail=event.detail)
+
+
+class BodyView(BaseModel):
+    """A body: ``content`` is text where it is UTF-8, else base64."""
+
+    content: str
+    encoding: str
+    size: int
+    is_whole: bool
+
+    @classmethod
+    def of(cls, body: Body) -> Self:
+        """Take over a body that was read."""
+        content, encoding = as_content(body.content)
+        return cls(content=content, encoding=encoding, size=body.size, is_whole=body.is_whole)
+
+
+@dataclass(slots=True, frozen=True)
+class MessagePage:
+    """A page of messages and cursors to its neighbours."""
+
+    rows: Sequence[MessageRow]
+    next: str | None = None
+    previous: str | None = None
+    searched: int | None = None  # offsets looked at, where the time ran out first
+
+
+async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
+    """Give a page of a queue in order, with cursors."""
+    scope = f"messages {queue_id} {query.state}"
+    cursor = responses.decode_cursor(scope, query.cursor)
+    place = responses.position_in(cursor)
+    state = State[query.state.upper()] if query.state else None
+    rows = await context.reader.messages(queue_id, **place, state=state, limit=query.limit)
+    is_full, is_back = len(rows) == query.limit, cursor is not None and cursor.direction == "before"
+    has_next, has_previous = is_full or is_back, (is_full if is_back else cursor is not None)
+    return MessagePage(
+        rows,
+        responses.encode_cursor(scope, "after", rows[-1].position) if rows and has_next else None,
+        responses.encode_cursor(scope, "before", rows[0].position)
+        if rows and has_previous
+        else None,
+    )
+
+
+async def read_history_page(
+    context: Context,
+    query: MessagesQuery,
+    queue_id: int | None,
+    *,
+    since: int | None = None,
+    until: int | None = None,
+) -> MessagePage:
+    """Give a page of settled messages, newest first, with cursors.
+
+    ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.
+    """
+    scope = f"history {queue_id} {query.outcome} {since} {until}"
+    cursor = responses.decode_cursor(scope, query.cursor)
+    place = responses.position_in(cursor)
+    outcome = State[query.outcome.upper()] if query.outcome else None
+    found = await context.reader.history(
+        **place, queue_id=queue_id, outcome=outcome, since=since, until=until, limit=query.limit
+    )
+    first, last = _ends(found.rows)
+    is_back = "after" in place
+    if found.searched_to is not None and not is_back:
+        last, has_older = found.searched_to, True
+    else:
+        has_older = is_back or found.has_more
+    has_newer = found.has_more if is_back else cursor is not None
+    start = place.get("before", found.highest or 0)
+    searched = None if found.searched_to is None else abs(start - found.searched_to)
+    return MessagePage(
+        found.rows,
+        responses.encode_cursor(scope, "before", last) if has_older and last is not None else None,
+        responses.encode_cursor(scope, "after", first) if has_newer and first is not None else None,
+        searched,
+    )
+
+
+def _ends(rows: Sequence[MessageRow]) -> tuple[int | None, int | None]:
+    return (rows[0].offset, rows[-1].offset) if rows else (None, None)
+
+
+@dataclass(slots=True, frozen=True)
+class SearchPage:
+    """A page of a search; ``searched`` of about ``total`` were looked at, all where ``is_done``."""
+
+    query: SearchQuery
+    rows: Sequence[MessageRow]
+    next: str | None
+    searched: int
+    total: int
+    is_done: bool
+    is_full: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the time was over before the page was full or everything looked at."""
+        return not self.is_done and self.next is not None and not self.is_full
+
+
+async def read_search_page(
+    request: web.Request, query: SearchQuery, cursor: str | None, limit: int
+) -> SearchPage:
+    """Give a page of what matches, newest first, of the queues that the asking person may see."""
+    context, allowed = context_of(request), allowed_queues(request)
+    scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
+    found = await context.search.page(
+        query, queues=allowed, place=_place(responses.decode_cursor(scope, cursor)), limit=limit
+    )
+    goes_on = (
+        None if found.next is None else responses.encode_cursor(scope, "after", list(found.next))
+    )
+    return SearchPage(
+        query, found.rows, goes_on, found.searched, found.total, found.is_done,
+        is_full=len(found.rows) >= limit,
+    )  # fmt: skip
+
+
+async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow]) -> frozenset[int]:
+    """Return the seqs of acked rows whose attempt failed, as far as their traces show it."""
+    traces = {
+        row.trace_id
+        for row in rows
+        if row.state == State.ACKED and row.trace_id is not None and row.meta_id is not None
+    }
+    if not traces:
+        return frozenset()
+    found = await read_search_page(request, traces_search(*sorted(traces)), None, LIMIT_MAX)
+    return trace_view.find_failed_attempts(
+        found.rows, dead_letter_queues_named(status_of(request).queues)
+    )
+
+
+def _place(cursor: responses.ListCursor | None) -> tuple[int, int] | None:
+    if cursor is None:
+        return None
+    match cursor.place:
+        case [int() as upto, int() as place] if 0 <= place <= 1 << 62 and 0 <= upto <= 1 << 62:
+            return upto, place
+    raise Problem(422, "bad_cursor", "The cursor is malformed. Start again.", field="cursor")
+
+
+def describe_searched(found: SearchPage) -> str:
+    """Say how far was looked: ``Searched 412,000 of about 2.1 million, newest first.``."""
+    return (
+        f"Searched {formats.format_number(found.searched)} of about "
+        f"{format_about(found.total)}, newest first."
+    )
+
+
+def format_about(count: int) -> str:
+    """Write a large count roughly: ``2.1 million``, ``412,000``."""
+    if count >= 999_500:
+        return f"{count / 1e6:.1f}".removesuffix(".0") + " million"
+    digits = max(0, len(str(count)) - 3)
+    return formats.format_number(round(count, -digits))
+
+
+class MessagesView(BaseModel):
+    """A page of messages."""
+
+    items: list[MessageView]
+    next: str | None
+
+
+async def list_queue_messages(request: web.Request) -> web.StreamResponse:
+    """List the messages of a queue in order, without their bodies."""
+    context, query = context_of(request), read_query(request, MessagesQuery)
+    listed = await read_messages_page(context, query, require_queue(request).queue_id)
+    return list_response(
+        query.format, MessageView, [MessageView.of(m) for m in listed.rows], listed.next
+    )

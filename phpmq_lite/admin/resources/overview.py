@@ -1,0 +1,101 @@
+"""The overview: the broker at a glance, and what needs attention."""
+
+from typing import Any, Final, Literal
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring.attention import read_notices
+from phpmq_lite.admin.resources.queues import (
+    first_snippets,
+    queues_response,
+    read_figures,
+    read_live_rows,
+    read_trends,
+)
+from phpmq_lite.admin.resources.system import read_restart_report
+from phpmq_lite.admin.views import charts, queue_list, trends
+from phpmq_lite.admin.views.queue_list import QueueQuery, make_queue_page, read_oldest_ready
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.admin.views.trends import SPANS
+from phpmq_lite.storage.read.rollups import ALL, RECORDS
+
+OVERVIEW_QUEUES: Final = 10
+NOTICES_SHOWN: Final = 8
+
+
+class OverviewPageQuery(QueueQuery):
+    """What the overview shows."""
+
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"
+
+
+async def show_overview(request: web.Request) -> web.StreamResponse:
+    """The broker at a glance, with what needs attention and its fullest queues."""
+    context, query = context_of(request), _query(request)
+    status, now_ms = status_of(request), context.now_ms()
+    ages = await read_oldest_ready(context, status.queues)
+    listed = make_queue_page(status.queues, ages, query)
+    if query.format != "html":
+        return queues_response(query, listed, now_ms)
+    found = await read_notices(context, status, ages)
+    drawn = await _charts(request, query.span)
+    report = await read_restart_report(request)
+    await context.engine.pause()
+    return await render_page(
+        request,
+        "overview.html",
+        query=query,
+        listed=listed,
+        figures=read_figures(listed.queues, now_ms),
+        trends=read_trends(context, listed.queues),
+        tiles=queue_list.overview_tiles(status, ages, now_ms),
+        sparks=trends.read_sparks(request),
+        notices=found[:NOTICES_SHOWN],
+        more_notices=found[NOTICES_SHOWN:],
+        restart=report,
+        snippets=first_snippets(request, status),
+        **drawn,
+    )
+
+
+def _query(request: web.Request) -> OverviewPageQuery:
+    given = {key: value for key, value in request.query.items() if value}
+    return OverviewPageQuery.model_validate({"sort": "-ready", "limit": OVERVIEW_QUEUES} | given)
+
+
+async def _charts(request: web.Request, key: str) -> dict[str, Any]:
+    """Make the charts of all queues; for whom may see all of them."""
+    context, span = context_of(request), SPANS[key]
+    if allowed_queues(request) is not None or not status_of(request).queues:
+        return {"charts": (), "table": None, "span": span}
+    trend = await trends.read_trend(context, ALL, span)
+    records = await trends.read_trend(context, RECORDS, span)
+    return {
+        "charts": (charts.draw_depth(trend, records), charts.draw_rates(trend)),
+        "table": charts.trend_table(trend, records=records),
+        "span": span,
+    }
+
+
+async def live_overview(
+    request: web.Request, _argument: str, ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """Give what changes on the overview; ``ids`` are the queues on show."""
+    context, status = context_of(request), status_of(request)
+    ages = await read_oldest_ready(context, status.queues)
+    shown = queue_list.overview_tiles(status, ages, context.now_ms())
+    says = f"Ready {shown['total.ready']}, dispatched {shown['total.dispatched']}"
+    rows, lines = read_live_rows(context, status.queues, ages, ids)
+    listed = make_queue_page(status.queues, ages, _query(request))
+    return {
+        "shown": shown | rows,
+        "points": trends.read_sparks(request) | lines,
+        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
+        "says": says,
+    }
+
+
+ROUTES: Final = (Route("GET", "/", Role.VIEWER, "overview", show_overview),)

@@ -1,0 +1,350 @@
+"""Registered payload schemas, and the compatibility check of a new version."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import (
+    FormatQuery,
+    OutputFormat,
+    path_name,
+    read_form,
+    read_json_model,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import parse_large
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.envelopes.index import INDEX_CHARACTERS
+from phpmq_lite.envelopes.schema import (
+    Change,
+    Entry,
+    Place,
+    Schema,
+    SchemaError,
+    Tally,
+    compare,
+    places,
+    read_json,
+    read_schema,
+)
+
+DOCUMENT_BYTES: Final = 1 << 20  # of a schema that is compared
+
+
+class SchemasQuery(BaseModel):
+    """As what the list is given."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "json"
+
+
+class SchemaFieldView(BaseModel):
+    """One place of the payload that the schema describes."""
+
+    path: str  # lines[].sku
+    types: str  # for people
+    required: bool
+    limits: str
+    sensitive: str | None  # x-gdpr-sensitive: its category, empty for true
+    title: str
+
+    @classmethod
+    def of(cls, place: Place) -> Self:
+        """Take over a place."""
+        return cls(
+            path=place.path,
+            types=place.types,
+            required=place.is_required,
+            limits=place.limits,
+            sensitive=place.mark,
+            title=place.title,
+        )
+
+
+class SchemaView(BaseModel):
+    """One registered URN; counts are since the start, null for who sees some queues only."""
+
+    urn: str
+    version: int
+    file: str
+    owner: str
+    status: str
+    fields: list[SchemaFieldView]
+    unchecked: list[str]  # pointers of words that are not looked at
+    passed: int | None
+    failed: int | None
+    last_failure: str | None
+
+    @classmethod
+    def of(cls, entry: Entry, tally: Tally | None) -> Self:
+        """Take over an entry of the registry."""
+        last = tally.last if tally else None
+        return cls(
+            urn=entry.urn,
+            version=entry.version,
+            file=entry.file,
+            owner=entry.owner,
+            status=entry.status,
+            fields=[SchemaFieldView.of(place) for place in places(entry.schema.rule)],
+            unchecked=list(entry.schema.unchecked),
+            passed=tally.passed if tally else None,
+            failed=tally.failed if tally else None,
+            last_failure=last.detail if last else None,
+        )
+
+
+class SchemasView(BaseModel):
+    """All registered URNs by name; ``faults`` is why the files as they are now are not in force."""
+
+    items: list[SchemaView]
+    next: None = None
+    faults: list[str]
+
+
+class SchemaDetailView(SchemaView):
+    """One URN with its schema as it stands in the file."""
+
+    document: Any
+
+
+class SchemaCheckInput(BaseModel):
+    """A new version of a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document: Any = Field(None, description="the schema: an object, true or false")
+
+
+class SchemaChangeView(BaseModel):
+    """One difference between what is registered and the new version."""
+
+    level: str  # breaking or note
+    pointer: str  # into the envelope: /data/lines/*/sku
+    detail: str
+
+
+class SchemaCheckView(BaseModel):
+    """Whether the new version may take the place of the registered one."""
+
+    urn: str
+    compatible: bool
+    changes: list[SchemaChangeView]
+    unchecked: list[str]
+
+
+def list_registered(request: web.Request) -> list[SchemaView]:
+    """Give all registered URNs by name, as the asking person may see them."""
+    entries = context_of(request).schemas.registry.entries
+    return [SchemaView.of(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
+
+
+def _tally(request: web.Request, urn: str) -> Tally | None:
+    """Give the counts, which are over all queues, to those who may see all."""
+    is_limited = allowed_queues(request) is not None
+    return None if is_limited else context_of(request).schemas.tally(urn)
+
+
+def find_registered(request: web.Request, urn: str) -> Entry:
+    """Give what is registered for a URN.
+
+    Raises:
+        Problem: 404 where nothing is.
+    """
+    found = context_of(request).schemas.registry.entries.get(urn)
+    if found is None:
+        raise Problem(404, "unknown_schema", f"No schema is registered for {urn!r}.", field="urn")
+    return found
+
+
+async def compare_schemas(
+    request: web.Request, entry: Entry, content: bytes
+) -> tuple[Schema, tuple[Change, ...]]:
+    """Compare a new version with what is registered, beside the loop.
+
+    Raises:
+        Problem: 413 where it is too long, 422 where it is no schema.
+    """
+    if len(content) > DOCUMENT_BYTES:
+        raise Problem(
+            413, "too_large", f"The schema is {len(content)} bytes.", field="document",
+            bound=f"at most {DOCUMENT_BYTES} bytes",
+        )  # fmt: skip
+
+    def work() -> tuple[Schema, tuple[Change, ...]]:
+        schema = read_schema(read_json(content))
+        return schema, compare(entry.schema, schema)
+
+    try:
+        return await parse_large(request, content, work)
+    except SchemaError as error:
+        where = f" at {error.pointer}" if error.pointer else ""
+        raise Problem(
+            422, "bad_schema", f"This is no schema{where}: {error.detail}.", field="document"
+        ) from None
+
+
+async def list_schemas(request: web.Request) -> web.StreamResponse:
+    """List the URNs that have a schema, with their fields and what became of their payloads."""
+    query = read_query(request, SchemasQuery)
+    items = list_registered(request)
+    if query.format in ("jsonl", "csv"):
+        return list_response(query.format, SchemaView, items)
+    return json_response(
+        SchemasView(
+            items=items, faults=[str(fault) for fault in context_of(request).schemas.faults]
+        )
+    )
+
+
+async def get_schema(request: web.Request) -> web.StreamResponse:
+    """Give the schema of a URN, with the document itself."""
+    entry = find_registered(request, path_name(request, "urn"))
+    shown = SchemaView.of(entry, _tally(request, entry.urn))
+    return json_response(SchemaDetailView(**dict(shown), document=entry.schema.document))
+
+
+async def check_schema(request: web.Request) -> web.StreamResponse:
+    """Compare a new version of a schema with the registered one; nothing is stored."""
+    entry = find_registered(request, path_name(request, "urn"))
+    given = await read_json_model(request, SchemaCheckInput)
+    if "document" not in given.model_fields_set:
+        raise Problem(422, "invalid", "The new schema is missing.", field="document")
+    content = json.dumps(given.document).encode()
+    new, changes = await compare_schemas(request, entry, content)
+    audit_entry(request, target=entry.urn).result = "checked"
+    return json_response(
+        SchemaCheckView(
+            urn=entry.urn,
+            compatible=not any(change.is_breaking for change in changes),
+            changes=[
+                SchemaChangeView(level=one.level, pointer=one.pointer, detail=one.detail)
+                for one in changes
+            ],
+            unchecked=list(new.unchecked),
+        )
+    )
+
+
+_PATH: Final = "/api/v1/schemas"
+API_ROUTES: Final = (
+    Route(
+        "GET",
+        _PATH,
+        Role.VIEWER,
+        "api-schemas",
+        list_schemas,
+        query=SchemasQuery,
+        gives=SchemasView,
+    ),
+    Route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", get_schema, gives=SchemaDetailView),
+    Route(
+        "POST",
+        f"{_PATH}/{{urn}}/check",
+        Role.OPERATOR,
+        "api-schema-check",
+        check_schema,
+        "schema.check",
+        takes=SchemaCheckInput,
+        gives=SchemaCheckView,
+        body=4 * DOCUMENT_BYTES,
+        values=DOCUMENT_BYTES // 2,
+    ),
+)
+
+
+SHOWN: Final = 500  # URNs on the page; JSON has all
+SHOWN_CHANGES: Final = 200
+
+
+class SchemasPageQuery(FormatQuery):
+    """As what the list is given, and which URN the form begins with."""
+
+    urn: str = ""
+
+
+@dataclass(slots=True)
+class SchemaCheckForm:
+    """What stands in the form, and what came of it."""
+
+    urn: str = ""
+    document: str = ""
+    changes: tuple[Change, ...] | None = None  # None: not asked yet
+    unchecked: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def breaking(self) -> int:
+        """How many changes ask for a new URN."""
+        return sum(change.is_breaking for change in self.changes or ())
+
+
+async def show_schemas(request: web.Request) -> web.StreamResponse:
+    """The URNs that have a schema, their fields, and what became of their payloads."""
+    query = read_query(request, SchemasPageQuery)
+    if query.format != "html":
+        return list_response(query.format, SchemaView, list_registered(request))
+    return await _show(request, SchemaCheckForm(urn=query.urn))
+
+
+async def submit_schema_check(request: web.Request) -> web.StreamResponse:
+    """Compare a pasted schema with the registered one; nothing is stored."""
+    form = await read_form(request)
+    asked = SchemaCheckForm(form.text("urn", INDEX_CHARACTERS), form.raw("document"))
+    audit_entry(request, target=asked.urn).result = "checked"
+    try:
+        entry = find_registered(request, asked.urn)
+        new, asked.changes = await compare_schemas(
+            request, entry, asked.document.encode(errors="surrogatepass")
+        )
+        asked.unchecked = new.unchecked
+    except Problem as problem:
+        asked.error = problem.detail
+        audit_entry(request).result = problem.code
+        return await _show(request, asked, problem.status)
+    return await _show(request, asked)
+
+
+async def _show(request: web.Request, asked: SchemaCheckForm, status: int = 200) -> web.Response:
+    context = context_of(request)
+    found = list_registered(request)
+    may_act = identity_of(request).role.may(Role.OPERATOR)
+    return await render_page(
+        request,
+        "schemas.html",
+        status=status,
+        check=asked,
+        schemas=found[:SHOWN],
+        more=max(0, len(found) - SHOWN),
+        urns=[one.urn for one in found],
+        faults=context.schemas.faults,
+        has_folder=context.schemas.folder is not None,
+        folder=str(context.schemas.folder or "") if may_act else "",
+        max_bytes=DOCUMENT_BYTES,
+        max_changes=SHOWN_CHANGES,
+    )
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/schemas", Role.VIEWER, "schemas", show_schemas),
+    Route(
+        "POST",
+        "/schemas/check",
+        Role.OPERATOR,
+        "schemas-check",
+        submit_schema_check,
+        "schema.check",
+        body=4 * DOCUMENT_BYTES,
+        values=DOCUMENT_BYTES // 2,
+    ),
+)

@@ -1,0 +1,519 @@
+"""Publish and edit messages: form, templates, API."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self
+from uuid import uuid4
+
+from aiohttp import web
+from pydantic import BaseModel, Field, TypeAdapter, model_validator
+
+from phpmq_lite.admin.actions import commands, message_draft, saved_items
+from phpmq_lite.admin.actions.single import ActionResultView
+from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.undo import make_publish_undo
+from phpmq_lite.admin.auth.permissions import (
+    check_queue_right,
+    find_message,
+    find_queue,
+    queue_name_of,
+)
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import (
+    PUBLISH_MAX,
+    TTL_MAX_S,
+    Form,
+    StrictInput,
+    check_queue_name,
+    read_form,
+    read_json_model,
+)
+from phpmq_lite.admin.base.problems import Problem, problem_of
+from phpmq_lite.admin.base.request_body import memory_hold_of, read_json_body
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resources.wait import WaitPosition
+from phpmq_lite.admin.views import envelope_card
+from phpmq_lite.admin.views.bodies import from_content
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.envelopes.schema.rules import REASON as MISMATCH
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.storage.read.accounts import NAME_MAX
+from phpmq_lite.storage.read.messages import MessageRow
+
+
+class PublishInput(StrictInput):
+    """One message to publish."""
+
+    content: str
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # None: the queue's default; 0: never
+
+    @model_validator(mode="after")
+    def _is_decodable(self) -> Self:
+        self.body()
+        return self
+
+    def body(self) -> bytes:
+        """Give the bytes to store; raises ValueError where they cannot be made."""
+        return from_content(self.content, self.encoding)
+
+
+KEY_BYTES: Final = 64
+PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
+
+
+class EditInput(PublishInput):
+    """A new message made from an old one."""
+
+    queue: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # null: the same
+    reason: str = Field("", max_length=500)  # for the audit
+
+
+class PublishedView(BaseModel):
+    """Ids in the order given; ``cursor`` is where to wait for what comes after."""
+
+    ids: list[str]
+    cursor: str
+    # id -> reason of those that are dead letters at once: the queue takes proper envelopes only
+    quarantined: dict[str, str] = {}
+
+
+async def publish_messages(request: web.Request) -> web.StreamResponse:
+    """Store one message, or an array of them all or none; 201 after the commit.
+
+    A repeated Idempotency-Key stores nothing and gives the first answer.
+    """
+    context, name = context_of(request), queue_name_of(request)
+    check_queue_name(name)
+    check_queue_right(request, name)
+    key = _key_of(request)
+    data = await read_json_body(request)
+    asked = PUBLISH_LIST.validate_python(data if isinstance(data, list) else [data])
+    if not 1 <= len(asked) <= PUBLISH_MAX:
+        raise Problem(
+            422, "invalid", f"The array has {len(asked)} messages.", bound=f"1 to {PUBLISH_MAX}"
+        )
+    pieces = [(message.body(), message.ttl_s) for message in asked]
+    for at, (body, _) in enumerate(pieces):
+        check_size(context, body, f"{at}.content")
+    entry = audit_entry(request, target=name)
+    before = await WaitPosition.now(context.readers)  # so that what settles at once is not missed
+    ids = await commands.publish(context, entry, name, pieces, key=key)
+    cursor = before.after(ids).text
+    out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
+    return json_response(out, status=201)
+
+
+def _key_of(request: web.Request) -> bytes | None:
+    text = request.headers.get("Idempotency-Key")
+    if text is None:
+        return None
+    key = text.encode(errors="surrogateescape")
+    if not 1 <= len(key) <= KEY_BYTES:
+        raise Problem(
+            422, "invalid", f"The key is {len(key)} bytes.", field="Idempotency-Key",
+            bound=f"1 to {KEY_BYTES} bytes",
+        )  # fmt: skip
+    return key
+
+
+def check_size(context: Context, body: bytes, field: str) -> None:
+    """Refuse content that no message may have.
+
+    Raises:
+        Problem: 413, naming the limit.
+    """
+    limit = int(context.settings.limits.max_content)
+    if len(body) > limit:
+        raise Problem(
+            413, "too_large", f"{field} is {len(body)} bytes, the limit is {limit}.",
+            field=field, bound=f"{limit} bytes",
+        )  # fmt: skip
+
+
+async def edit_message(request: web.Request) -> web.StreamResponse:
+    """Publish a changed copy of a message; the old one stays as it is."""
+    context, asked = context_of(request), await read_json_model(request, EditInput)
+    row = await find_message(request, context)
+    name = asked.queue or row.queue
+    if name is None:
+        raise Problem(422, "invalid", "Its queue is gone; name one.", field="queue")
+    check_queue_name(name)
+    check_queue_right(request, name)
+    body = asked.body()
+    check_size(context, body, "content")
+    entry = audit_entry(request, target=row.message_id, reason=asked.reason)
+    ids = await commands.publish(
+        context, entry, name, [(body, asked.ttl_s)], source=(row.seq, "edit")
+    )
+    undo = make_publish_undo(ids, identity_of(request).actor, row.message_id)
+    token = context.acting.undos.add(undo, context.now_ms())
+    return json_response(
+        ActionResultView(id=row.message_id, action="edit", new_id=ids[0], undo=token)
+    )
+
+
+TOTAL_MAX: Final = 64 << 20  # bytes of all copies
+JUDGED_MAX: Final = 100  # copies that differ, before they are sent
+EDIT_MAX: Final = 1 << 20  # bytes that a form takes up for editing
+_KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
+
+
+@dataclass(slots=True)
+class PublishForm:
+    """What stands in the form; kept when it cannot be published."""
+
+    queue: str = ""
+    body: str = ""
+    kind: str = "json"
+    ttl: str = ""
+    ttl_unit: str = ""
+    count: str = "1"
+    fill: bool = True
+    urn: str = ""
+    data: str = ""
+    template: str = ""  # its name, to save it
+    anyway: bool = False  # although the queue would quarantine it, or a schema refuses its data
+    create: str = ""  # the queue that may be created
+    code: str = ""  # why it was not published
+    checked: str = ""  # the answer of "Check"
+    card: envelope_card.EnvelopeCard | None = None  # what "Check" found in an envelope
+    errors: dict[str, str] = field(default_factory=dict)  # field -> what is wrong
+
+
+def _draft_of(form: Form) -> PublishForm:
+    draft = PublishForm()
+    for name in _KEPT:
+        setattr(draft, name, form.raw(name))
+    draft.kind = draft.kind if draft.kind in message_draft.KINDS else "json"
+    draft.count, draft.fill = form.text("count", 40) or "1", form.flag("fill")
+    draft.anyway, draft.create = form.flag("anyway"), form.raw("create")
+    return draft
+
+
+async def show_publish_form(request: web.Request) -> web.StreamResponse:
+    """Write a message, from nothing or from a template."""
+    asked = request.query
+    draft = PublishForm(queue=asked.get("queue", ""))
+    name = asked.get("template", "")
+    if name:
+        saved = await saved_items.visible_item(request, "template", name)
+        if saved is None:
+            raise Problem(404, "unknown_template", f"There is no template {name!r}.")
+        draft = _from_template(name, saved.content, draft.queue)
+    return await _show(request, draft)
+
+
+def _from_template(name: str, content: Any, queue: str) -> PublishForm:
+    """Take over a template; what is odd about it stays out."""
+    kept = content if isinstance(content, dict) else {}
+    draft = PublishForm()
+    for key in _KEPT:
+        if isinstance(value := kept.get(key), str):
+            setattr(draft, key, value)
+    draft.template, draft.queue = name, queue or draft.queue
+    draft.count = str(kept.get("count", "1"))
+    draft.fill = bool(kept.get("fill", True))
+    return draft
+
+
+async def _show(
+    request: web.Request, draft: PublishForm, row: MessageRow | None = None, status: int = 200
+) -> web.Response:
+    context = context_of(request)
+    known = find_queue(request, draft.queue) if draft.queue else None
+    return await render_page(
+        request, "publish.html", status=status, draft=draft, source=row, known=known,
+        queues=[queue.name for queue in status_of(request).queues][:500],
+        templates=await saved_items.visible_items(request, "template"),
+        max_content=int(context.settings.limits.max_content), max_count=PUBLISH_MAX,
+        max_name=NAME_MAX,
+    )  # fmt: skip
+
+
+# -- what its buttons do
+
+
+async def submit_publish(request: web.Request) -> web.StreamResponse:
+    """Publish what was written; where that fails, the form is kept and says why."""
+    form = await read_form(request)
+    return await _attempt(request, form, None)
+
+
+async def _attempt(request: web.Request, form: Form, row: MessageRow | None) -> web.StreamResponse:
+    draft = _draft_of(form)
+    try:
+        match form.text("do", 20):
+            case "check":
+                return await _check(request, draft, row)
+            case "envelope":
+                return await _wrap(request, draft, row)
+            case "save":
+                return await _save(request, draft, row)
+            case _:
+                await _publish(request, form, draft, row)
+    except web.HTTPRedirection:
+        raise
+    except Exception as error:
+        problem = problem_of(error)
+        if problem is None:
+            raise
+        draft.errors[_field_of(problem)], draft.code = problem.detail, problem.code
+        audit_entry(request).result = problem.code
+        return await _show(request, draft, row, problem.status)
+    raise web.HTTPSeeOther(own_path_or(form.raw("next"), _after(request, draft)))
+
+
+def _field_of(problem: Problem) -> str:
+    return "body" if problem.field == "content" else problem.field or "form"
+
+
+async def _publish(
+    request: web.Request, form: Form, draft: PublishForm, row: MessageRow | None
+) -> None:
+    context = context_of(request)
+    name = form.queue("queue")
+    if not name:
+        raise Problem(422, "invalid", "Name a queue.", field="queue")
+    check_queue_right(request, name)
+    count = form.number("count", 1, PUBLISH_MAX) or 1
+    if count > 1 and form.file("file") is None:
+        await memory_hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
+    ttl_s = form.ttl_s()
+    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # a thousand checks
+    queue = find_queue(request, name)
+    if queue is None and draft.create != name:
+        raise Problem(
+            422, "unknown_queue", f"There is no queue {name!r}. Correct the name, or tick that it "
+            "is to be created.", field="queue",
+        )  # fmt: skip
+    if not draft.anyway:
+        await asyncio.to_thread(_check_envelopes, context, queue, made)
+    pieces = [(body, ttl_s) for body in made]
+    entry = audit_entry(request, target=row.message_id if row else name, reason=form.reason())
+    source = None if row is None else (row.seq, "edit")
+    ids = await commands.publish(context, entry, name, pieces, source=source)
+    undo = make_publish_undo(ids, identity_of(request).actor, name)
+    token = context.acting.undos.add(undo, context.now_ms())
+    link = (context.urls.to("message", id=ids[0]), f"#{int(ids[0][:16], 16)}")
+    told = f"{formats.count_messages(len(ids))} published to {name}."
+    if refused := Counter(ids.quarantined.values()):
+        reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
+        told += f" Of those {formats.format_number(refused.total())} were quarantined: {reasons}."
+    leave_message(request, FlashMessage(told, token, link))
+
+
+def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
+    """Refuse what the queue would quarantine, and data that its schema refuses, before it is sent.
+
+    The queue itself judges large bodies, and those after the first ``JUDGED_MAX``.
+
+    Raises:
+        Problem: 422 with the reason.
+    """
+    settings = None if queue is None else queue.settings
+    policy = "observe" if settings is None else settings.payload_policy
+    if policy == "opaque":
+        return
+    asked = envelope_card.JudgeOptions(
+        envelope_card.empty_list_data_of(settings),
+        is_meant=policy == "envelope",
+        is_strict=settings is not None and settings.schema_mode == "quarantine",
+        schemas=context.schemas.registry,
+    )
+    for body in dict.fromkeys(made[:JUDGED_MAX]):
+        card = (
+            envelope_card.make_card(body, asked) if len(body) <= envelope_card.CARD_BYTES else None
+        )
+        if card is None:
+            continue
+        found = card.verdict.problem
+        if policy == "envelope" and found is not None:
+            why = f"{found.reason}, {envelope_card.shorten(found.detail)}"
+            raise Problem(
+                422, "bad_envelope", f"The queue would quarantine it: {why}.", field="envelope"
+            )
+        mismatch = next((one for one in card.problems if one.reason == MISMATCH), None)
+        if mismatch is not None:
+            urn, why = (
+                envelope_card.shorten(card.index.urn or ""),
+                envelope_card.shorten(mismatch.detail),
+            )
+            raise Problem(
+                422, MISMATCH, f"The schema of {urn} does not allow its data: {MISMATCH}, {why}.",
+                field="envelope",
+            )  # fmt: skip
+
+
+def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Sequence[bytes]:
+    """Give the bodies to store, each within its bound and all of them within theirs."""
+    file = form.file("file")
+    if file is not None:
+        content = file.content
+        _check_total(len(content), count)
+        check_size(context, content, "content")
+        return [content] * count
+    _check_total(len(draft.body), count)
+    made = message_draft.make_bodies(
+        draft.body, draft.kind, count, context.now_ms(), lambda: str(uuid4()), is_filled=draft.fill
+    )
+    for body in made:
+        check_size(context, body, "content")
+    return made
+
+
+def _check_total(size: int, count: int) -> None:
+    """Refuse copies that are too large together, before they are made."""
+    total = size * count
+    if count > 1 and total > TOTAL_MAX:
+        raise Problem(
+            413, "too_large",
+            f"{formats.format_number(count)} messages of that size are "
+            f"{formats.format_size(total)} in all.",
+            field="count", bound=formats.format_size(TOTAL_MAX),
+        )  # fmt: skip
+
+
+def _after(request: web.Request, draft: PublishForm) -> str:
+    """Go back to the page: one message is seldom the last."""
+    return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
+
+
+async def _check(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
+    """Check the body, and show what the first message would be."""
+    context = context_of(request)
+    audit_entry(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
+    made = message_draft.make_bodies(
+        draft.body, draft.kind, 1, context.now_ms(), lambda: str(uuid4()), is_filled=draft.fill
+    )[0]
+    check_size(context, made, "content")
+    await _judge(request, draft, made)
+    is_json = draft.kind == "json"
+    draft.checked = f"{'JSON, ' if is_json else ''}{formats.format_size(len(made))}."
+    return await _show(request, draft, row)
+
+
+async def _judge(request: web.Request, draft: PublishForm, made: bytes) -> None:
+    """Put the verdict of an envelope beside the form."""
+    queue = find_queue(request, draft.queue)
+    if len(made) <= envelope_card.CARD_BYTES:
+        draft.card = await envelope_card.judge_content(
+            made,
+            queue.settings if queue is not None else None,
+            context_of(request).schemas.registry,
+        )
+
+
+async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
+    """Write the envelope into the body, for the eye to check and for publishing."""
+    audit_entry(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
+    draft.body = message_draft.envelope_text(draft.urn, draft.data, draft.queue)
+    draft.kind, draft.fill = "json", True
+    made = message_draft.fill_placeholders(
+        draft.body, 1, context_of(request).now_ms(), lambda: str(uuid4())
+    )
+    await _judge(request, draft, made.encode())
+    return await _show(request, draft, row)
+
+
+async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
+    """Save what was written as a template."""
+    name = draft.template.strip()
+    if not 1 <= len(name) <= NAME_MAX:
+        raise Problem(
+            422, "invalid", "A template needs a name.", field="template",
+            bound=f"1 to {NAME_MAX} characters",
+        )  # fmt: skip
+    content = {key: getattr(draft, key) for key in ("queue", "body", "kind", "ttl", "ttl_unit")}
+    content |= {"count": draft.count, "fill": draft.fill}
+    if len(draft.body) > EDIT_MAX:
+        raise Problem(
+            413, "too_large", "A template is at most 1 MiB.", field="body",
+            bound=formats.format_size(EDIT_MAX),
+        )  # fmt: skip
+    entry = audit_entry(request, target=name)
+    entry.action = "template.save"
+    await saved_items.check_item_change(request, "template", name, content)
+    await commands.save_item(context_of(request), entry, "template", name, content)
+    draft.checked = f"Saved as {name}."
+    return await _show(request, draft, row)
+
+
+async def submit_template_removal(request: web.Request) -> web.StreamResponse:
+    """Take a template away."""
+    context, form = context_of(request), await read_form(request)
+    name = form.raw("template")
+    entry = audit_entry(request, target=name[:255])
+    await saved_items.check_item_change(request, "template", name)
+    await commands.forget_item(context, entry, "template", name)
+    leave_message(request, FlashMessage(f"The template {name[:NAME_MAX]} is gone."))
+    raise web.HTTPSeeOther(context.urls.to("publish"))
+
+
+# -- edit and publish
+
+
+async def show_edit_form(request: web.Request) -> web.StreamResponse:
+    """Write a new message from an old one, which stays as it is."""
+    context = context_of(request)
+    row = await find_message(request, context)
+    body = await context.reader.whole_body(row) if row.size <= EDIT_MAX else None
+    draft = PublishForm(queue=row.queue or "", fill=False)
+    if body is not None:
+        draft.body, draft.kind = message_draft.as_form_text(body.content)
+    elif row.size > EDIT_MAX:
+        draft.errors["body"] = (
+            f"The body is {formats.format_size(row.size)}; above "
+            f"{formats.format_size(EDIT_MAX)} it is not "
+            "edited here. Download it, change it, and choose the file."
+        )
+    else:
+        draft.errors["body"] = "The body is not stored any more."
+    return await _show(request, draft, row)
+
+
+async def submit_edit(request: web.Request) -> web.StreamResponse:
+    """Publish what was made from an old message; the two are tied to each other."""
+    form = await read_form(request)
+    row = await find_message(request, context_of(request))
+    return await _attempt(request, form, row)
+
+
+ROUTES: Final = (
+    Route("GET", "/publish", Role.OPERATOR, "publish", show_publish_form),
+    Route(
+        "POST",
+        "/publish",
+        Role.OPERATOR,
+        "publish-send",
+        submit_publish,
+        "message.publish",
+        has_content=True,
+    ),
+    Route(
+        "POST",
+        "/publish/forget",
+        Role.OPERATOR,
+        "template-forget",
+        submit_template_removal,
+        "template.forget",
+    ),
+    Route("GET", "/messages/{id}/edit", Role.OPERATOR, "message-edit-form", show_edit_form),
+    Route(
+        "POST",
+        "/messages/{id}/edit",
+        Role.OPERATOR,
+        "message-edit",
+        submit_edit,
+        "message.edit",
+        has_content=True,
+    ),
+)

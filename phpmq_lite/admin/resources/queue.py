@@ -1,0 +1,396 @@
+"""One queue: its page with all tabs, its settings, its API."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from json import dumps
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict
+
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.auth.permissions import (
+    check_forward_right,
+    check_queue_right,
+    find_queue,
+    require_queue,
+)
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.input import (
+    CursorParameter,
+    Form,
+    LimitParameter,
+    OutputFormat,
+    read_form,
+    read_json_model,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem, not_found
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import queue_search, verdict_search
+from phpmq_lite.admin.insights.readers import read_claims
+from phpmq_lite.admin.monitoring import attention
+from phpmq_lite.admin.resources.messages import (
+    MessagePage,
+    MessagesQuery,
+    MessageView,
+    read_failed_attempts,
+    read_history_page,
+    read_messages_page,
+)
+from phpmq_lite.admin.resources.queues import QueueView
+from phpmq_lite.admin.views import charts, queue_list, queue_settings_form, trends
+from phpmq_lite.admin.views.dead_letter_queues import (
+    RETRY,
+    dead_letter_queue_of,
+    is_dead_letter_queue,
+)
+from phpmq_lite.admin.views.queue_list import ListedQueue, read_oldest_ready
+from phpmq_lite.admin.views.queue_settings_form import (
+    KINDS,
+    BadFieldError,
+    SettingsInput,
+    SettingsView,
+)
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.admin.views.trends import SPANS
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.queue_settings import home_of
+from phpmq_lite.server.status import ClientStatus, QueueStatus
+from phpmq_lite.storage.read.activity import ConsumerLoad, RecentSigns
+from phpmq_lite.storage.read.messages import MessageRow
+
+QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
+
+
+class QueuePageQuery(BaseModel):
+    """Which part of a queue to show."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "html"
+    limit: LimitParameter = 50
+    cursor: CursorParameter = None
+    tab: QueueTab = "messages"
+    state: Literal["ready", "dispatched"] | None = None
+    outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"
+
+    def of_messages(self) -> MessagesQuery:
+        """Give what asks for a page of messages."""
+        return MessagesQuery(
+            format=self.format, limit=self.limit, cursor=self.cursor,
+            state=self.state, outcome=self.outcome,
+        )  # fmt: skip
+
+
+@dataclass(slots=True, frozen=True)
+class QueueConsumer:
+    """One consumer of a queue, and what it holds of it."""
+
+    client: ClientStatus
+    credit: int
+    held: int
+    holding: ConsumerLoad | None  # as stored; None: nothing
+
+
+async def show_queue(request: web.Request) -> web.StreamResponse:
+    """One queue: its figures, and one of its parts."""
+    query = read_query(request, QueuePageQuery)
+    status = require_queue(request)
+    if query.format != "html":
+        listed = await _listed(request, query, status)
+        rows = [MessageView.of(row) for row in listed.rows]
+        return list_response(query.format, MessageView, rows, listed.next)
+    return await render_queue_page(request, status, query)
+
+
+async def render_queue_page(
+    request: web.Request,
+    status: QueueStatus,
+    query: QueuePageQuery,
+    http_status: int = 200,
+    **values: Any,
+) -> web.Response:
+    """Make the page; ``values`` come on top of what its part needs."""
+    context, queues = context_of(request), status_of(request).queues
+    ages = await read_oldest_ready(context, [status])
+    figures = queue_list.queue_figures(
+        ListedQueue(status, ages.get(status.queue_id)), context.now_ms()
+    )
+    shown = await _part(request, query, status)
+    return await render_page(
+        request,
+        "queue.html",
+        status=http_status,
+        queue=status,
+        query=query,
+        figures=figures,
+        forecast=_forecast(request, status),
+        pauses=queue_list.paused_sides(status),
+        records=find_queue(request, dead_letter_queue_of(queues, status.name)),
+        records_name=dead_letter_queue_of(queues, status.name),
+        quarantined=await _quarantined(context, status),
+        consumers=queue_list.consumers_of(status_of(request), status.name),
+        is_shelf=is_dead_letter_queue(queues, status.name),
+        retry_warning=_warning(status),
+        **(shown | values),
+    )
+
+
+def _warning(queue: QueueStatus) -> str:
+    is_odd = queue.consumers and queue.name.endswith(RETRY)
+    return f"{queue_list.retry_hint(queue)}." if is_odd else ""
+
+
+async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
+    """Read what the part on show needs."""
+    context = context_of(request)
+    if query.tab == "consumers":
+        claims = [one for one in await read_claims(request) if one.queue == status.name]
+        return {"consuming": await _consuming(request, status), "subscriptions": claims}
+    if query.tab == "charts":
+        return await _charts(context, status, _records(request, status), query.span)
+    if query.tab == "settings":
+        home = find_queue(request, home_of(status.name) or "")
+        return {"fields": queue_settings_form.form_fields_of(status, _defaults(context), home=home)}
+    listed = await _listed(request, query, status)
+    about = records if query.tab == "dead" and (records := _records(request, status)) else status
+    return {
+        "listed": listed,
+        "failed": await read_failed_attempts(request, listed.rows),
+        "all_text": _all_text(query, about, listed.rows),
+    }
+
+
+def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
+    """Give the queue that has the records of a queue; None where there is none."""
+    return find_queue(request, dead_letter_queue_of(status_of(request).queues, queue.name))
+
+
+async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, int, str]]:
+    """Count what the verdict kept from consumers lately: reason, messages, the search for them.
+
+    It is only read where there may be any.
+    """
+    if queue.settings.payload_policy != "envelope" and not any(
+        reason in REASONS for reason in queue.deaths
+    ):
+        return []
+    since_ms = context.now_ms() - attention.LATELY_MS
+    lately = (await RecentSigns(context.readers).deaths(since_ms)).get(queue.queue_id, {})
+    return [
+        (reason, count, str(verdict_search(queue.name, reason)))
+        for reason, count in sorted(lately.items(), key=lambda item: -item[1])
+        if reason in REASONS
+    ]
+
+
+def _defaults(context: Context) -> dict[str, Any]:
+    defaults: dict[str, Any] = context.settings.queues.model_dump()
+    return defaults
+
+
+async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatus) -> MessagePage:
+    context, asked = context_of(request), query.of_messages()
+    if query.tab == "history":
+        return await read_history_page(context, asked, queue.queue_id)
+    if query.tab == "dead":
+        records = _records(request, queue)
+        if records is None:
+            return MessagePage(())
+        return await read_messages_page(context, asked, records.queue_id)
+    return await read_messages_page(context, asked, queue.queue_id)
+
+
+def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
+    """Give the search that finds all that the list is about, for acting on all of them."""
+    if not rows:
+        return ""
+    if query.tab == "history":
+        return str(queue_search(queue.name, (query.outcome,))) if query.outcome else ""
+    return str(queue_search(queue.name, (query.state,) if query.state else ()))
+
+
+async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueConsumer]:
+    """Say who consumes a queue; the longest holder comes first."""
+    consumers = queue_list.consumers_of(status_of(request), queue.name)
+    if not consumers:
+        return []
+    held = {
+        holding.client: holding
+        for holding in await RecentSigns(context_of(request).readers).held()
+        if holding.queue_id == queue.queue_id
+    }
+    made = [
+        QueueConsumer(client, credit, count, held.get(client.client))
+        for client, credit, count in consumers
+    ]
+    made.sort(key=lambda one: (one.holding.since_ms if one.holding else 1 << 62, one.client.client))
+    return made
+
+
+async def _charts(
+    context: Context, queue: QueueStatus, records: QueueStatus | None, key: str
+) -> dict[str, Any]:
+    span = SPANS[key]
+    trend = await trends.read_trend(context, queue.queue_id, span, with_times=True)
+    dead = None if records is None else await trends.read_trend(context, records.queue_id, span)
+    return {
+        "span": span,
+        "charts": (
+            charts.draw_depth(trend, dead), charts.draw_rates(trend), charts.draw_waits(trend),
+            charts.draw_holds(trend),
+        ),
+        "table": charts.trend_table(trend, records=dead, with_times=True),
+    }  # fmt: skip
+
+
+def _forecast(request: web.Request, queue: QueueStatus) -> str:
+    if not queue.ready or is_dead_letter_queue(status_of(request).queues, queue.name):
+        return ""
+    context = context_of(request)
+    points, beats = context.rollups.points(queue.queue_id), context.rollups.beats()
+    per_s = trends.slope(points, beats, context.now_ms() // 1_000)
+    return trends.forecast(queue.ready, per_s, queue.consumers)
+
+
+async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+    """Give what changes at the head of a queue's page."""
+    context, status = context_of(request), find_queue(request, argument)
+    if status is None:
+        raise not_found("queue", argument)
+    ages = await read_oldest_ready(context, [status])
+    figures = queue_list.queue_figures(
+        ListedQueue(status, ages.get(status.queue_id)), context.now_ms()
+    )
+    figures["forecast"] = _forecast(request, status)
+    shown = {f"{status.queue_id}.{key}": value for key, value in figures.items()}
+    return {"shown": shown, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
+
+
+ROUTES: Final = (Route("GET", "/queues/{q}", Role.VIEWER, "queue", show_queue),)
+
+
+async def submit_settings(request: web.Request) -> web.StreamResponse:
+    """Change the settings of a queue, or take one back to its default."""
+    context, queue, form = context_of(request), require_queue(request), await read_form(request)
+    defaults = context.settings.queues.model_dump()
+    home = find_queue(request, home_of(queue.name) or "")
+    try:
+        reset = form.raw("reset")
+        changes: Mapping[str, Any] = (
+            {reset: None}
+            if reset in KINDS
+            else queue_settings_form.changed_settings(queue, defaults, form.raw, home=home)
+        )
+        if changes:
+            check_forward_right(request, changes.get("on_expire"))
+            await commands.configure(context, audit_entry(request), queue.name, changes)
+    except BadFieldError as error:
+        return await _again(request, queue, form, error.field, str(error))
+    except RefusedError as error:
+        if error.code != "bad_setting":
+            raise
+        field, _, text = str(error).partition(" ")
+        return await _again(request, queue, form, field, f"{text[:1].upper()}{text[1:]}.")
+    leave_message(request, FlashMessage(_said(changes)))
+    raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name, tab="settings"))
+
+
+def _said(changes: Mapping[str, Any]) -> str:
+    if not changes:
+        return "Nothing was changed."
+    titles = ", ".join(KINDS[name].title.lower() for name in changes)
+    return f"Saved: {titles}."
+
+
+async def _again(
+    request: web.Request, queue: QueueStatus, form: Form, field: str, text: str
+) -> web.StreamResponse:
+    """Show the form as it was typed, with what is wrong beside the field.
+
+    Raises:
+        Problem: 422 where the page has no such field; nothing was changed either way.
+    """
+    if field not in KINDS:
+        raise Problem(422, "bad_setting", f"{field} {text}", field=field)
+    audit_entry(request).result = "bad_setting"
+    typed = {name: form.raw(name) for name in (*KINDS, "forward_to")}
+    defaults = context_of(request).settings.queues.model_dump()
+    home = find_queue(request, home_of(queue.name) or "")
+    return await render_queue_page(
+        request, queue, QueuePageQuery(tab="settings"), 422,
+        fields=queue_settings_form.form_fields_of(queue, defaults, typed, (field, text), home=home),
+        has_error=True,
+    )  # fmt: skip
+
+
+SETTINGS_ROUTES: Final = (
+    Route("POST", "/queues/{q}/settings", Role.ADMIN, "queue-settings", submit_settings,
+          "queue.configure"),
+)  # fmt: skip
+
+
+class QueueDetailView(QueueView):
+    """A queue with its live figures and its settings."""
+
+    settings: SettingsView
+
+
+async def get_queue(request: web.Request) -> web.StreamResponse:
+    """Give one queue with its settings; the ETag is that of the settings."""
+    context = context_of(request)
+    status = require_queue(request)
+    out = await _detail(context, status)
+    response = json_response(out)
+    response.headers["ETag"] = settings_etag(asdict(status.settings))
+    return response
+
+
+async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
+    ages = await queue_list.read_oldest_ready(context, [status])
+    figures = QueueView.of(status, ages.get(status.queue_id), context.now_ms())
+    return QueueDetailView(**figures.model_dump(), settings=SettingsView.of(status.settings))
+
+
+async def configure_queue(request: web.Request) -> web.StreamResponse:
+    """Change settings of a queue; with If-Match only where nobody else has changed them."""
+    context, name = context_of(request), require_queue(request).name
+    changes = (await read_json_model(request, SettingsInput)).changes()
+    check_forward_right(request, changes.get("on_expire"))
+    if target := changes.get("dead_letter_queue"):
+        check_queue_right(request, target, "dead_letter_queue")
+    made = await commands.configure(
+        context, audit_entry(request, target=name), name, changes, check_etag(request, name)
+    )
+    response = json_response(SettingsView(**made))
+    response.headers["ETag"] = settings_etag(made)
+    return response
+
+
+def settings_etag(settings: dict[str, Any]) -> str:
+    """Give the tag of a set of settings."""
+    return f'"{sha256(dumps(settings, sort_keys=True).encode()).hexdigest()[:16]}"'
+
+
+def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
+    """Give the check of If-Match; it is made in the batch of the change."""
+    given = request.headers.get("If-Match")
+
+    def check(core: Broker) -> None:
+        if given is None or given.strip() == "*" or name not in core.state.queues:
+            return
+        known = settings_etag(asdict(core.state.queues[name].settings))
+        if known not in {tag.strip() for tag in given.split(",")}:
+            raise RefusedError(
+                "stale", f"the settings of {name!r} were changed meanwhile: they are {known} now"
+            )
+
+    return check

@@ -1,0 +1,381 @@
+"""Create, remove, pause, purge, move and redrive a queue."""
+
+import json
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import bulk, commands, confirmation
+from phpmq_lite.admin.actions.selections import MESSAGES_MAX
+from phpmq_lite.admin.actions.single import read_options
+from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.auth.permissions import (
+    check_queue_right,
+    find_queue,
+    queue_name_of,
+    require_queue,
+)
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.input import (
+    TTL_MAX_S,
+    Form,
+    StrictInput,
+    check_queue_name,
+    read_form,
+    read_json_model,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resources.bulk_jobs import next_page_after
+from phpmq_lite.admin.resources.queue import QueueDetailView, check_etag, configure_queue, get_queue
+from phpmq_lite.admin.resources.queues import QueuesView, list_queues
+from phpmq_lite.admin.resources.selections import RATE_MAX
+from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queue_of
+from phpmq_lite.admin.views.queue_list import QueueQuery
+from phpmq_lite.admin.views.queue_settings_form import SettingsInput, SettingsView
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.storage.read.audit import BulkJobLog
+
+TEST_QUEUE: Final = "hello"
+_SIDES: Final = ("delivery", "publishing")
+_SEQ_MAX: Final = 1 << 62
+
+
+# -- what is done and undone in one step
+
+
+async def submit_pause(request: web.Request) -> web.StreamResponse:
+    """Pause a side of a queue."""
+    return await _submit_turn(request, is_paused=True)
+
+
+async def submit_resume(request: web.Request) -> web.StreamResponse:
+    """Resume a side of a queue."""
+    return await _submit_turn(request, is_paused=False)
+
+
+async def _submit_turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
+    context, queue, form = context_of(request), require_queue(request), await read_form(request)
+    side = form.text("side", 40)
+    if side not in _SIDES:
+        raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
+    entry = audit_entry(request, target=queue.name, reason=form.reason())
+    await commands.pause(context, entry, queue.name, side, is_paused=is_paused)
+    leave_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} is "
+                        f"{'paused' if is_paused else 'going on'}."))  # fmt: skip
+    raise web.HTTPSeeOther(_back(request, form, queue))
+
+
+async def submit_test_message(request: web.Request) -> web.StreamResponse:
+    """Publish a first message, to see one."""
+    context = context_of(request)
+    content = json.dumps({"hello": "world", "sent_at": context.now_ms()})
+    check_queue_right(request, TEST_QUEUE)
+    entry = audit_entry(request, target=TEST_QUEUE)
+    ids = await commands.publish(context, entry, TEST_QUEUE, [(content.encode(), None)])
+    raise web.HTTPSeeOther(context.urls.to("message", id=ids[0]))
+
+
+def _back(request: web.Request, form: Form, queue: QueueStatus) -> str:
+    return own_path_or(form.raw("next"), context_of(request).urls.to("queue", q=queue.name))
+
+
+# -- pages that ask first
+
+
+async def show_purge_form(request: web.Request) -> web.StreamResponse:
+    """Ask before what is in a queue is deleted, and how much of it."""
+    return await _ask(request, "purge")
+
+
+async def show_move_form(request: web.Request) -> web.StreamResponse:
+    """Ask where all that is ready in a queue is to go."""
+    return await _ask(request, "move")
+
+
+async def show_redrive_form(request: web.Request) -> web.StreamResponse:
+    """Ask how the dead letters of a queue are to go back."""
+    return await _ask(request, "redrive")
+
+
+async def show_remove_form(request: web.Request) -> web.StreamResponse:
+    """Ask before an empty queue is removed."""
+    return await _ask(request, "remove")
+
+
+async def _ask(request: web.Request, action: str) -> web.Response:
+    """Show the form of an action on a whole queue.
+
+    ``upto`` goes with it: what arrives from now on is not included, however long the form is open.
+    """
+    context, queue = context_of(request), require_queue(request)
+    records = find_queue(request, dead_letter_queue_of(status_of(request).queues, queue.name))
+    concerned = records if action == "redrive" else queue
+    count = concerned.ready if concerned is not None else 0
+    typed = confirmation.texts_to_type(context.settings, count, [queue.name])
+    if action in ("purge", "remove"):
+        typed = (queue.name,)
+    return await render_page(
+        request, "confirm.html", kind="queue", action=action, queue=queue, count=count,
+        typed=typed, query=str(queue_search((concerned or queue).name, ("ready",))),
+        upto=await BulkJobLog(context.readers).next_number() - 1,
+        back=own_path_or(request.query.get("next", ""), context.urls.to("queue", q=queue.name)),
+    )  # fmt: skip
+
+
+# -- what they do
+
+
+async def submit_purge(request: web.Request) -> web.StreamResponse:
+    """Delete what is in a queue, or its oldest messages; its name has to be typed."""
+    queue, form = require_queue(request), await read_form(request)
+    confirmation.check_typed_text([queue.name], form.raw("confirm") or form.raw("name"))
+    is_all = form.flag("dispatched")
+    states = ("ready", "dispatched") if is_all else ("ready",)
+    limit = form.number("limit", 1, MESSAGES_MAX)
+    asked = bulk.BulkRequest(
+        Action.DELETE, ActionOptions(with_dispatched=is_all), reason=form.reason()
+    )
+    return await _run(request, form, queue, asked, states, limit)
+
+
+async def submit_move(request: web.Request) -> web.StreamResponse:
+    """Move what is ready in a queue to the end of another one."""
+    queue, form = require_queue(request), await read_form(request)
+    settings = context_of(request).settings
+    typed = confirmation.texts_to_type(settings, queue.ready, [queue.name])
+    confirmation.check_typed_text(typed, form.raw("confirm"))
+    asked = bulk.BulkRequest(Action.MOVE, read_options(form), reason=form.reason())
+    return await _run(
+        request, form, queue, asked, ("ready",), form.number("limit", 1, MESSAGES_MAX)
+    )
+
+
+async def submit_redrive(request: web.Request) -> web.StreamResponse:
+    """Send the dead-letter records of a queue back to it, at once or so many a second."""
+    queue, form = require_queue(request), await read_form(request)
+    name = dead_letter_queue_of(status_of(request).queues, queue.name)
+    records = find_queue(request, name)
+    if records is None:
+        raise Problem(404, "unknown_queue", f"There is no queue {name!r}.")
+    settings = context_of(request).settings
+    confirmation.check_typed_text(
+        confirmation.texts_to_type(settings, records.ready, [queue.name]), form.raw("confirm")
+    )
+    rate = form.number("rate", 1, RATE_MAX)
+    asked = bulk.BulkRequest(Action.REDRIVE, read_options(form), rate, form.reason())
+    limit = form.number("limit", 1, MESSAGES_MAX)
+    return await _run(request, form, records, asked, ("ready",), limit)
+
+
+async def _run(
+    request: web.Request,
+    form: Form,
+    queue: QueueStatus,
+    asked: bulk.BulkRequest,
+    states: Sequence[str],
+    limit: int | None,
+) -> web.StreamResponse:
+    """Freeze what the form was about, and act on it."""
+    upto = form.number("upto", 0, _SEQ_MAX)
+    job = await bulk.act_on_queue(request, queue.name, asked, states, limit, upto)
+    raise web.HTTPSeeOther(next_page_after(request, job, _back(request, form, queue)))
+
+
+async def submit_removal(request: web.Request) -> web.StreamResponse:
+    """Remove an empty queue; its name has to be typed."""
+    context, queue, form = context_of(request), require_queue(request), await read_form(request)
+    confirmation.check_typed_text([queue.name], form.raw("confirm"))
+    entry = audit_entry(request, target=queue.name, reason=form.reason())
+    await commands.remove_queue(context, entry, queue.name)
+    leave_message(
+        request, FlashMessage(f"{queue.name} is removed; its history stays for the retention time.")
+    )
+    raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("queues")))
+
+
+PAGE_ROUTES: Final = (
+    Route("POST", "/queues/{q}/pause", Role.OPERATOR, "queue-pause", submit_pause, "queue.pause"),
+    Route(
+        "POST", "/queues/{q}/resume", Role.OPERATOR, "queue-resume", submit_resume, "queue.resume"
+    ),
+    Route("GET", "/queues/{q}/purge", Role.OPERATOR, "queue-purge-form", show_purge_form),
+    Route("POST", "/queues/{q}/purge", Role.OPERATOR, "queue-purge", submit_purge, "queue.purge"),
+    Route("GET", "/queues/{q}/move", Role.OPERATOR, "queue-move-form", show_move_form),
+    Route("POST", "/queues/{q}/move", Role.OPERATOR, "queue-move", submit_move, "queue.move"),
+    Route("GET", "/queues/{q}/redrive", Role.OPERATOR, "queue-redrive-form", show_redrive_form),
+    Route(
+        "POST",
+        "/queues/{q}/redrive",
+        Role.OPERATOR,
+        "queue-redrive",
+        submit_redrive,
+        "dead.redrive",
+    ),
+    Route("GET", "/queues/{q}/remove", Role.OPERATOR, "queue-remove-form", show_remove_form),
+    Route(
+        "POST", "/queues/{q}/remove", Role.OPERATOR, "queue-remove", submit_removal, "queue.remove"
+    ),
+    Route(
+        "POST",
+        "/test-message",
+        Role.OPERATOR,
+        "test-message",
+        submit_test_message,
+        "message.publish",
+    ),
+)
+
+
+class UnusedPurgeInput(StrictInput):
+    """What a purge takes along."""
+
+    dispatched: bool = False  # also what consumers hold
+
+
+class PauseInput(StrictInput):
+    """Which side of a queue to stop or resume."""
+
+    side: Literal["delivery", "publishing", "publish"] = "delivery"  # the last two are one
+
+
+class UnusedRedriveInput(StrictInput):
+    """Where dead-letter records go, and how long they live there."""
+
+    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)
+    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
+    limit: int | None = Field(None, ge=1)
+
+
+class EmptyQueueInput(BaseModel):
+    """An empty object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CreatedView(BaseModel):
+    """A queue that is there now."""
+
+    queue: str
+    is_new: bool
+
+
+class PurgeInput(BaseModel):
+    """What a purge takes along."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dispatched: bool = False  # also what consumers hold
+    limit: int | None = Field(None, ge=1, le=1 << 50)  # the oldest only
+
+
+class PurgedView(BaseModel):
+    """How many messages were settled as deleted."""
+
+    settled: int
+
+
+class PausedView(BaseModel):
+    """How a side of a queue stands now."""
+
+    queue: str
+    side: str
+    paused: bool
+
+
+async def create_queue(request: web.Request) -> web.StreamResponse:
+    """Make a queue: 201, or 200 where it is there already."""
+    context, name = context_of(request), queue_name_of(request)
+    await read_json_model(request, EmptyQueueInput)
+    check_queue_name(name)
+    check_queue_right(request, name)
+    is_new = await commands.create_queue(context, audit_entry(request, target=name), name)
+    return json_response(CreatedView(queue=name, is_new=is_new), status=201 if is_new else 200)
+
+
+async def remove_queue(request: web.Request) -> web.StreamResponse:
+    """Remove a queue that is empty, not pinned and has no consumers; its history stays."""
+    context, name = context_of(request), require_queue(request).name
+    entry = audit_entry(request, target=name)
+    await commands.remove_queue(context, entry, name, check_etag(request, name))
+    return web.Response(status=204)
+
+
+async def purge_queue(request: web.Request) -> web.StreamResponse:
+    """Settle what is in a queue as deleted, or the oldest of it."""
+    context, asked = context_of(request), await read_json_model(request, PurgeInput)
+    name = _existing(request)
+    count = await commands.purge(
+        context, audit_entry(request, target=name), name,
+        with_dispatched=asked.dispatched, limit=asked.limit,
+    )  # fmt: skip
+    return json_response(PurgedView(settled=count))
+
+
+async def pause_queue(request: web.Request) -> web.StreamResponse:
+    """Stop delivery or publishing of a queue; it stays so over a restart."""
+    return await _turn(request, is_paused=True)
+
+
+async def resume_queue(request: web.Request) -> web.StreamResponse:
+    """Let delivery or publishing of a queue go on."""
+    return await _turn(request, is_paused=False)
+
+
+async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
+    context, asked = context_of(request), await read_json_model(request, PauseInput)
+    name = _existing(request)
+    entry = audit_entry(request, target=name)
+    await commands.pause(context, entry, name, asked.side, is_paused=is_paused)
+    return json_response(PausedView(queue=name, side=asked.side, paused=is_paused))
+
+
+def _existing(request: web.Request) -> str:
+    """Give the name of a queue that is there and that they may use."""
+    return require_queue(request).name
+
+
+_Q: Final = "/api/v1/queues/{q}"
+
+API_ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/queues", Role.VIEWER, "api-queues", list_queues,
+        query=QueueQuery, gives=QueuesView, cli="queue ls",
+    ),
+    Route(
+        "GET", _Q, Role.VIEWER, "api-queue", get_queue, gives=QueueDetailView, cli="queue show",
+    ),
+    Route(
+        "PUT", _Q, Role.OPERATOR, "api-queue-create", create_queue, "queue.create",
+        takes=EmptyQueueInput, gives=CreatedView, cli="queue create",
+    ),
+    Route(
+        "PATCH", _Q, Role.ADMIN, "api-queue-configure", configure_queue, "queue.configure",
+        takes=SettingsInput, gives=SettingsView, cli="queue set",
+    ),
+    Route(
+        "DELETE", _Q, Role.OPERATOR, "api-queue-remove", remove_queue, "queue.remove",
+        status=204, cli="queue rm",
+    ),
+    Route(
+        "POST", f"{_Q}/purge", Role.OPERATOR, "api-purge", purge_queue, "queue.purge",
+        takes=PurgeInput, gives=PurgedView, cli="queue purge",
+    ),
+    Route(
+        "POST", f"{_Q}/pause", Role.OPERATOR, "api-pause", pause_queue, "queue.pause",
+        takes=PauseInput, gives=PausedView, cli="queue pause",
+    ),
+    Route(
+        "POST", f"{_Q}/resume", Role.OPERATOR, "api-resume", resume_queue, "queue.resume",
+        takes=PauseInput, gives=PausedView, cli="queue resume",
+    ),
+)  # fmt: skip

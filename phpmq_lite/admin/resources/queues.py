@@ -1,0 +1,288 @@
+"""The list of queues, and actions on the ticked ones."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Self
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.actions import bulk, commands
+from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.auth.permissions import find_queue
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.auth.request_source import host_name
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, Reply, context_of, status_of
+from phpmq_lite.admin.base.input import read_form, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.views import queue_list, trends
+from phpmq_lite.admin.views.copy_snippets import http_address, publish_snippets, tcp_address
+from phpmq_lite.admin.views.queue_list import (
+    ListedQueue,
+    QueuePage,
+    QueueQuery,
+    make_queue_page,
+    read_oldest_ready,
+)
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
+
+
+class QueueView(BaseModel):
+    """A queue with its live figures."""
+
+    queue_id: int
+    name: str
+    ready: int
+    dispatched: int
+    dead: int
+    bytes: int
+    oldest_ready_at: int | None  # Unix ms
+    oldest_age_s: float | None  # by the server's clock
+    published_per_s: float
+    dispatched_per_s: float
+    acked_per_s: float
+    consumers: int
+    credit: int
+    delivery_paused: bool
+    publishing_paused: bool
+
+    @classmethod
+    def of(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
+        """Take over what the status says."""
+        age_ms = None if oldest_ready_at is None else max(0, now_ms - oldest_ready_at)
+        return cls(
+            queue_id=queue.queue_id,
+            name=queue.name,
+            ready=queue.ready,
+            dispatched=queue.dispatched,
+            dead=queue.dead,
+            bytes=queue.bytes,
+            oldest_ready_at=oldest_ready_at,
+            oldest_age_s=None if age_ms is None else age_ms / 1_000,
+            published_per_s=round(queue.published_per_s, 3),
+            dispatched_per_s=round(queue.dispatched_per_s, 3),
+            acked_per_s=round(queue.acked_per_s, 3),
+            consumers=queue.consumers,
+            credit=queue.credit,
+            delivery_paused=queue.delivery_paused,
+            publishing_paused=queue.publishing_paused,
+        )
+
+
+async def show_queues(request: web.Request) -> web.StreamResponse:
+    """All queues, with filter and order."""
+    context = context_of(request)
+    query = read_query(request, QueueQuery)
+    status, now_ms = status_of(request), context.now_ms()
+    ages = await read_oldest_ready(context, status.queues)
+    listed = make_queue_page(status.queues, ages, query)
+    if query.format != "html":
+        return queues_response(query, listed, now_ms)
+    return await render_page(
+        request,
+        "queues.html",
+        query=query,
+        listed=listed,
+        figures=read_figures(listed.queues, now_ms),
+        trends=read_trends(context, listed.queues),
+        stems=queue_list.common_prefixes(
+            [q.status.name for q in listed.queues] if query.sort == "name" else []
+        ),
+        total=len(status.queues),
+        snippets=first_snippets(request, status),
+    )
+
+
+def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
+    """Give the first steps with the real addresses, while there is no queue."""
+    if status.queues:
+        return []
+    host, port = tcp_address(status.listeners, host_name(request.host))
+    base = context_of(request).settings.admin.public_url or http_address(
+        request.scheme, request.host, context_of(request).urls.base_path
+    )
+    return publish_snippets(host, port, base)
+
+
+def read_figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
+    """Give what the table shows, by queue_id and column."""
+    return {q.status.queue_id: queue_list.queue_figures(q, now_ms) for q in listed}
+
+
+def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, str]:
+    """Give the points of each queue's small chart."""
+    return {q.status.queue_id: trends.read_spark(context, q.status.queue_id) for q in listed}
+
+
+def queues_response(query: QueueQuery, listed: QueuePage, now_ms: int) -> web.Response:
+    """Give the list as data."""
+    items = [QueueView.of(q.status, q.oldest_at, now_ms) for q in listed.queues]
+    return list_response(query.format, QueueView, items, listed.next)
+
+
+# -- live
+
+
+def read_live_rows(
+    context: Context,
+    queues: Iterable[QueueStatus],
+    ages: Mapping[int, int],
+    ids: Collection[int],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Give the fields and the small charts of the rows on show."""
+    asked, now_ms = frozenset(ids), context.now_ms()
+    shown: dict[str, str] = {}
+    points: dict[str, str] = {}
+    for queue in queues:
+        if queue.queue_id in asked:
+            row = ListedQueue(queue, ages.get(queue.queue_id))
+            figures = queue_list.queue_figures(row, now_ms)
+            shown |= {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
+            points[f"{queue.queue_id}.in"] = trends.read_spark(context, queue.queue_id)
+    return shown, points
+
+
+async def live_queues(request: web.Request, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
+    """Give what changes on the list of queues; ``ids`` are those on show."""
+    context, status = context_of(request), status_of(request)
+    query = read_query(request, QueueQuery)
+    ages = await read_oldest_ready(context, status.queues)
+    shown, points = read_live_rows(context, status.queues, ages, ids)
+    sums = queue_list.overview_tiles(status, ages, context.now_ms())
+    listed = make_queue_page(status.queues, ages, query)
+    return {
+        "shown": shown,
+        "points": points,
+        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
+        "says": f"Ready {sums['total.ready']}, dispatched {sums['total.dispatched']}",
+    }
+
+
+ROUTES: Final = (Route("GET", "/queues", Role.VIEWER, "queues", show_queues),)
+
+
+TICKED_MAX: Final = 200
+_TURNS: Final = {
+    "pause-delivery": ("delivery", True),
+    "resume-delivery": ("delivery", False),
+    "pause-publishing": ("publishing", True),
+    "resume-publishing": ("publishing", False),
+}
+_ACTIONS: Final = (*_TURNS, "purge", "remove")
+
+
+async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
+    """Act on the queues ticked on the list."""
+    context, form = context_of(request), await read_form(request)
+    action = form.text("action", 40)
+    if action not in _ACTIONS:
+        raise Problem(
+            422, "invalid", "There is no such action.", field="action", bound=", ".join(_ACTIONS)
+        )
+    asked = dict.fromkeys(form.texts("queue", TICKED_MAX))
+    names = [name for name in asked if find_queue(request, name) is not None]
+    if not names:
+        raise Problem(
+            422, "invalid", "No queue is ticked.", field="queue", bound="at least one queue"
+        )
+    to = own_path_or(form.raw("next"), context.urls.to("queues"))
+    entry = audit_entry(request, target=_shown(names), reason=form.reason())
+    entry.action = "selection.make" if action == "purge" else f"queue.{action}"
+    if action == "purge":  # only after its preview
+        selection = await bulk.freeze_selection(request, _ready_in(names))
+        raise web.HTTPSeeOther(
+            context.urls.to("selection", token=selection.token, action="delete", next=to)
+        )
+    if action == "remove":
+        done, refused = await remove_queues(context, entry, names)
+        text = f"{_count(done)} removed."
+        leave_message(request, FlashMessage(f"{text} {'; '.join(refused)}." if refused else text))
+    else:
+        await pause_queues(context, entry, names, *_TURNS[action])
+        leave_message(
+            request, FlashMessage(f"{_count(len(names))}: {action.replace('-', ' ')}, done.")
+        )
+    raise web.HTTPSeeOther(to)
+
+
+def _ready_in(names: Sequence[str]) -> SearchQuery:
+    queues = (term for name in names for term in queue_search(name).terms)
+    return SearchQuery((*queues, SearchTerm("state", "ready")))
+
+
+def _shown(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else json.dumps(names, ensure_ascii=False)[:1_000]
+
+
+def _count(number: int) -> str:
+    return f"{formats.format_number(number)} {'queue' if number == 1 else 'queues'}"
+
+
+async def pause_queues(
+    context: Context, entry: AuditEntry, names: Sequence[str], side: str, is_paused: bool
+) -> None:
+    """Pause or resume a side of several queues, in one transaction."""
+
+    def run(core: Broker, answer: Reply) -> None:
+        known = [name for name in names if name in core.state.queues]
+        for name in known:
+            operations.pause(core, entry, name, side, is_paused, _nobody)
+        if not known:
+            raise RefusedError("unknown_queue", "these queues are gone")
+        core.state.batch.replies.append((answer, len(known)))
+
+    await commands.call(context, run)
+
+
+async def remove_queues(
+    context: Context, entry: AuditEntry, names: Sequence[str]
+) -> tuple[int, list[str]]:
+    """Remove the empty ones of several queues; gives how many, and why not the others."""
+    done, refused = 0, []
+    for name in names:
+        try:
+            await commands.remove_queue(context, entry, name)
+            done += 1
+        except RefusedError as error:
+            refused.append(str(error))
+    if not done:
+        raise RefusedError("nothing_removed", "; ".join(refused))
+    return done, refused
+
+
+def _nobody(_answer: object) -> None:
+    """Take an answer that nobody waits for."""
+
+
+ACTION_ROUTES: Final = (
+    Route("POST", "/queues/act", Role.OPERATOR, "queues-act", submit_queue_actions, "queue.act"),
+)  # fmt: skip
+
+
+class QueuesView(BaseModel):
+    """A page of queues."""
+
+    items: list[QueueView]
+    next: str | None
+
+
+async def list_queues(request: web.Request) -> web.StreamResponse:
+    """List queues with their live figures."""
+    context, query = context_of(request), read_query(request, QueueQuery)
+    status = status_of(request)
+    ages = await queue_list.read_oldest_ready(context, status.queues)
+    listed = make_queue_page(status.queues, ages, query)
+    now_ms = context.now_ms()
+    items = [QueueView.of(q.status, q.oldest_at, now_ms) for q in listed.queues]
+    return list_response(query.format, QueueView, items, listed.next)

@@ -1,0 +1,321 @@
+"""Search page and API, completions, saved views."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import commands, saved_items
+from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.input import (
+    CursorParameter,
+    LimitParameter,
+    OutputFormat,
+    read_form,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import QUALIFIERS, QUERY_CHARACTERS, STATES, parse_search
+from phpmq_lite.admin.resources import messages
+from phpmq_lite.admin.resources.messages import MessagesView, MessageView
+from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.accounts import NAME_MAX
+from phpmq_lite.storage.read.messages import MessageRow, is_message_id
+from phpmq_lite.storage.read.search_plan import SearchQuery
+
+
+class SearchFieldQuery(BaseModel):
+    """What was typed into the search field."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    q: str = Field("", max_length=1_000)
+
+
+class SearchPageInput(BaseModel):
+    """Which page of what was found, and how it is written."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    cursor: CursorParameter = None
+    limit: LimitParameter = 50
+    format: OutputFormat = "json"
+
+
+class SearchInput(SearchPageInput):
+    """What to look for; empty: all messages."""
+
+    q: str = Field("", max_length=QUERY_CHARACTERS)
+
+
+class FoundMessagesView(MessagesView):
+    """A page of a search, newest first.
+
+    A search ends in time: ``next`` goes on, also where no items were found so far.
+    """
+
+    searched: int  # messages looked at since it began, about
+    total: int  # that there are, about
+    complete: bool  # everything was looked at
+
+
+async def search_messages(request: web.Request) -> web.StreamResponse:
+    """Search alive and settled messages, newest first, without their bodies."""
+    asked = read_query(request, SearchInput)
+    found = await messages.read_search_page(
+        request, parse_search(asked.q), asked.cursor, asked.limit
+    )
+    return search_response(asked.format, found)
+
+
+def search_response(format_: str, found: messages.SearchPage) -> web.Response:
+    """Give a page of a search as data."""
+    items = [MessageView.of(row) for row in found.rows]
+    if format_ in ("jsonl", "csv"):
+        return list_response(format_, MessageView, items, found.next)
+    return json_response(
+        FoundMessagesView(
+            items=items,
+            next=found.next,
+            searched=found.searched,
+            total=found.total,
+            complete=found.is_done,
+        )
+    )
+
+
+VIEWS_SHOWN: Final = 50
+
+
+class MessagesPageQuery(BaseModel):
+    """What to look for; empty: the newest messages."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    q: str = Field("", max_length=4 * QUERY_CHARACTERS)
+    cursor: CursorParameter = None
+    limit: LimitParameter = 50
+    format: OutputFormat = "html"
+
+
+@dataclass(slots=True, frozen=True)
+class SearchChip:
+    """A term of the search, and the search without it."""
+
+    text: str
+    without: str
+
+
+async def show_search(request: web.Request) -> web.StreamResponse:
+    """Messages that match a search, alive and settled, newest first."""
+    asked = read_query(request, MessagesPageQuery)
+    text = asked.q.strip()
+    if asked.format != "html":
+        found = await messages.read_search_page(
+            request, parse_search(text), asked.cursor, asked.limit
+        )
+        return search_response(asked.format, found)
+    if is_message_id(text.lower()):
+        raise web.HTTPSeeOther(context_of(request).urls.to("message", id=text.lower()))
+    try:
+        query = parse_search(text)
+        found = await messages.read_search_page(request, query, asked.cursor, asked.limit)
+    except Problem as problem:
+        if problem.field != "q":
+            raise
+        return await _page(request, asked, SearchQuery(), None, problem)
+    return await _page(request, asked, query, found, None)
+
+
+async def _page(
+    request: web.Request,
+    asked: MessagesPageQuery,
+    query: SearchQuery,
+    found: messages.SearchPage | None,
+    problem: Problem | None,
+) -> web.Response:
+    typed = asked.q.strip() if problem is not None else str(query)
+    views = [
+        (row.name, str(row.content.get("q", "")))
+        for row in await saved_items.visible_items(request, "view")
+        if isinstance(row.content, dict)
+    ]
+    return await render_page(
+        request,
+        "messages.html",
+        status=200 if problem is None else problem.status,
+        asked=asked,
+        typed=typed,
+        chips=[SearchChip(str(term), str(query.without(term))) for term in query.terms],
+        found=found,
+        failed=await messages.read_failed_attempts(
+            request, found.rows if found is not None else ()
+        ),
+        says=messages.describe_searched(found) if found is not None else "",
+        problem=problem,
+        qualifiers=QUALIFIERS,
+        actions=actions_for_rows(
+            found.rows if found is not None else (),
+            dead_letter_queues_named(status_of(request).queues),
+        ),
+        command=f"phpmq-lite search {shlex.quote(typed)}",
+        views=views[:VIEWS_SHOWN],
+    )
+
+
+def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
+    """Name what can be done to at least one of these messages, harmless first.
+
+    ``others`` are queues of dead-letter records that settings name.
+    """
+    states = {State(row.state) for row in rows}
+    found = []
+    if states & {State.READY, State.DISPATCHED}:
+        found.append("requeue")
+    if State.DISPATCHED in states:
+        found.append("release")
+    if State.READY in states:
+        found.append("move")
+    if any(row.is_alive and _is_record(row, others) for row in rows):
+        found.append("redrive")
+    if State.DELETED in states:
+        found.append("restore")
+    if states & {State.READY, State.DISPATCHED}:
+        found.append("delete")
+    return found
+
+
+def _is_record(row: MessageRow, others: frozenset[str]) -> bool:
+    return row.source_seq is not None or has_records(row.queue or "", others)
+
+
+async def submit_view(request: web.Request) -> web.StreamResponse:
+    """Save a search under a name; an empty search takes the name away."""
+    context, form = context_of(request), await read_form(request)
+    name, query = form.text("name", NAME_MAX), parse_search(form.text("q", QUERY_CHARACTERS))
+    if not name:
+        raise Problem(422, "invalid", "The view has no name.", field="name",
+                      bound=f"1 to {NAME_MAX} characters")  # fmt: skip
+    entry = audit_entry(request, target=name)
+    if form.flag("remove"):
+        await saved_items.check_item_change(request, "view", name)
+        await commands.forget_item(context, entry, "view", name)
+        leave_message(request, FlashMessage(f"The view {name} is gone."))
+    else:
+        await saved_items.check_item_change(request, "view", name, {"q": str(query)})
+        await commands.save_item(context, entry, "view", name, {"q": str(query)})
+        leave_message(request, FlashMessage(f"Saved as the view {name}."))
+    raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))
+
+
+ROUTES: Final = (
+    Route("GET", "/messages", Role.VIEWER, "messages", show_search),
+    Route("POST", "/views", Role.OPERATOR, "view-save", submit_view, "view.save"),
+)
+
+
+async def submit_search(request: web.Request) -> web.StreamResponse:
+    """Lead from the search field to a message, a queue or the messages that match."""
+    context, query = context_of(request), read_query(request, SearchFieldQuery)
+    text = query.q.strip()
+    if is_message_id(text.lower()):
+        raise web.HTTPSeeOther(context.urls.to("message", id=text.lower()))
+    if find_queue(request, text) is not None:
+        raise web.HTTPSeeOther(context.urls.to("queue", q=text))
+    raise web.HTTPSeeOther(context.urls.to("messages", q=text))
+
+
+SEARCH_FIELD_ROUTES: Final = (Route("GET", "/search", Role.VIEWER, "search", submit_search),)
+
+
+COMPLETIONS: Final = 20
+_PATHS: Final = 500  # looked at
+
+
+class CompletionsInput(BaseModel):
+    """What stands in the search field, up to the caret."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    q: str = Field("", max_length=2_000)
+
+
+class CompletionsView(BaseModel):
+    """What its last word may become, the likely ones first."""
+
+    items: list[str]
+
+
+async def list_completions(request: web.Request) -> web.StreamResponse:
+    """Complete the last word of a search: qualifiers, queues, states, URNs, paths in bodies."""
+    word = read_query(request, CompletionsInput).q.rpartition(" ")[2]
+    start = "-" if word.startswith("-") else ""
+    name, colon, value = word.removeprefix("-").partition(":")
+    if not colon:
+        names = (f"{known.name}:" for known in QUALIFIERS if known.name != "data.")
+        paths = await _paths(request) if name.startswith("data") else []
+        found = [text for text in [*names, *paths] if text.startswith(name)]
+    else:
+        value = value.strip('"')
+        found = [f"{name}:{text}" for text in await _values(request, name) if value in text]
+    return json_response(CompletionsView(items=[start + text for text in found[:COMPLETIONS]]))
+
+
+async def _values(request: web.Request, name: str) -> list[str]:
+    """Give what may stand behind a qualifier, quoted where it must be."""
+    if name == "state":
+        return list(STATES)
+    if name == "verdict":
+        return list(REASONS)
+    if name in ("queue", "origin"):
+        return [_quoted(queue.name) for queue in status_of(request).queues]
+    if name == "urn" and allowed_queues(request) is None:
+        rows = await context_of(request).search.lately()
+        return list(dict.fromkeys(_quoted(urn) for urn, _ in rows if urn))
+    return []
+
+
+async def _paths(request: web.Request) -> list[str]:
+    """Give the paths of members seen lately; nothing to those who see some queues only."""
+    if allowed_queues(request) is not None:
+        return []
+    rows = await context_of(request).search.lately()
+    bodies = [content for _, content in rows if content]
+    return await asyncio.to_thread(lambda: list(dict.fromkeys(_walk(bodies)))[:_PATHS])
+
+
+def _walk(bodies: Iterable[bytes]) -> Iterator[str]:
+    for content in bodies:
+        try:
+            read = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(read, dict) and isinstance(read.get("data"), dict):
+            yield from _members(read["data"], "data", 3)
+
+
+def _members(value: dict[str, Any], path: str, left: int) -> Iterator[str]:
+    for key, member in value.items():
+        if not key.replace("_", "").isalnum() or not key.isascii() or key[0].isdigit():
+            continue
+        if isinstance(member, dict) and left:
+            yield from _members(member, f"{path}.{key}", left - 1)
+        else:
+            yield f"{path}.{key}:"
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if " " in text else text

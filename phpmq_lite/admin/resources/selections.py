@@ -1,0 +1,236 @@
+"""The preview of a selection before bulk work."""
+
+from typing import Final, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import bulk, redrive, texts
+from phpmq_lite.admin.actions.selections import MessageSelection
+from phpmq_lite.admin.actions.single import read_options
+from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
+from phpmq_lite.admin.base.context import context_of, status_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import check_queue_name, read_form, read_json_model
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.search_query import parse_search
+from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resources.bulk_jobs import next_page_after
+from phpmq_lite.admin.resources.messages import MessageView
+from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.model import AuditEntry
+
+RATE_MAX: Final = 100_000
+PLANNED: Final = 500  # records that a plan looks at
+_NEEDS: Final = {  # action -> the states of which it takes messages
+    Action.REQUEUE: {"ready", "dispatched"},
+    Action.RELEASE: {"dispatched"},
+    Action.MOVE: {"ready"},
+    Action.DELETE: {"ready", "dispatched"},
+    Action.REDRIVE: {"ready"},
+    Action.RESTORE: {"deleted"},
+}
+
+
+async def submit_selection(request: web.Request) -> web.StreamResponse:
+    """Freeze what matches a search, and show it before anything is done."""
+    context, form = context_of(request), await read_form(request)
+    to, action = own_path_or(form.raw("next"), ""), form.text("action", 40)
+    selection = await bulk.freeze_selection(request, parse_search(form.text("q")), action)
+    raise web.HTTPSeeOther(
+        context.urls.to("selection", token=selection.token, action=action, next=to)
+    )
+
+
+async def show_selection(request: web.Request) -> web.StreamResponse:
+    """What a frozen selection has, and what can be done to it."""
+    context = context_of(request)
+    found = bulk.find_selection(request, request.match_info["token"])
+    fitting = possible_actions(found, dead_letter_queues_named(status_of(request).queues))
+    asked = request.query.get("action", "")
+    action = asked if asked in fitting else next(iter(fitting), "")
+    plan, planned = await _plan(request, found, action)
+    return await render_page(
+        request, "selection.html", plan=plan, planned=planned,
+        plan_target=request.query.get("target", ""), selection=found, action=action,
+        actions=fitting, frozen=found.frozen, fits=_fits(found, action) if action else 0,
+        typed=bulk.texts_to_type_for(request, found),
+        leaves=await bulk.history_loss(context, found.count, found.frozen.size),
+        back=own_path_or(request.query.get("next", ""), context.urls.to("queues")),
+    )  # fmt: skip
+
+
+async def _plan(
+    request: web.Request, selection: MessageSelection, action: str
+) -> tuple[redrive.RedrivePlan | None, int]:
+    """Say what a redrive would do, of the first records, and how many those are."""
+    if action != Action.REDRIVE:
+        return None, 0
+    seqs = selection.frozen.seqs[:PLANNED]
+    target = request.query.get("target") or None
+    if target is not None:
+        check_queue_name(target)
+        check_queue_right(request, target, "target")
+    options = ActionOptions(target=target, queues=allowed_queues(request))
+    # Looking is not audited; the core wants to know who asks all the same.
+    entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
+    return await redrive.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
+
+
+def _fits(selection: MessageSelection, action: str) -> int:
+    """Count the messages that an action takes as they are; what is held only where it is ticked."""
+    states = {"ready"} if action == Action.DELETE else _NEEDS.get(Action(action), set())
+    return sum(selection.frozen.by_state.get(state, 0) for state in states)
+
+
+def possible_actions(
+    selection: MessageSelection, others: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """Give what can be done to the messages of a selection: action -> its verb.
+
+    ``others`` are queues of dead-letter records that settings name.
+    """
+    frozen = selection.frozen
+    states = {state for state, count in frozen.by_state.items() if count}
+    fitting = {action for action, needed in _NEEDS.items() if needed & states}
+    if not any(has_records(name, others) for name in frozen.by_queue):
+        fitting.discard(Action.REDRIVE)
+    return {str(action): texts.VERBS[action] for action in _NEEDS if action in fitting}
+
+
+async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
+    """Act on a frozen selection; the same form again leads to the same work."""
+    form = await read_form(request)
+    try:
+        action = Action(form.text("action", 40))
+    except ValueError:
+        raise Problem(
+            422, "invalid", "There is no such action.", field="action", bound=", ".join(_NEEDS)
+        ) from None
+    if action not in _NEEDS:
+        raise Problem(
+            422, "invalid", "That is not done to many.", field="action", bound=", ".join(_NEEDS)
+        )
+    asked = bulk.BulkRequest(
+        action, read_options(form), form.number("rate", 1, RATE_MAX), form.reason(),
+        form.raw("confirm"),
+    )  # fmt: skip
+    job = await bulk.apply_to_selection(request, request.match_info["token"], asked)
+    raise web.HTTPSeeOther(next_page_after(request, job, own_path_or(form.raw("next"), "")))
+
+
+PAGE_ROUTES: Final = (
+    Route(
+        "POST", "/selections", Role.OPERATOR, "selection-new", submit_selection, "selection.make"
+    ),
+    Route("GET", "/selections/{token}", Role.OPERATOR, "selection", show_selection),
+    Route(
+        "POST",
+        "/selections/{token}/apply",
+        Role.OPERATOR,
+        "selection-apply",
+        submit_bulk_action,
+        "selection.apply",
+    ),
+)
+
+
+class SelectionInput(BaseModel):
+    """What to select, in the language of the search; without ``state:`` what is alive."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    q: str = Field(max_length=1_000)
+
+
+class SelectionView(BaseModel):
+    """What was selected.  ``confirm`` of POST /bulk has to be one of ``to_confirm``, if any."""
+
+    token: str
+    q: str
+    count: int
+    is_complete: bool  # false: more match than one selection takes
+    oldest: int | None  # published, Unix ms
+    newest: int | None
+    bytes: int
+    held: int  # dispatched now
+    expired: int  # settled ones whose deadline has passed
+    leaves_history: int  # deleted messages that would make room, were these deleted
+    by_queue: dict[str, int]
+    by_state: dict[str, int]
+    by_urn: dict[str, int]
+    samples: list[MessageView]
+    to_confirm: list[str]
+    expires_at: int  # Unix ms
+
+    @classmethod
+    def of(
+        cls, selection: MessageSelection, to_confirm: tuple[str, ...], leaves_history: int
+    ) -> Self:
+        """Take over a selection."""
+        frozen = selection.frozen
+        return cls(
+            token=selection.token,
+            q=selection.query,
+            count=selection.count,
+            is_complete=frozen.is_complete,
+            oldest=frozen.oldest_at,
+            newest=frozen.newest_at,
+            bytes=frozen.size,
+            held=frozen.held,
+            expired=frozen.expired,
+            leaves_history=leaves_history,
+            by_queue=frozen.by_queue,
+            by_state=frozen.by_state,
+            by_urn=frozen.by_urn,
+            samples=[MessageView.of(row) for row in frozen.samples],
+            to_confirm=list(to_confirm),
+            expires_at=selection.expires_at,
+        )
+
+
+async def create_selection(request: web.Request) -> web.StreamResponse:
+    """Freeze all that match a search; the token is good for ten minutes."""
+    asked = await read_json_model(request, SelectionInput)
+    return json_response(
+        await _shown(request, await bulk.freeze_selection(request, parse_search(asked.q))), 201
+    )
+
+
+async def get_selection(request: web.Request) -> web.StreamResponse:
+    """Give a selection again, as it was frozen, to who made it."""
+    return json_response(
+        await _shown(request, bulk.find_selection(request, request.match_info["token"]))
+    )
+
+
+async def _shown(request: web.Request, selection: MessageSelection) -> SelectionView:
+    going = await bulk.history_loss(context_of(request), selection.count, selection.frozen.size)
+    return SelectionView.of(selection, bulk.texts_to_type_for(request, selection), going)
+
+
+API_ROUTES: Final = (
+    Route(
+        "POST",
+        "/api/v1/selections",
+        Role.OPERATOR,
+        "api-selection-make",
+        create_selection,
+        "selection.make",
+        takes=SelectionInput,
+        gives=SelectionView,
+        status=201,
+    ),
+    Route(
+        "GET",
+        "/api/v1/selections/{token}",
+        Role.OPERATOR,
+        "api-selection",
+        get_selection,
+        gives=SelectionView,
+    ),
+)

@@ -1,0 +1,309 @@
+"""Login, setup, logout, own account, all sessions."""
+
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.auth import request_audit, users
+from phpmq_lite.admin.auth.passwords import SHORTEST
+from phpmq_lite.admin.auth.services import FILE
+from phpmq_lite.admin.auth.sessions import LOGIN
+from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import FormatQuery, next_of, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import read_form_field
+from phpmq_lite.admin.base.responses import json_response, list_response, redirect_with_session
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.urls import is_own_path
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.storage.read.accounts import LoginSession
+
+
+async def show_login(request: web.Request) -> web.StreamResponse:
+    """Ask for name and password."""
+    goal = request.query.get("next", "")
+    if identity_of(request).kind == "user":
+        raise web.HTTPSeeOther(goal if is_own_path(goal) else _home(request))
+    return await _login_page(request, goal)
+
+
+async def _login_page(
+    request: web.Request,
+    goal: str,
+    name: str = "",
+    problem: Problem | None = None,
+) -> web.Response:
+    context = context_of(request)
+    response = await render_page(
+        request,
+        "login.html",
+        status=problem.status if problem else 200,
+        is_bare=True,
+        goal=goal if is_own_path(goal) else "",
+        name=name,
+        problem=problem,
+        has_users=bool(context.entrance.accounts.users),
+        is_plain=not request.secure,
+    )
+    response.headers.update(problem.headers if problem else {})
+    return response
+
+
+async def submit_login(request: web.Request) -> web.StreamResponse:
+    """Begin a session."""
+    name = (await read_form_field(request, "name")).strip()
+    is_kept = await read_form_field(request, "keep") == "yes"
+    try:
+        cookie = await users.log_in(
+            request, name, await read_form_field(request, "password"), is_kept=is_kept
+        )
+    except Problem as problem:
+        await request_audit.count_refused_login(request, problem)
+        return await _login_page(request, await read_form_field(request, "next"), name, problem)
+    response = redirect_with_session(await next_of(request, _home(request)))
+    max_age_s = users.cookie_age_s() if is_kept else None
+    context_of(request).sessions.give(request, response, cookie, max_age_s)
+    return response
+
+
+async def submit_logout(request: web.Request) -> web.StreamResponse:
+    """End this session."""
+    context = context_of(request)
+    login = request.get(LOGIN)
+    if login is not None:
+        await users.end_session(request, login)
+    response = redirect_with_session(context.urls.to("login"))
+    context.sessions.take_away(request, response)
+    return response
+
+
+def _home(request: web.Request) -> str:
+    return context_of(request).urls.to("overview")
+
+
+LOGIN_ROUTES: Final = (
+    Route("GET", "/login", Role.PUBLIC, "login", show_login),
+    Route("POST", "/login", Role.PUBLIC, "log-in", submit_login, "session.login"),
+    Route("POST", "/logout", Role.PUBLIC, "logout", submit_logout, "session.logout"),
+)
+
+
+async def show_setup(request: web.Request) -> web.StreamResponse:
+    """Ask for the set-up token and the first admin; not there any more once there is a user."""
+    _check_open(request)
+    return await _setup_page(request, "admin")
+
+
+def _check_open(request: web.Request) -> None:
+    if context_of(request).entrance.accounts.users:
+        raise Problem(404, "unknown_page", "There is no page at this address.")
+
+
+async def _setup_page(
+    request: web.Request, name: str, problem: Problem | None = None
+) -> web.Response:
+    response = await render_page(
+        request,
+        "setup.html",
+        status=problem.status if problem else 200,
+        is_bare=True,
+        name=name,
+        problem=problem,
+        file=FILE,
+        shortest=SHORTEST,
+        is_plain=not request.secure,
+    )
+    response.headers.update(problem.headers if problem else {})
+    return response
+
+
+async def submit_setup(request: web.Request) -> web.StreamResponse:
+    """Make the first admin and log them in."""
+    _check_open(request)
+    context = context_of(request)
+    name = (await read_form_field(request, "name")).strip()
+    password = await read_form_field(request, "password")
+    try:
+        users.check_same(password, await read_form_field(request, "again"))
+        user = await users.add_first(
+            request, await read_form_field(request, "token"), name, password
+        )
+    except Problem as problem:
+        if problem.code in ("wrong_token", "too_many_tries"):
+            await request_audit.count_refused_login(request, problem)
+        request_audit.mark_refused(request, problem)
+        return await _setup_page(request, name, problem)
+    cookie = await users.start_session(request, user)
+    response = redirect_with_session(context.urls.to("overview"))
+    context.sessions.give(request, response, cookie)
+    context.sessions.note_for(
+        cookie, f"{user.name} is the first admin. From now on a login is needed."
+    )
+    return response
+
+
+SETUP_ROUTES: Final = (
+    Route("GET", "/setup", Role.PUBLIC, "setup", show_setup),
+    Route("POST", "/setup", Role.PUBLIC, "set-up", submit_setup, "user.setup"),
+)
+
+
+class SessionView(BaseModel):
+    """One login; times are Unix milliseconds."""
+
+    id: int
+    user: str
+    created_at: int
+    seen_at: int
+    expires_at: int
+    address: str
+    agent: str
+    is_own: bool  # of who asks
+
+
+class SessionsView(BaseModel):
+    """All sessions."""
+
+    items: list[SessionView]
+    next: str | None = None
+
+
+def _out(request: web.Request, session: LoginSession) -> SessionView:
+    return SessionView(
+        id=session.session_id,
+        user=context_of(request).entrance.accounts.user_of(session).name,
+        created_at=session.created_at,
+        seen_at=session.seen_at,
+        expires_at=session.expires_at,
+        address=session.address,
+        agent=session.agent,
+        is_own=session is request.get(LOGIN),
+    )
+
+
+def sessions_view(request: web.Request) -> list[SessionView]:
+    """Give all sessions, those seen last first."""
+    context = context_of(request)
+    found = context.entrance.accounts.open_sessions(context.now_ms())
+    return [_out(request, session) for session in found]
+
+
+async def list_sessions(request: web.Request) -> web.StreamResponse:
+    """List the sessions, those seen last first."""
+    return list_response("json", SessionView, sessions_view(request))
+
+
+async def end_session(request: web.Request) -> web.StreamResponse:
+    """End a session; its browser has to log in again."""
+    accounts = context_of(request).entrance.accounts
+    session = accounts.session_numbered(users.parse_id(request))
+    out = _out(request, session)
+    await users.end_session(request, session)
+    return json_response(out)
+
+
+_PATH: Final = "/api/v1/sessions"
+API_ROUTES: Final = (
+    Route("GET", _PATH, Role.ADMIN, "api-sessions", list_sessions, gives=SessionsView),
+    Route("DELETE", f"{_PATH}/{{n}}", Role.ADMIN, "api-session-end", end_session, "session.end",
+          gives=SessionView),
+)  # fmt: skip
+
+
+async def show_sessions(request: web.Request) -> web.StreamResponse:
+    """Who is logged in, from where, since when."""
+    context, query = context_of(request), read_query(request, FormatQuery)
+    if query.format != "html":
+        return list_response(query.format, SessionView, sessions_view(request))
+    accounts = context.entrance.accounts
+    return await render_page(
+        request,
+        "sessions.html",
+        sessions=accounts.open_sessions(context.now_ms()),
+        user_of=accounts.user_of,
+        own=request.get(LOGIN),
+    )
+
+
+async def submit_session_end(request: web.Request) -> web.StreamResponse:
+    """End a session; its browser has to log in again."""
+    context = context_of(request)
+    session = context.entrance.accounts.session_numbered(users.parse_id(request))
+    await users.end_session(request, session)
+    context.sessions.note(request, "The session is ended.")
+    raise web.HTTPSeeOther(await next_of(request, context.urls.to("sessions")))
+
+
+async def show_account(request: web.Request) -> web.StreamResponse:
+    """The own account: password and sessions."""
+    return await _account(request)
+
+
+async def _account(request: web.Request, problem: Problem | None = None) -> web.Response:
+    context = context_of(request)
+    user = users.user_of(request)
+    return await render_page(
+        request,
+        "account.html",
+        status=problem.status if problem else 200,
+        user=user,
+        sessions=context.entrance.accounts.sessions_of(user, context.now_ms()),
+        own=request.get(LOGIN),
+        shortest=SHORTEST,
+        problem=problem,
+    )
+
+
+async def submit_own_password(request: web.Request) -> web.StreamResponse:
+    """Change the own password; other sessions end, this one goes on under a new id."""
+    context = context_of(request)
+    try:
+        new = await read_form_field(request, "password")
+        users.check_same(new, await read_form_field(request, "again"))
+        user = await users.change_own_password(request, await read_form_field(request, "old"), new)
+    except Problem as problem:
+        request_audit.mark_refused(request, problem)
+        return await _account(request, problem)
+    cookie = await users.start_session(request, user)
+    response = redirect_with_session(context.urls.to("account"))
+    context.sessions.give(request, response, cookie)
+    context.sessions.note_for(cookie, "Your password is changed; your other sessions are ended.")
+    return response
+
+
+async def submit_own_session_end(request: web.Request) -> web.StreamResponse:
+    """End another session of one's own."""
+    context = context_of(request)
+    session = context.entrance.accounts.session_numbered(users.parse_id(request))
+    if session.user_id != users.user_of(request).user_id:
+        raise Problem(404, "unknown_session", "You have no such session.")
+    await users.end_session(request, session)
+    context.sessions.note(request, "The session is ended.")
+    raise web.HTTPSeeOther(context.urls.to("account"))
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/sessions", Role.ADMIN, "sessions", show_sessions),
+    Route(
+        "POST", "/sessions/{n}/end", Role.ADMIN, "session-end", submit_session_end, "session.end"
+    ),
+    Route("GET", "/account", Role.VIEWER, "account", show_account),
+    Route(
+        "POST",
+        "/account/password",
+        Role.VIEWER,
+        "account-password",
+        submit_own_password,
+        "user.password",
+    ),
+    Route(
+        "POST",
+        "/account/sessions/{n}/end",
+        Role.VIEWER,
+        "account-end",
+        submit_own_session_end,
+        "session.end",
+    ),
+)

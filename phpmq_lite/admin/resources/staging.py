@@ -1,0 +1,465 @@
+"""Rows staged by Spark tasks, and their publish in one transaction (``docs/pipeline.md``)."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.actions import pipeline_commands
+from phpmq_lite.admin.auth import users
+from phpmq_lite.admin.auth.permissions import check_all_queues, check_queue_right, may_use
+from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
+from phpmq_lite.admin.base import responses
+from phpmq_lite.admin.base.context import UPLOADS, Context, context_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import (
+    TTL_MAX_S,
+    check_queue_name,
+    check_text,
+    read_json_model,
+    read_query,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import read_body
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resources.arrow_export import MEDIA, need_arrow
+from phpmq_lite.broker.pipeline import staging
+from phpmq_lite.broker.pipeline.staging import StagedRow
+from phpmq_lite.broker.pipeline.state import StageWriter
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.read.consumers import PipelineReaders
+from phpmq_lite.storage.read.readers import asker
+
+ROWS_MAX: Final = 100_000  # of a token, and of a publish
+SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # others have their turn after each
+SLICE_BYTES: Final = 256 << 10
+_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_COLUMNS: Final = ("body", "queue", "ttl_s")
+_BROKEN: Final = (ArithmeticError, LookupError, OSError, ValueError, struct.error)
+_COMPRESSION: Final = 10  # slot of RecordBatch.compression: Message.fbs of Arrow
+
+
+class UploadedRows(NamedTuple):
+    """The rows of a stream, checked; ``bytes`` are those of the bodies."""
+
+    batches: list[Any]  # pyarrow.RecordBatch
+    rows: int
+    bytes: int
+
+    def chunks(self) -> Iterator[list[staging.StagedRow]]:
+        """Yield the rows in order, as many at a time as the broker takes in one slice."""
+        for batch in self.batches:
+            at = 0
+            while at < batch.num_rows:
+                some = batch.slice(at, _fitting(batch.column(0).slice(at, SLICE_ROWS)))
+                bodies, queues, ttls = (column.to_pylist() for column in some.columns)
+                yield list(zip(queues, bodies, ttls, strict=True))
+                at += some.num_rows
+
+
+def _fitting(bodies: Any) -> int:
+    """Count the first bodies that make a slice: more than one only below its bound."""
+    import pyarrow.compute as pc
+
+    sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
+    return max(1, sum(size <= SLICE_BYTES for size in sizes))
+
+
+def read_rows(
+    raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
+) -> UploadedRows:
+    """Read and check a whole stream; ``check_right`` is asked about each queue once.
+
+    Raises:
+        Problem: 422 naming the column or the bound, 413 for too many rows or too large a body.
+    """
+    import pyarrow as pa
+
+    if not raw.endswith(_END):
+        raise _bad("The Arrow stream does not end with its end mark; it was cut off.")
+    try:
+        _check_plain(pa, raw)
+        with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
+            _check_schema(pa, reader.schema)
+            batches = _batches(pa, reader)
+    except (pa.ArrowException, *_BROKEN) as error:
+        raise _bad(f"The Arrow stream cannot be read: {error}") from None
+    return _checked(batches, content_max, check_right)
+
+
+def _batches(pa: Any, reader: Any) -> list[Any]:
+    """Read the batches that have rows; 64 MiB hold 290,000 empty ones, which take 3 KiB each."""
+    batches, rows = [], 0
+    for batch in reader:
+        batch.validate(full=True)
+        rows += batch.num_rows
+        if rows > ROWS_MAX:
+            raise Problem(413, "too_large", f"The stream has {rows} rows or more.", field="body",
+                          bound=f"at most {ROWS_MAX} rows")  # fmt: skip
+        if batch.num_rows:
+            batches.append(_arranged(pa, batch))
+    return batches
+
+
+def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
+    """Refuse compressed batches and dictionaries before anything is unpacked."""
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(raw)):
+        if message.type == "dictionary":
+            raise _bad("The Arrow stream has dictionaries.", bound="plain columns")
+        if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
+            raise _bad("The Arrow stream is compressed.", bound="no compression")
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Look into the flatbuffer of a record batch: does it name a codec?"""
+    message = struct.unpack_from("<I", metadata)[0]
+    header = _member(metadata, message, 8)
+    if header is None:
+        return False
+    batch = header + struct.unpack_from("<I", metadata, header)[0]
+    return _member(metadata, batch, _COMPRESSION) is not None
+
+
+def _member(buffer: bytes, table: int, slot: int) -> int | None:
+    """Give where a member of a flatbuffer's table lies; None where it is left out."""
+    entries = table - struct.unpack_from("<i", buffer, table)[0]
+    if entries < 0 or slot >= struct.unpack_from("<H", buffer, entries)[0]:
+        return None
+    offset = struct.unpack_from("<H", buffer, entries + slot)[0]
+    return table + offset if offset else None
+
+
+def _check_schema(pa: Any, schema: Any) -> None:
+    types = pa.types
+    takes = {
+        "body": (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string),
+        "queue": (types.is_string, types.is_large_string),
+        "ttl_s": (types.is_integer, types.is_null),
+    }
+    for name in schema.names:
+        if name not in takes:
+            raise _bad(f"The column {name!r} is not known.", name, ", ".join(_COLUMNS))
+        if schema.names.count(name) > 1:
+            raise _bad(f"The column {name!r} is there twice.", name, "once")
+        type_ = schema.field(name).type
+        if not any(is_right(type_) for is_right in takes[name]):
+            bound = {"body": "binary or string", "queue": "string", "ttl_s": "int64"}[name]
+            raise _bad(f"The column {name!r} is {type_}.", name, bound)
+    for name in ("body", "queue"):
+        if name not in schema.names:
+            raise _bad(f"There is no column {name!r}.", name, "body, queue and perhaps ttl_s")
+
+
+def _arranged(pa: Any, batch: Any) -> Any:
+    """Put the columns into the order of ``_COLUMNS``, in our types."""
+    ttl = (
+        batch.column("ttl_s").cast(pa.int64())
+        if "ttl_s" in batch.schema.names
+        else pa.nulls(batch.num_rows, pa.int64())
+    )
+    body = batch.column("body")
+    if pa.types.is_string(body.type):
+        body = body.cast(pa.binary())
+    elif pa.types.is_large_string(body.type):
+        body = body.cast(pa.large_binary())
+    return pa.RecordBatch.from_arrays([body, batch.column("queue"), ttl], list(_COLUMNS))
+
+
+def _checked(
+    batches: list[Any], content_max: int, check_right: Callable[[str], None]
+) -> UploadedRows:
+    import pyarrow.compute as pc
+
+    rows, size = 0, 0
+    queues: set[str] = set()
+    for batch in batches:
+        rows += batch.num_rows
+        body, queue, ttl = batch.columns
+        for name, column in (("body", body), ("queue", queue)):
+            if column.null_count:
+                raise _bad(f"The column {name!r} has {column.null_count} nulls.", name, "no null")
+        lengths = pc.binary_length(body)
+        longest = pc.max(lengths).as_py() or 0
+        if longest > content_max:
+            raise Problem(413, "too_large", f"A body has {longest} bytes.", field="body",
+                          bound=f"{content_max} bytes")  # fmt: skip
+        size += pc.sum(lengths).as_py() or 0
+        queues |= set(pc.unique(queue).to_pylist())
+        bounds = pc.min_max(ttl).as_py()
+        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= TTL_MAX_S:
+            raise _bad(f"The column 'ttl_s' goes from {bounds['min']} to {bounds['max']}.",
+                       "ttl_s", f"0 to {TTL_MAX_S}, or null")  # fmt: skip
+    for name in sorted(queues):
+        check_queue_name(name)
+        check_right(name)
+    return UploadedRows(batches, rows, size)
+
+
+def _bad(text: str, field: str | None = None, bound: str | None = None) -> Problem:
+    return Problem(422, "bad_arrow", text, field=field, bound=bound)
+
+
+STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
+TOKENS_MAX: Final = 10_000  # in one call
+TOKENS_BYTES: Final = 4 << 20  # of such a call
+ROW_COUNT: Final = "X-Row-Count"
+_SLOT_S: Final = 30.0  # waiting for a slot
+
+
+class StageQuery(BaseModel):
+    """Under which token to stage: random, used once."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    token: str = Field(pattern="^[!-~]{1,128}$")
+
+
+class StageView(BaseModel):
+    """What lies under the token now."""
+
+    rows: int
+    bytes: int  # of the bodies
+
+
+class PublishStagedInput(BaseModel):
+    """Tokens to publish at once; of each ``app_id`` the highest ``version`` is kept."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    app_id: str = Field(min_length=1, max_length=256)
+    version: int = Field(ge=0, le=(1 << 63) - 1)
+    tokens: list[str] = Field(max_length=TOKENS_MAX)
+    single_use: bool = False  # nothing else is ever published under this app_id
+    in_parts: bool = False  # more than one transaction takes: the same call again for the rest
+
+
+class PublishStagedView(BaseModel):
+    """How many messages were published; ``repeated``: this version was done before."""
+
+    published: int
+    repeated: bool
+    quarantined: int = 0  # of them: dead at once, by the rules of their queue
+    remaining: int = 0  # not published yet: send the same call again
+    resumed: bool = False  # it went on with what an earlier call staged
+
+
+class AppIdsQuery(BaseModel):
+    """A page of app_ids."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    limit: int = Field(100, ge=1, le=1_000)
+    cursor: str = Field("", max_length=2_000)
+
+
+class AppIdView(BaseModel):
+    """An app_id; ``owner`` null: it belongs to the next who publishes under it."""
+
+    app_id: str
+    owner: str | None
+    version: int  # the highest that was published
+    at_ms: int  # when that was
+    rows: int  # of that version
+
+
+class AppIdsView(BaseModel):
+    """App_ids by name, without those of a single publish."""
+
+    items: list[AppIdView]
+    next: str | None = None
+
+
+class TransferInput(BaseModel):
+    """Who is to own an app_id: a user, ``token NAME``, or null for the next who publishes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    app_id: str = Field(min_length=1, max_length=256)
+    owner: str | None
+
+
+class TransferView(BaseModel):
+    """To whom the app_id belongs now."""
+
+    app_id: str
+    owner: str | None
+
+
+class UnstageInput(BaseModel):
+    """Tokens to drop; those that are not there are passed over."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tokens: list[str] = Field(max_length=TOKENS_MAX)
+
+
+class UnstageView(BaseModel):
+    """How many tokens were dropped."""
+
+    unstaged: int
+
+
+async def stage_rows(request: web.Request) -> web.StreamResponse:
+    """Stage rows under a token: an Arrow IPC stream of body, queue and perhaps ttl_s.
+
+    A header ``X-Row-Count`` is compared.  Nothing is published before ``publish`` names the token.
+    """
+    need_arrow()
+    context, token = context_of(request), read_query(request, StageQuery).token
+    expected = _row_count(request)
+    entry = audit_entry(request, target=token)
+    content_max = int(context.settings.limits.max_content)
+    raw = await read_body(request)  # without a slot: it may come slowly
+    async with _slot(context):
+        upload = await asyncio.to_thread(
+            read_rows, raw, content_max, lambda name: check_queue_right(request, name)
+        )
+        if expected not in (None, upload.rows):
+            raise Problem(
+                422, "row_count", f"The stream has {upload.rows} rows, announced were {expected}. "
+                "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
+            )  # fmt: skip
+        await _store(context, entry, token, upload)
+    leave_entry(request)
+    return json_response(StageView(rows=upload.rows, bytes=upload.bytes))
+
+
+def _row_count(request: web.Request) -> int | None:
+    text = request.headers.get(ROW_COUNT)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Problem(422, "invalid", f"{ROW_COUNT} is {text[:50]!r}, no number.", field=ROW_COUNT,
+                      bound="0 or more")  # fmt: skip
+    return int(text)
+
+
+@asynccontextmanager
+async def _slot(context: Context) -> AsyncIterator[None]:
+    """Occupy one of the slots for uploads that are checked and stored; users take turns."""
+    owner = asker.get()
+    try:
+        async with asyncio.timeout(_SLOT_S):
+            await context.uploads.acquire(owner)
+    except TimeoutError:
+        raise Problem(
+            503, "busy", "Too many rows are being staged at once. Nothing was staged.",
+            bound=f"{UPLOADS} at a time", headers={"Retry-After": "5"},
+        ) from None  # fmt: skip
+    try:
+        yield
+    finally:
+        context.uploads.release(owner)
+
+
+async def _store(context: Context, entry: AuditEntry, token: str, upload: UploadedRows) -> None:
+    """Hand the rows to the broker slice by slice; what fails in the middle leaves nothing."""
+    after, chunks = 0, upload.chunks()
+    try:
+        while (rows := await asyncio.to_thread(_next, chunks)) is not None:
+            await pipeline_commands.stage(context, entry, token, rows, after=after, is_whole=False)
+            after += len(rows)
+        await pipeline_commands.stage(context, entry, token, [], after=after, is_whole=True)
+    except BaseException as error:
+        # A first slice that is refused may be so because the token is somebody else's.
+        if after or not isinstance(error, RefusedError):
+            await asyncio.shield(pipeline_commands.unstage(context, entry, [token], StageWriter()))
+        raise
+
+
+def _next(chunks: Iterator[list[StagedRow]]) -> list[StagedRow] | None:
+    return next(chunks, None)
+
+
+async def publish_staged(request: web.Request) -> web.StreamResponse:
+    """Publish all rows of some tokens in one transaction, once per app_id and version."""
+    context, asked = context_of(request), await read_json_model(request, PublishStagedInput)
+    entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
+    done = await pipeline_commands.publish_staged(
+        context, entry, asked.app_id, asked.version, asked.tokens,
+        writer=_writer(request), is_single=asked.single_use, in_parts=asked.in_parts,
+    )  # fmt: skip
+    return json_response(
+        PublishStagedView(
+            published=done.published, repeated=done.is_repeated, quarantined=done.quarantined,
+            remaining=done.remaining, resumed=done.is_resumed,
+        )
+    )  # fmt: skip
+
+
+async def drop_staged(request: web.Request) -> web.StreamResponse:
+    """Drop tokens that are not published."""
+    context, asked = context_of(request), await read_json_model(request, UnstageInput)
+    entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
+    count = await pipeline_commands.unstage(context, entry, asked.tokens, _writer(request))
+    leave_entry(request)
+    return json_response(UnstageView(unstaged=count))
+
+
+def _writer(request: web.Request) -> StageWriter:
+    return StageWriter(identity_of(request).owner, lambda queue: may_use(request, queue))
+
+
+async def list_app_ids(request: web.Request) -> web.StreamResponse:
+    """List the names under which each version is published once, and to whom they belong."""
+    check_all_queues(request, "see every app_id")
+    asked = read_query(request, AppIdsQuery)
+    cursor = responses.decode_cursor("app_ids", asked.cursor)
+    after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
+    check_text(after, "cursor")
+    rows = await PipelineReaders(context_of(request).readers).app_ids(after, asked.limit)
+    is_full = len(rows) == asked.limit
+    return json_response(
+        AppIdsView(
+            items=[AppIdView(**asdict(row)) for row in rows],
+            next=responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
+            if is_full
+            else None,
+        )
+    )
+
+
+async def transfer_app_id(request: web.Request) -> web.StreamResponse:
+    """Transfer an app_id to another user."""
+    check_all_queues(request, "transfer an app_id")
+    context, asked = context_of(request), await read_json_model(request, TransferInput)
+    owner = None if asked.owner is None else users.owner_named(request, asked.owner)
+    entry = audit_entry(request, target=asked.app_id, detail=f"to {owner or 'the next writer'}")
+    await pipeline_commands.transfer_app_id(context, entry, asked.app_id, owner)
+    return json_response(TransferView(app_id=asked.app_id, owner=owner))
+
+
+_PIPELINE: Final = "/api/v1/pipeline"
+
+ROUTES: Final = (
+    Route(
+        "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage_rows, "pipeline.stage",
+        query=StageQuery, takes=bytes, media=MEDIA, gives=StageView, body=STAGE_BYTES,
+    ),
+    Route(
+        "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish_staged,
+        "pipeline.publish", takes=PublishStagedInput, gives=PublishStagedView,
+        body=TOKENS_BYTES, values=2 * TOKENS_MAX,
+    ),
+    Route(
+        "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", drop_staged,
+        "pipeline.unstage", takes=UnstageInput, gives=UnstageView, body=TOKENS_BYTES,
+        values=2 * TOKENS_MAX,
+    ),
+    Route(
+        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids,
+        query=AppIdsQuery, gives=AppIdsView, cli="pipeline app-ids",
+    ),
+    Route(
+        "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer_app_id,
+        "pipeline.transfer", takes=TransferInput, gives=TransferView, cli="pipeline transfer",
+    ),
+)  # fmt: skip

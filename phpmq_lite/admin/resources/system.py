@@ -1,0 +1,447 @@
+"""Health, settings in force, starts, log, clock, listeners, drain."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, Literal, cast
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite import logs, settings
+from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.auth.permissions import may_use
+from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.input import OutputFormat, next_of, read_json_model, read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import read_form_field
+from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring import limits, system_view
+from phpmq_lite.admin.monitoring.health import run_checks
+from phpmq_lite.admin.monitoring.system_view import read_certificates
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.errors import StorageError
+from phpmq_lite.storage.integrity.startup import Start, Starts
+from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage, measure_database, measure_disk
+from phpmq_lite.writes import DismissStartReport
+
+COUNTED: Final = 1_000_000  # messages that would expire; more are not counted
+ClockDecision = Literal["expire", "keep"]
+
+
+class ClockView(BaseModel):
+    """What the broker knows of its clock."""
+
+    now_ms: int  # Unix ms
+    jumps: int  # times it was set since the start, the last time away included
+    last_jump_ms: int  # the last of them: ahead, or back where it is negative
+    doubt_ms: int  # away for so long, or set ahead by so much; 0: nothing to decide
+    would_expire: int | None  # ready messages that expire if that time counts; None: no doubt
+
+
+class ClockDecisionInput(BaseModel):
+    """What is to count."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    decision: ClockDecision  # expire: the clock is right, the time counts; keep: it was set
+    reason: str = ""
+
+
+async def read_clock(context: Context) -> ClockView:
+    """Read it, with what hangs on the decision."""
+    status = context.engine.summary()
+    doubt_ms, would_expire = status.clock_doubt_ms, None
+    if doubt_ms:
+        rows = await context.readers.read(
+            "clock", "would_expire", moment=status.clock_steady_ms + doubt_ms,
+            number=status.clock_doubt_number, most=COUNTED,
+        )  # fmt: skip
+        would_expire = int(rows[0][0])
+    return ClockView(
+        now_ms=context.now_ms(),
+        jumps=status.clock_jumps,
+        last_jump_ms=status.clock_jump_ms,
+        doubt_ms=doubt_ms,
+        would_expire=would_expire,
+    )
+
+
+async def get_clock(request: web.Request) -> web.StreamResponse:
+    """Tell whether the clock was set, and whether somebody has to decide about it."""
+    return json_response(await read_clock(context_of(request)))
+
+
+async def decide_clock(request: web.Request) -> web.StreamResponse:
+    """Decide about a clock that was far ahead at a start: let the time count, or not."""
+    asked = await read_json_model(request, ClockDecisionInput)
+    await record_clock_decision(request, asked.decision, asked.reason)
+    return json_response(await read_clock(context_of(request)))
+
+
+async def record_clock_decision(request: web.Request, decision: ClockDecision, reason: str) -> None:
+    """Have it decided, with its row of the audit.
+
+    Raises:
+        Problem: 403 for who may not see all queues.
+        RefusedError: there is nothing to decide.
+    """
+    identity = identity_of(request)
+    if identity.queues:
+        raise Problem(403, "foreign_queue", "Only who may see all queues may decide this.",
+                      bound=", ".join(identity.queues))  # fmt: skip
+    entry = audit_entry(request, target=decision, reason=reason[:1_000])
+    await context_of(request).engine.decide_clock(entry, is_right=decision == "expire")
+
+
+CLOCK_ROUTES: Final = (
+    Route(
+        "GET",
+        "/api/v1/clock",
+        Role.VIEWER,
+        "api-clock",
+        get_clock,
+        gives=ClockView,
+        cli="clock show",
+    ),
+    Route(
+        "POST",
+        "/api/v1/clock",
+        Role.OPERATOR,
+        "api-clock-decide",
+        decide_clock,
+        "clock.decide",
+        takes=ClockDecisionInput,
+        gives=ClockView,
+        cli="clock decide",
+    ),
+)
+
+
+class ConfigQuery(BaseModel):
+    """How to give the list."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: OutputFormat = "json"
+
+
+class SettingView(BaseModel):
+    """One setting in force."""
+
+    setting: str
+    value: Any  # sizes in bytes
+    text: str  # as it may stand in the environment
+    default: str
+    source: str  # flag, environment NAME, file PATH, default
+    help: str
+    bounds: str
+
+
+class ConfigView(BaseModel):
+    """All settings in force."""
+
+    items: list[SettingView]
+    next: None = None
+
+
+async def list_settings(request: web.Request) -> web.StreamResponse:
+    """List the settings in force with the source of each; secrets are masked."""
+    query = read_query(request, ConfigQuery)
+    return list_response(query.format, SettingView, settings_in_force(request))
+
+
+def settings_in_force(request: web.Request) -> list[SettingView]:
+    """Give every setting with its value and where that comes from."""
+    context = context_of(request)
+    return [
+        SettingView(
+            setting=name,
+            value=settings.as_json(value),
+            text=settings.as_text(value),
+            default=settings.as_text(settings.SETTINGS[name].default),
+            source=context.sources.get(name, "default"),
+            help=settings.SETTINGS[name].help,
+            bounds=settings.SETTINGS[name].bounds,
+        )
+        for name, value in settings.all_values(context.settings).items()
+    ]
+
+
+SETTINGS_ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings,
+        query=ConfigQuery, gives=ConfigView, cli="config show",
+    ),
+)  # fmt: skip
+
+
+DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # what SIGTERM does
+LINES_SHOWN: Final = 200  # of the log, before somebody asks for all
+
+_ADMIN_TABS: Final = ("settings", "log")
+
+
+class SystemPageQuery(BaseModel):
+    """Which part of the page."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    tab: Literal["health", "settings", "starts", "log"] = "health"
+    level: Literal["debug", "info", "warning", "error"] = "debug"
+    lines: Literal["all"] | None = None
+    confirm: Literal["drain"] | None = None
+
+
+async def show_system(request: web.Request) -> web.StreamResponse:
+    """The broker itself: health, versions, storage, limits, settings, starts and the log."""
+    query = read_query(request, SystemPageQuery)
+    if query.confirm == "drain":
+        _need_admin(request, "drain the broker")
+        return await render_page(request, "system_drain.html", word=_word(context_of(request)))
+    if query.tab in _ADMIN_TABS:
+        _need_admin(request, f"see the {query.tab}")
+    is_admin = _is_admin(request)
+    values = {
+        "health": _health,
+        "settings": _settings,
+        "starts": _starts,
+        "log": _log,
+    }[query.tab]
+    return await render_page(
+        request, "system.html", query=query, is_admin=is_admin, **await values(request, query)
+    )
+
+
+async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
+    context, status = context_of(request), status_of(request)
+    now_ms = context.now_ms()
+    stored, disk = await _measured(context)
+    reached = limits.list_limits(context.settings, status, limits.read_http_usage(context))
+    return {
+        "clock": await _clock(context) if status.clock_doubt_ms else None,
+        "may_decide": _may_decide(request),
+        "checks": await run_checks(context, status),
+        "times": system_view.process_facts(status, now_ms),
+        "versions": system_view.version_facts(context.version),
+        "listeners": system_view.listener_facts(context.settings, status),
+        "certificates": await read_certificates(context.settings),
+        "storage": system_view.storage_facts(
+            context.settings, disk, stored, context.readers.path.parent
+        ),
+        "retention": system_view.retention_facts(context.settings, stored),
+        "limits": reached,
+        "waiting": system_view.waiting_facts(status, reached),
+        "refused": system_view.refusal_facts(status),
+    }
+
+
+async def _clock(context: Context) -> ClockView | None:
+    try:
+        return await read_clock(context)
+    except StorageError:
+        return None
+
+
+def _may_decide(request: web.Request) -> bool:
+    identity = identity_of(request)
+    return identity.role.may(Role.OPERATOR) and not identity.queues
+
+
+async def _measured(context: Context) -> tuple[DatabaseSize | None, DiskUsage | None]:
+    try:
+        return await measure_database(context.readers), await measure_disk(context.readers.path)
+    except (StorageError, OSError):
+        return None, None
+
+
+async def _settings(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
+    found = settings_in_force(request)
+    return {
+        "own": [setting for setting in found if _is_set(setting)],
+        "others": [setting for setting in found if not _is_set(setting)],
+    }
+
+
+def _is_set(setting: SettingView) -> bool:
+    return setting.source != "default" or setting.text != setting.default
+
+
+async def _starts(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
+    found = await Starts(context_of(request).readers).newest(50)
+    return {"starts": [_seen_by(request, system_view.describe_restart(start)) for start in found]}
+
+
+async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
+    lines = logs.recent.lines(query.level)
+    most = None if query.lines == "all" else LINES_SHOWN
+    return {"lines": lines[:most], "count": len(lines), "levels": logs.LEVELS[:-1]}
+
+
+# -- the restart report
+
+
+async def read_restart_report(request: web.Request) -> system_view.RestartReport | None:
+    """Give what the last start found, for the overview; None once it was dismissed.
+
+    The very first start has nothing to report, nor has one that could not be read.
+    """
+    try:
+        found = await Starts(context_of(request).readers).newest(1)
+    except StorageError:
+        return None
+    if not found or found[0].is_first or found[0].dismissed_by is not None:
+        return None
+    return _seen_by(request, system_view.describe_restart(found[0]))
+
+
+def _seen_by(request: web.Request, told: system_view.RestartReport) -> system_view.RestartReport:
+    """Leave out the queues that whoever asks may not see."""
+    expired = [(name, count) for name, count in told.expired if may_use(request, name)]
+    return replace(told, expired=expired)
+
+
+async def submit_dismissal(request: web.Request) -> web.StreamResponse:
+    """Dismiss the report of a start: nobody needs to see it on the overview any more."""
+    context = context_of(request)
+    number = await read_form_field(request, "start")
+    if not number.isascii() or not number.isdecimal() or len(number) > 15:
+        raise Problem(422, "invalid", "start: not the number of a start.", field="start")
+    found = await _find(context, int(number))
+    if found is None:
+        raise Problem(404, "unknown_start", f"There is no start {number}.", field="start")
+    entry = audit_entry(request, target=number)
+    rows = [DismissStartReport(entry.actor, int(number))]
+    await commands.write_rows(context, entry, rows)
+    raise web.HTTPSeeOther(await next_of(request, context.urls.to("overview")))
+
+
+async def _find(context: Context, number: int) -> Start | None:
+    starts = await Starts(context.readers).newest(50)
+    return next((start for start in starts if start.start_id == number), None)
+
+
+# -- the end
+
+
+async def submit_drain(request: web.Request) -> web.StreamResponse:
+    """Drain the broker and end its process, as SIGTERM does; a word has to be typed."""
+    _need_admin(request, "drain the broker")
+    context = context_of(request)
+    word = _word(context)
+    if await read_form_field(request, "name") != word:
+        raise Problem(
+            422, "invalid", "The word that was typed is not the one asked for. The broker goes on.",
+            field="name", bound=word,
+        )  # fmt: skip
+    reason = (await read_form_field(request, "reason")).strip()
+    if not reason:
+        raise Problem(422, "invalid", "A reason for the audit is missing. The broker goes on.",
+                      field="reason", bound="1 character or more")  # fmt: skip
+    stop = request.app.get(DRAIN)
+    if stop is None:
+        raise Problem(503, "no_drain", "This broker cannot be stopped from here.")
+    entry = audit_entry(request, target="broker", reason=reason[:1_000])
+    await commands.write_rows(context, entry, [])
+    context.sessions.note(request, "The broker drains: it takes nothing new and ends soon.")
+    stop()
+    raise web.HTTPSeeOther(context.urls.to("system"))
+
+
+def _word(context: Context) -> str:
+    """Give what is typed to confirm: the environment's name, where it has one."""
+    return context.settings.ui.environment.strip() or "drain"
+
+
+def _is_admin(request: web.Request) -> bool:
+    """Tell whether who asks is admin of all queues: the log names them all, a drain ends all."""
+    identity = identity_of(request)
+    return identity.role.may(Role.ADMIN) and not identity.queues
+
+
+def _need_admin(request: web.Request, what: str) -> None:
+    identity = identity_of(request)
+    if not identity.role.may(Role.ADMIN):
+        raise Problem(403, "role", f"Only an admin may {what}; you are {identity.role}.",
+                      bound=Role.ADMIN.value)  # fmt: skip
+    if not _is_admin(request):
+        raise Problem(403, "foreign_queue", f"Only an admin of all queues may {what}.",
+                      bound=", ".join(identity.queues))  # fmt: skip
+
+
+PAGE_ROUTES: Final = (
+    Route("GET", "/system", Role.VIEWER, "system", show_system),
+    Route("POST", "/system/drain", Role.ADMIN, "system-drain", submit_drain, "system.drain"),
+    Route(
+        "POST",
+        "/restart/dismiss",
+        Role.OPERATOR,
+        "restart-dismiss",
+        submit_dismissal,
+        "restart.dismiss",
+    ),
+)
+
+
+_SAID: Final = {
+    "expire": "The clock is right: the time away counts, and what is past its deadline expires.",
+    "keep": "The clock was set: the time away does not count.",
+}
+
+
+async def submit_clock_decision(request: web.Request) -> web.StreamResponse:
+    """Decide about a clock that was far ahead at a start: let the time count, or not."""
+    decision = await read_form_field(request, "decision")
+    if decision not in _SAID:
+        raise Problem(422, "invalid", "decision: neither expire nor keep.", field="decision")
+    await record_clock_decision(request, cast(ClockDecision, decision), "")
+    context = context_of(request)
+    context.sessions.note(request, _SAID[decision])
+    raise web.HTTPSeeOther(context.urls.to("system"))
+
+
+CLOCK_PAGE_ROUTES: Final = (
+    Route(
+        "POST",
+        "/system/clock",
+        Role.OPERATOR,
+        "clock-decide",
+        submit_clock_decision,
+        "clock.decide",
+    ),
+)
+
+
+class ListenerView(BaseModel):
+    """One open listener; a wildcard address stands for every address of the broker's machine."""
+
+    address: str = Field(description="HOST:PORT, or unix:PATH")
+    transport: Literal["tcp", "tls", "unix"] = Field(description="plain TCP, TLS or a Unix socket")
+    has_ttl: bool = Field(description="false: for clients of the older revision")
+
+
+class ListenersView(BaseModel):
+    """All open listeners, those of the older revision last."""
+
+    items: list[ListenerView]
+    content_bytes: int = Field(description="longest body, limits.max_content")
+    next: None = None
+
+
+async def list_listeners(request: web.Request) -> web.StreamResponse:
+    """List the open PHPMQ listeners."""
+    context = context_of(request)
+    items = [ListenerView(**one._asdict()) for one in context.engine.summary().listeners]
+    return json_response(
+        ListenersView(items=items, content_bytes=context.settings.limits.max_content)
+    )
+
+
+LISTENER_ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/listeners", Role.VIEWER, "api-listeners", list_listeners,
+        gives=ListenersView, cli="publish",
+    ),
+)  # fmt: skip

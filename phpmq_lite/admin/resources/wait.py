@@ -1,0 +1,238 @@
+"""Wait for a message without polling."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.base import responses
+from phpmq_lite.admin.base import search_query as queries
+from phpmq_lite.admin.base.context import Context, context_of, forget_status
+from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring.live_feeds import WAITS, LiveFeeds
+from phpmq_lite.admin.resources.messages import MessageView
+from phpmq_lite.model import Batch, has_room
+from phpmq_lite.storage.read.activity import RecentActivity
+from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.readers import Readers, asker
+from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.read.search_plan import SearchQuery
+
+_APART_S: Final = 0.02  # between two looks of one wait, however often it is woken
+_LOOKS_PER_S: Final = 200  # of all waits
+_SCOPE: Final = "wait"
+
+WaitCondition = Literal["published", "settled"]
+TapBatches = Callable[[Callable[[Batch], None]], Callable[[], None]]
+
+
+@dataclass(slots=True, frozen=True)
+class WaitPosition:
+    """A place in time: the last number given out, and the last offset of the history."""
+
+    seq: int
+    offset: int
+
+    @classmethod
+    async def now(cls, readers: Readers) -> Self:
+        """Give the place after all that is stored now."""
+        return cls(*await RecentActivity(readers).ends())
+
+    @classmethod
+    def read(cls, text: str | None) -> Self | None:
+        """Read a cursor; None for none.
+
+        Raises:
+            Problem: 422 where it is malformed.
+        """
+        cursor = responses.decode_cursor(_SCOPE, text)
+        if cursor is None:
+            return None
+        place = cursor.place
+        if not isinstance(place, list) or not all(
+            isinstance(part, int) and 0 <= part < 1 << 62 for part in place
+        ):
+            raise Problem(422, "bad_cursor", "The cursor is malformed.", field="after")
+        return cls(int(place[0]), int(place[1]))
+
+    def after(self, ids: Iterable[str]) -> "WaitPosition":
+        """Give the place behind messages just published; how they end still lies ahead."""
+        return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
+
+    @property
+    def text(self) -> str:
+        """The cursor, opaque."""
+        return responses.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
+
+
+@dataclass(slots=True)
+class MessageWait:
+    """One wait: what for, from where on, and what it may see."""
+
+    query: SearchQuery
+    until: WaitCondition
+    mark: WaitPosition
+    queues: Callable[[], frozenset[int] | None]  # asked anew with each look
+    search: Search
+    tails: RecentActivity
+    is_over: Callable[[], bool]
+    apart_s: Callable[[], float] = lambda: _APART_S  # between two looks
+
+    async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
+        """Give the first match, None after that time; ``mark`` is behind what was looked at.
+
+        It looks at least once, and gives up early only where ``is_over``.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        while True:
+            woken.clear()  # ahead of the look: what comes meanwhile wakes again
+            found = await self._look(ends_at)
+            if found is not None or self.is_over():
+                return found
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await asyncio.sleep(self.apart_s())
+                    await woken.wait()
+            except TimeoutError:
+                return await self._look(ends_at) if woken.is_set() else None
+
+    async def _look(self, ends_at: float) -> MessageRow | None:
+        """Read on to the first match, or to the end; after ``ends_at`` one slice."""
+        while places := await self._next():
+            rows = await self.search.matches(self.query, list(places), self.queues())
+            if rows:
+                found = min(rows, key=lambda row: places[row.seq])
+                self._go_to(places[found.seq])
+                return found
+            self._go_to(max(places.values()))
+            if asyncio.get_running_loop().time() > ends_at:
+                return None
+        return None
+
+    async def _next(self) -> dict[int, int]:
+        """Give the next messages: seq -> its place, a seq or an offset."""
+        if self.until == "published":
+            return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
+        settled = await self.tails.settled_after(self.mark.offset)
+        return {seq: offset for offset, seq in settled}
+
+    def _go_to(self, place: int) -> None:
+        if self.until == "published":
+            self.mark = replace(self.mark, seq=place)
+        else:
+            self.mark = replace(self.mark, offset=place)
+
+
+def look_interval_s(hub: LiveFeeds) -> float:
+    """Give the time between two looks of a wait: the more wait, the longer."""
+    return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
+
+
+@asynccontextmanager
+async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
+    """Give an event that is set with each commit that brings or ends messages, and at the stop.
+
+    Raises:
+        Problem: 429 where too many wait.
+    """
+    owner, owners = asker.get(), Counter(hub.waits.values())
+    if not has_room(owners[owner], owners.total(), 1, WAITS):
+        hub.waits_refused += 1
+        raise Problem(
+            429, "too_many_waits",
+            f"{owners.total()} requests wait already, {owners[owner]} of them yours. Try again in a"
+            " moment.",
+            bound=f"{WAITS} at once, a quarter more for users with few",
+            headers={"Retry-After": "5"},
+        )  # fmt: skip
+    woken = asyncio.Event()
+
+    def look(batch: Batch) -> None:
+        if batch.created or batch.copied or batch.settled:
+            woken.set()
+
+    hub.waits[woken] = owner
+    try:
+        remove = tap(look)
+        try:
+            yield woken
+        finally:
+            remove()
+    finally:
+        del hub.waits[woken]
+
+
+LONGEST_S: Final = 60.0
+CURSOR: Final = "X-Cursor"
+
+
+class WaitQuery(BaseModel):
+    """What to wait for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    q: str = Field("", max_length=2_000)  # as in a search; empty: any message
+    after: str | None = Field(None, max_length=200)  # a cursor; none: from now on
+    until: WaitCondition = "published"
+    timeout: float = Field(0.0, ge=0, le=LONGEST_S)  # seconds; 0: only look, and give a cursor
+
+
+async def wait_for_message(request: web.Request) -> web.StreamResponse:
+    """Give the first message after a cursor that matches, as soon as it is stored, or 204.
+
+    Either answer has the cursor to go on from in the header ``X-Cursor``.
+    """
+    context, asked = context_of(request), read_query(request, WaitQuery)
+    query, after = queries.parse_search(asked.q), WaitPosition.read(asked.after)
+    async with commit_event(context.live, context.engine.tap) as woken:
+        mark = after or await WaitPosition.now(context.readers)
+        waiting = MessageWait(
+            query,
+            asked.until,
+            mark,
+            lambda: _queues(request),
+            context.search,
+            RecentActivity(context.readers),
+            lambda: _is_over(request, context),
+            lambda: look_interval_s(context.live),
+        )
+        found = await waiting.first(woken, asked.timeout)
+    headers = {CURSOR: waiting.mark.text}
+    if found is None:
+        return web.Response(status=204, headers=headers)
+    answer = json_response(MessageView.of(found))
+    answer.headers.update(headers)
+    return answer
+
+
+def _queues(request: web.Request) -> frozenset[int] | None:
+    forget_status(request)  # a queue may have been made since
+    return allowed_queues(request)
+
+
+def _is_over(request: web.Request, context: Context) -> bool:
+    return context.live.is_closed or request.transport is None
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/api/v1/wait",
+        Role.VIEWER,
+        "api-wait",
+        wait_for_message,
+        query=WaitQuery,
+        gives=MessageView,
+        cli="expect",
+    ),
+)

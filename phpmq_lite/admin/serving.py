@@ -1,0 +1,124 @@
+"""Accept connections to the admin and serve them, with or without TLS."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth.browser_security import add_headers_everywhere
+from phpmq_lite.admin.base.context import CONTEXT
+from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
+from phpmq_lite.logs import is_quiet
+
+_RETRY_S: Final = 0.1  # after an accept that failed
+_LINGER_S: Final = 2.0  # for the rest of a body that was refused; reading it costs the loop's time
+_READ_BYTES: Final = 64 << 10  # of a body, ahead of who reads it; aiohttp pauses at twice this
+
+
+async def open_admin(
+    stack: AsyncExitStack,
+    app: web.Application,
+    sockets: Iterable[socket.socket],
+    tls: ssl.SSLContext | None,
+) -> None:
+    """Answer who connects; the first of ``sockets`` is the control socket.
+
+    ``tls`` None: plain http.  Unix sockets never have TLS.
+    """
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=2.0,
+        auto_decompress=False,  # aiohttp decompresses in the event loop: 11 MiB of zeros took 2 s
+        read_bufsize=_READ_BYTES,
+        lingering_time=_LINGER_S,
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    make = add_headers_everywhere(runner)
+    _limit_log()
+    doors = app[CONTEXT].doors
+    watch = asyncio.create_task(doors.run())
+    stack.callback(watch.cancel)
+    loop = asyncio.get_running_loop()
+    for number, one in enumerate(sockets):
+        if tls is not None and one.family != socket.AF_UNIX:
+            accepting = asyncio.create_task(_accept(one, tls, doors, make))
+            stack.push_async_callback(_end, accepting)
+            continue
+        server = await loop.create_server(
+            partial(_plain, doors, make, is_counted=number > 0), sock=one, backlog=128
+        )
+        stack.callback(server.close)
+
+
+def _plain(
+    doors: ConnectionLimits, make: Callable[[], web.RequestHandler], *, is_counted: bool
+) -> LimitedConnection:
+    return LimitedConnection(doors, make(), is_counted=is_counted)
+
+
+async def _accept(
+    listening: socket.socket,
+    tls: ssl.SSLContext,
+    doors: ConnectionLimits,
+    make: Callable[[], web.RequestHandler],
+) -> None:
+    """Accept until it is cancelled, and then give up the handshakes under way."""
+    loop = asyncio.get_running_loop()
+    listening.setblocking(False)
+    async with asyncio.TaskGroup() as handshakes:
+        while True:
+            try:
+                connection, peer = await loop.sock_accept(listening)
+            except OSError:  # it went before we came; or others must close first
+                await asyncio.sleep(_RETRY_S)
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            door = LimitedConnection(doors, make())
+            handshakes.create_task(_secure(connection, peer[0], tls, door, doors))
+
+
+async def _secure(
+    connection: socket.socket,
+    host: str,
+    tls: ssl.SSLContext,
+    door: LimitedConnection,
+    doors: ConnectionLimits,
+) -> None:
+    """Do the handshake of one connection, in a place of its own; the door takes the place over."""
+    name = doors.name_of(host)
+    refusal = doors.gate.reserve(name)
+    if refusal is not None:
+        connection.close()
+        doors.turn_away(name, refusal)
+        return
+    is_made = False
+    try:
+        with suppress(OSError):  # ssl.SSLError and TimeoutError are among them
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: door, connection, ssl=tls, ssl_handshake_timeout=doors.patience.head_s
+            )
+            is_made = True
+    finally:
+        if not is_made:
+            doors.gate.give_up(name)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _limit_log() -> None:
+    """Limit the lines of aiohttp about requests that it cannot parse: a peer can cause them."""
+    name = "aiohttp.server"
+    logger = logging.getLogger(name)
+    if not logger.filters:
+        logger.addFilter(lambda _record: not is_quiet(name))

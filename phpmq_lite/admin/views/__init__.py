@@ -1,0 +1,1 @@
+"""What pages show: texts, charts and tables made from rows and figures."""

@@ -1,0 +1,337 @@
+"""A message body as a page shows it: tree, pretty, raw or hex.  Pure."""
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
+
+VIEWS: Final = ("tree", "pretty", "raw", "hex")
+HEX_BYTES: Final = 64 * 1024  # of the body shown as hex
+PREVIEW_CHARACTERS: Final = 120
+PRETTY_CHARACTERS: Final = 1 << 20  # a pretty body may grow to this; more is shown raw
+TREE_NODES: Final = 2_000  # members shown in a tree
+TREE_DEPTH: Final = 24  # levels that open; what lies deeper is one text
+_OPEN_NODES: Final = 100  # a larger branch is closed at first
+_LEAF_CHARACTERS: Final = 4_000  # of one text in a tree
+_INDENT: Final = "  "
+_DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
+_COLOURED: Final = 4_000  # tokens with a colour of their own
+
+_MARKS: Final = frozenset("{}[]:,")
+_SPACE: Final = re.compile(r"[ \t\r\n]+")
+_URN: Final = re.compile(rb'^\s*\{\s*"(?:job|urn)"\s*:\s*"([^"\\]+)"')
+_TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+)', re.DOTALL)
+
+
+@dataclass(slots=True, frozen=True)
+class ShownBody:
+    """One view of a body.
+
+    ``views`` are those that can be chosen; ``note`` says what is left out or odd, if anything.
+    """
+
+    view: str
+    views: tuple[str, ...]
+    pieces: list[TextPiece]
+    note: str | None
+    tree: "BodyBranch | None" = None  # of the view ``tree``
+
+
+@dataclass(slots=True)
+class BodyBranch:
+    """A value of a JSON body in a tree; ``mark`` is ``{`` or ``[``, empty for a leaf."""
+
+    key: list[TextPiece]  # as sent, quotes included; empty in a list and at the root
+    value: list[TextPiece]  # of a leaf
+    mark: str = ""
+    children: "list[BodyBranch]" = field(default_factory=list)
+    count: int = 0  # members, shown or not
+
+    @property
+    def close(self) -> str:
+        """The mark at its end."""
+        return {"{": "}", "[": "]"}.get(self.mark, "")
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether it is opened at first."""
+        return len(self.children) <= _OPEN_NODES
+
+    @property
+    def hidden(self) -> int:
+        """Count the members that are left out."""
+        return self.count - len(self.children)
+
+
+def decode_text(content: bytes, *, is_whole: bool) -> str | None:
+    """Read UTF-8; at a cut, the character that it hit is dropped.  None: not UTF-8."""
+    for dropped in range(1 if is_whole else 4):
+        try:
+            return content[: len(content) - dropped].decode()
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def preview(content: bytes | None, size: int) -> list[TextPiece]:
+    """Show the beginning in one line: blanks folded, or hex where it is not UTF-8."""
+    if content is None:
+        return []
+    text = decode_text(content, is_whole=len(content) >= size)
+    if text is None:
+        return [TextPiece(content[:40].hex(" "), "hex")]
+    return split_hidden(_SPACE.sub(" ", text)[:PREVIEW_CHARACTERS].strip())
+
+
+def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
+    """Show a body in one line: the URN and the data of an envelope, else as ``preview`` does."""
+    urn = _URN.search(content or b"")
+    data = preview_data(content, size) if urn else []
+    if urn is None or not data:
+        return preview(content, size)
+    return [*split_hidden(urn[1].decode(errors="replace") + " "), *data]
+
+
+def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
+    """Show the beginning of an envelope's ``data`` in one line; empty where it is not found.
+
+    ``content`` may be the beginning of the body only.
+    """
+    text = None if content is None else decode_text(content, is_whole=len(content) >= size)
+    if not text or not text.lstrip().startswith("{"):
+        return []
+    depth, found, is_data = 0, "", False
+    words: list[str] = _TOKEN.findall(text)
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word in ("}", "]"):
+            depth -= 1
+        if is_data:
+            found += unescape_token(word) + (" " if word in (",", ":") else "")
+            if (depth == 1 and word not in (":", "{", "[")) or len(found) > PREVIEW_CHARACTERS:
+                break
+        elif depth == 1 and after == ":" and word == '"data"':
+            is_data = True
+        if word in ("{", "["):
+            depth += 1
+    return split_hidden(found.removeprefix(": ")[:PREVIEW_CHARACTERS])
+
+
+def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
+    """Show a body, or its beginning, in the wanted view or the best one.
+
+    A JSON object or list opens as a tree, a JSON text pretty, other UTF-8 raw, all else in hex;
+    a view that is not possible falls back.
+    """
+    is_whole = len(content) == size
+    text = decode_text(content, is_whole=is_whole)
+    if text is None:
+        shown, note = _hex(content, "This is not UTF-8.")
+        return ShownBody("hex", ("hex",), shown, note)
+    is_json = is_whole and is_strict_json(text)
+    views = (VIEWS if text.lstrip()[:1] in ("{", "[") else VIEWS[1:]) if is_json else VIEWS[2:]
+    view = wanted if wanted is not None and wanted in views else views[0]
+    if view == "hex":
+        shown, note = _hex(content, None)
+        return ShownBody(view, views, shown, note)
+    note = None
+    if view == "tree":
+        root, is_whole_tree = build_tree(text)
+        note = None if is_whole_tree else "Too large for a tree; Pretty and Raw have all of it."
+        return ShownBody(view, views, [], note, root)
+    if view == "pretty":
+        pretty = prettify(text)
+        if pretty is not None:
+            return ShownBody(view, views, pretty, None)
+        view, note = "raw", "Too large to indent; shown as sent."
+    return ShownBody(view, views, split_hidden(text), note)
+
+
+def is_strict_json(text: str) -> bool:
+    """Tell whether a text is JSON by the standard; its numbers are not evaluated."""
+    if not text.lstrip(" \t\r\n").startswith(("{", "[", '"')):
+        return False  # a bare number or word reads the same either way
+    try:
+        json.loads(text, parse_int=_pass, parse_float=_pass, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _pass(text: str) -> None:
+    """Take a number without making one: it may have a million digits."""
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def prettify(text: str) -> list[TextPiece] | None:
+    """Indent valid JSON without changing a token: big numbers and repeated keys stay.
+
+    None where the result would pass ``PRETTY_CHARACTERS``.
+    """
+    out: list[TextPiece] = []
+    length = 0
+    for count, (blank, word, kind) in enumerate(_laid_out(text)):
+        length += len(blank) + len(word)
+        if length > PRETTY_CHARACTERS:
+            return None
+        if count >= _COLOURED:
+            kind = ""
+        _append(out, blank, "")
+        if kind:
+            out += split_hidden(word, kind)
+        else:
+            for piece in split_hidden(word):
+                _append(out, *piece)
+    return out
+
+
+def build_tree(text: str) -> tuple[BodyBranch, bool]:
+    """Return a tree of valid JSON, and whether nothing is left out.
+
+    Numbers are as sent; texts are readable, without the escapes that JSON does not need.
+
+    It walks over the tokens, so that depth costs no stack.
+    """
+    root = grave = BodyBranch([], [])
+    stack: list[BodyBranch] = []
+    left, deep, key = TREE_NODES, 0, ""
+    is_whole = True
+    buried: list[str] = []  # tokens below the deepest level
+    words: list[str] = _TOKEN.findall(text)
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if deep:
+            buried.append(word)
+            deep += (word in "{[") - (word in "}]")
+            if not deep:
+                grave.value = _leaf("".join(buried))
+                buried.clear()
+        elif word in (",", ":"):
+            continue
+        elif word in ("}", "]"):
+            stack.pop()
+        elif after == ":":
+            key = word
+        else:
+            made = BodyBranch(
+                split_hidden(unescape_token(key), "key") if key else [],
+                [],
+                word if word in "{[" else "",
+            )
+            key = ""
+            left -= 1
+            if not stack:
+                root = made
+            else:
+                stack[-1].count += 1
+                if left >= 0:
+                    stack[-1].children.append(made)
+            is_whole = is_whole and left >= 0
+            if not made.mark:
+                made.value = _leaf(word) if left >= 0 else []
+            elif len(stack) < TREE_DEPTH:
+                stack.append(made)
+            else:
+                made.mark, deep, grave = "", 1, made
+                buried.append(word)
+    return root, is_whole
+
+
+def unescape_token(word: str) -> str:
+    r"""Return a token of JSON without the escapes that it does not need: ``\u00fc``, ``\/``.
+
+    What is hidden, and half a surrogate pair, stays escaped.
+    """
+    if "\\" not in word or not word.startswith('"'):
+        return word
+    try:
+        text = json.dumps(json.loads(word, strict=False), ensure_ascii=False)
+    except ValueError:  # the beginning of a body may be no JSON
+        return word
+    return HIDDEN_RUN.sub(lambda run: "".join(map(_escaped, run[0])), text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else json.dumps(character)[1:-1]
+
+
+def _leaf(word: str) -> list[TextPiece]:
+    word = unescape_token(word)
+    if len(word) <= _LEAF_CHARACTERS:
+        return split_hidden(word, _kind(word, "") if word[:1] not in "{[" else "")
+    cut = TextPiece(f" … {len(word) - _LEAF_CHARACTERS:,} more characters", "dim")
+    return [*split_hidden(word[:_LEAF_CHARACTERS], "str" if word[0] == '"' else ""), cut]
+
+
+def _append(out: list[TextPiece], text: str, kind: str) -> None:
+    if not text:
+        return
+    if out and out[-1].kind == kind == "" and len(out[-1].text) < 4_096:
+        out[-1] = TextPiece(out[-1].text + text)
+    else:
+        out.append(TextPiece(text, kind))
+
+
+def _laid_out(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (blank ahead of it, word, CSS class) for each token of valid JSON."""
+    depth = 0
+    words: list[str] = _TOKEN.findall(text)
+    before = ""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word in ("}", "]"):
+            depth -= 1
+            blank = "" if before in ("{", "[") else _line(depth)
+        elif before in ("{", "[", ","):
+            blank = _line(depth)
+        else:
+            blank = " " if before == ":" else ""
+        if word in ("{", "["):
+            depth += 1
+        yield blank, word, _kind(word, after)
+        before = word
+
+
+def _line(depth: int) -> str:
+    return "\n" + _INDENT * min(depth, _DEEPEST_INDENT)
+
+
+def _kind(word: str, after: str) -> str:
+    if word in _MARKS:
+        return ""
+    if word.startswith('"'):
+        return "key" if after == ":" else "str"
+    return "lit" if word in ("true", "false", "null") else "num"
+
+
+def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]:
+    shown = content[:HEX_BYTES]
+    lines = []
+    for at in range(0, len(shown), 16):
+        row = shown[at : at + 16]
+        ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
+        lines.append(f"{at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {ascii_}")
+    if len(content) > len(shown):
+        cut = f"The first {len(shown) // 1024} KiB are shown."
+        note = f"{note} {cut}" if note else cut
+    return [TextPiece("\n".join(lines))], note
+
+
+def as_content(content: bytes) -> tuple[str, str]:
+    """Give a body for JSON: the text with ``utf-8``, or base64 with ``base64``."""
+    try:
+        return content.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return b64encode(content).decode(), "base64"
+
+
+def from_content(content: str, encoding: str) -> bytes:
+    """Take a body from JSON; raises ValueError where base64 is malformed."""
+    if encoding == "utf-8":
+        return content.encode()
+    return b64decode(content, validate=True)

@@ -1,0 +1,356 @@
+"""Charts: lines, axes and tables made from a trend.  Pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.views.trends import Trend, TrendBucket
+
+STEP: Final = 4  # units a bucket
+HEIGHT: Final = 100
+_STEPS_MAX: Final = 4  # of a linear axis, above zero
+_MARKS_MAX: Final = 5  # of a logarithmic one
+
+BucketValue = float | None
+FormatValue = Callable[[float], str]
+
+
+class AxisMark(NamedTuple):
+    """A place on an axis: per cent of the room, from the left or from above, and its text."""
+
+    at: float
+    text: str
+    iso: str = ""  # of a time
+
+
+@dataclass(slots=True, frozen=True)
+class ChartLine:
+    """One line; a gap cuts it into runs, each the ``points`` of a polyline and of an area."""
+
+    key: str  # CSS class
+    title: str
+    shown: str  # the newest value
+    runs: Sequence[str]
+    areas: Sequence[str] = ()
+    is_dashed: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Chart:
+    """One chart; ``about`` says in words what it shows, for those who do not see it."""
+
+    key: str
+    title: str
+    about: str
+    lines: Sequence[ChartLine]
+    times: Sequence[AxisMark]
+    scale: Sequence[AxisMark]
+    width: int  # of the plot
+    is_empty: bool  # nothing was observed, or nothing was measured
+
+
+@dataclass(slots=True, frozen=True)
+class ChartTable:
+    """The numbers of the charts of a page, newest first; gaps are left out."""
+
+    head: Sequence[str]
+    rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, time, cells
+
+
+class ChartSeries(NamedTuple):
+    """What a line is made of: a value for each bucket; None where there is none.
+
+    ``key`` is the CSS class that gives it its colour.
+    """
+
+    key: str
+    title: str
+    values: Sequence[BucketValue]
+    has_area: bool = False
+    is_dashed: bool = False
+
+
+def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
+    """Draw how many messages lay in the queue, by state; ``records`` adds the dead letters."""
+    return _chart("depth", "Depth", trend, _depths(trend, records), _Linear, _count)
+
+
+def draw_rates(trend: Trend) -> Chart:
+    """Draw what came and went."""
+    return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
+
+
+def draw_waits(trend: Trend) -> Chart:
+    """Draw publish to first dispatch, and how long the oldest has waited.
+
+    The percentiles fall silent exactly when a queue stalls; then the age goes on.
+    """
+    return _chart("waits", "Wait for a consumer", trend, _waits(trend), _Logarithmic, _ms)
+
+
+def draw_holds(trend: Trend) -> Chart:
+    """Draw dispatch to settlement."""
+    return _chart("holds", "Held by consumers", trend, _holds(trend), _Logarithmic, _ms)
+
+
+def draw_lines(
+    key: str,
+    title: str,
+    trend: Trend,
+    series: Sequence[ChartSeries],
+    *,
+    are_times: bool = False,
+    when: str = "",
+) -> Chart:
+    """Draw lines of other numbers than those of a trend, over its buckets; gaps stay gaps.
+
+    Counts stand on a linear axis, times in milliseconds on a logarithmic one.  ``when`` says in
+    words what time is shown; empty: the last span.
+    """
+    scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
+    return _chart(key, title, trend, series, scale_of, write, when)
+
+
+def _depths(trend: Trend, records: Trend | None) -> list[ChartSeries]:
+    made = [
+        ChartSeries("ready", "Ready", _each(trend, lambda b: b.ready), has_area=True),
+        ChartSeries("dispatched", "Dispatched", _each(trend, lambda b: b.held)),
+    ]
+    if records is not None and any(bucket and bucket.ready for bucket in records.buckets):
+        made.append(ChartSeries("dead", "Dead letters", _each(records, lambda b: b.ready)))
+    return made
+
+
+def _rates(trend: Trend) -> list[ChartSeries]:
+    made = [
+        ChartSeries("in", "Published", _each(trend, lambda b: b.published), has_area=True),
+        ChartSeries("out", "Acked", _each(trend, lambda b: b.acked)),
+    ]
+    others = _each(trend, lambda b: b.expired + b.dead + b.deleted)
+    if any(others):
+        made.append(ChartSeries("dead", "Not acked", others))
+    return made
+
+
+def _waits(trend: Trend) -> list[ChartSeries]:
+    return [
+        ChartSeries("p50", "Median", _each(trend, lambda b: b.wait_p50_ms)),
+        ChartSeries("p95", "95 %", _each(trend, lambda b: b.wait_p95_ms)),
+        ChartSeries("age", "Oldest ready", _each(trend, lambda b: b.oldest_age_ms), is_dashed=True),
+    ]
+
+
+def _holds(trend: Trend) -> list[ChartSeries]:
+    return [
+        ChartSeries("p50", "Median", _each(trend, lambda b: b.hold_p50_ms)),
+        ChartSeries("p95", "95 %", _each(trend, lambda b: b.hold_p95_ms)),
+    ]
+
+
+def _each(trend: Trend, pick: Callable[[TrendBucket], BucketValue]) -> list[BucketValue]:
+    return [None if bucket is None else pick(bucket) for bucket in trend.buckets]
+
+
+# -- lines
+
+
+def _chart(
+    key: str,
+    title: str,
+    trend: Trend,
+    series: Sequence[ChartSeries],
+    scale_of: "type[_Linear] | type[_Logarithmic]",
+    write: FormatValue,
+    when: str = "",
+) -> Chart:
+    known = [value for one in series for value in one.values if value is not None]
+    scale = scale_of(known, write)
+    return Chart(
+        key, title, _about(series, trend, write, when),
+        [_line(one, scale, write) for one in series],
+        time_marks(trend), scale.marks, STEP * len(trend.buckets), not known,
+    )  # fmt: skip
+
+
+def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
+    newest = next((value for value in reversed(one.values) if value is not None), None)
+    is_current = newest is not None and any(value is not None for value in one.values[-3:])
+    runs, areas = [], []
+    for start, values in _runs(one.values):
+        left = start * STEP + STEP // 2
+        if len(values) == 1:  # a line needs two ends
+            left, values = start * STEP, values * 2
+        places = [f"{left + at * STEP},{scale.place(value):.1f}" for at, value in enumerate(values)]
+        runs.append(" ".join(places))
+        if one.has_area:
+            right = left + (len(values) - 1) * STEP
+            areas.append(f"{left},{HEIGHT} {runs[-1]} {right},{HEIGHT}")
+    shown = write(newest) if is_current and newest is not None else formats.DASH
+    return ChartLine(one.key, one.title, shown, runs, areas, one.is_dashed)
+
+
+def _runs(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
+    """Cut values at the gaps: where each run begins, and its values."""
+    runs: list[tuple[int, list[float]]] = []
+    was_gap = True
+    for at, value in enumerate(values):
+        if value is not None:
+            if was_gap:
+                runs.append((at, []))
+            runs[-1][1].append(value)
+        was_gap = value is None
+    return runs
+
+
+def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when: str) -> str:
+    """Say in words what the lines show."""
+    said = []
+    for one in series:
+        known = [value for value in one.values if value is not None]
+        if known:
+            said.append(
+                f"{one.title}: from {write(min(known))} to {write(max(known))}, "
+                f"last {write(known[-1])}."
+            )
+    missing = sum(bucket is None for bucket in trend.buckets)
+    if missing and said:
+        said.append(f"Nothing is known of {missing} of {len(trend.buckets)} steps.")
+    when = when or f"The last {trend.span.title}."
+    return f"{when} " + (" ".join(said) or "Nothing was measured.")
+
+
+# -- axes
+
+
+class _Linear:
+    """From zero to a round number above the highest value."""
+
+    def __init__(self, values: Sequence[float], write: FormatValue) -> None:
+        step = round_step(max(values, default=0.0))
+        count = max(1, math.ceil(max(values, default=0.0) / step - 1e-9))
+        self._top = step * count
+        self.marks = [
+            AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)
+        ]
+
+    def place(self, value: float) -> float:
+        """Say how far from above a value lies, in units of the plot."""
+        return HEIGHT - HEIGHT * min(value, self._top) / self._top
+
+
+_TIMES_MS: Final = (
+    1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 86_400_000,
+    10 * 86_400_000, 100 * 86_400_000, 1_000 * 86_400_000, 10_000 * 86_400_000,
+    100_000 * 86_400_000,
+)  # fmt: skip
+
+
+class _Logarithmic:
+    """Times from milliseconds to days: each mark is about ten times the one below."""
+
+    def __init__(self, values: Sequence[float], write: FormatValue) -> None:
+        low, high = min(values, default=1.0), max(values, default=10.0)
+        first = max((at for at, ms in enumerate(_TIMES_MS) if ms <= low), default=0)
+        last = next((at for at, ms in enumerate(_TIMES_MS) if ms >= high), len(_TIMES_MS) - 1)
+        last = max(last, first + 1)
+        self._low = math.log(_TIMES_MS[first])
+        self._width = math.log(_TIMES_MS[last]) - self._low
+        every = -(-(last - first) // _MARKS_MAX)
+        self.marks = [
+            AxisMark(self.place(_TIMES_MS[at]), write(_TIMES_MS[at]))
+            for at in range(last, first - 1, -every)
+        ]
+
+    def place(self, value: float) -> float:
+        """Say how far from above a value lies, in units of the plot."""
+        share = (math.log(max(value, 1.0)) - self._low) / self._width
+        return HEIGHT - HEIGHT * min(max(share, 0.0), 1.0)
+
+
+_Scale = _Linear | _Logarithmic
+
+
+def round_step(top: float) -> float:
+    """Give the distance of the lines of an axis: 1, 2 or 5 times a power of ten."""
+    if top <= 0:
+        return 1.0
+    raw = top / _STEPS_MAX
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times >= raw * (1 - 1e-9))
+    return max(step, 0.1)
+
+
+_EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_400}
+
+
+def time_marks(trend: Trend) -> list[AxisMark]:
+    """Give the round times on the axis of a chart, in UTC, none too near to its ends."""
+    every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
+    pattern = "%H:%M" if every < 86_400 else "%b %-d"
+    marks = []
+    for at_s in range(-(-start // every) * every, trend.end_s + 1, every):
+        share = 100 * (at_s - start) / length
+        if 4 <= share <= 96:
+            at = datetime.fromtimestamp(at_s, UTC)
+            marks.append(AxisMark(round(share, 2), at.strftime(pattern), _iso(at)))
+    return marks
+
+
+def _iso(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
+
+
+# -- the numbers
+
+
+def trend_table(
+    trend: Trend, *, records: Trend | None = None, with_times: bool = False
+) -> ChartTable:
+    """Give the numbers that the charts show; ``with_times`` adds wait and hold."""
+    columns: list[tuple[ChartSeries, FormatValue]] = [
+        (one, _count) for one in _depths(trend, records)
+    ]
+    columns += [(one, formats.format_rate) for one in _rates(trend)]
+    head = [f"{one.title}{'/s' if write is formats.format_rate else ''}" for one, write in columns]
+    if with_times:
+        waits_, holds_ = _waits(trend), _holds(trend)
+        head += ["Wait, median", "Wait, 95 %", "Oldest ready", "Hold, median", "Hold, 95 %"]
+        columns += [(one, _ms) for one in (*waits_, *holds_)]
+    return ChartTable(head, _rows(trend, columns))
+
+
+def lines_table(
+    trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
+) -> ChartTable:
+    """Give the numbers of lines that ``draw`` drew; a title stands above each column."""
+    columns: list[tuple[ChartSeries, FormatValue]] = [(one, _count) for one in counts]
+    columns += [(one, _ms) for one in times]
+    return ChartTable([one.title for one, _ in columns], _rows(trend, columns))
+
+
+def _rows(
+    trend: Trend, columns: Sequence[tuple[ChartSeries, FormatValue]]
+) -> list[tuple[str, str, Sequence[str]]]:
+    pattern = "%H:%M:%S" if trend.span.length_s <= 3_600 else "%b %-d, %H:%M"
+    rows: list[tuple[str, str, Sequence[str]]] = []
+    for at in range(len(trend.buckets) - 1, -1, -1):
+        if trend.buckets[at] is None:
+            continue
+        when = datetime.fromtimestamp(trend.start_s + at * trend.span.step_s, UTC)
+        cells = [
+            formats.DASH if (value := one.values[at]) is None else write(value)
+            for one, write in columns
+        ]
+        rows.append((_iso(when), when.strftime(pattern), cells))
+    return rows
+
+
+def _count(value: float) -> str:
+    return formats.format_number(round(value)) if value == round(value) else f"{value:g}"
+
+
+def _ms(value: float) -> str:
+    return formats.format_duration(round(value), with_seconds=False)

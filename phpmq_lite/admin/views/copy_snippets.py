@@ -1,0 +1,184 @@
+"""Code to paste elsewhere: a message, or a first publish.  Pure."""
+
+import json
+import shlex
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from phpmq_lite.admin.base.formats import split_hidden
+from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.views.bodies import as_content
+from phpmq_lite.installation import install_command
+from phpmq_lite.protocol.encoder import encoder_for
+from phpmq_lite.server.addresses import PhpmqListener
+
+QUEUE = "orders"
+CONTENT = '{"order_id":1042}'
+
+
+class Snippet(NamedTuple):
+    """A piece of code to paste; ``key`` is short and unique."""
+
+    key: str
+    title: str
+    code: str
+
+
+def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
+    """Choose the first TCP listener; a wildcard becomes the name that the browser used."""
+    for listener in listeners:
+        if listener.transport == "unix":
+            continue
+        name, _, port = listener.address.rpartition(":")
+        is_wide = name in ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared, not bound
+        return (host if is_wide else name.strip("[]")), int(port)
+    return "127.0.0.1", 9100
+
+
+def http_address(scheme: str, host: str, base_path: str) -> str:
+    """Give the address of the admin as the browser used it, without a slash at its end."""
+    return f"{scheme}://{host}{base_path}"
+
+
+def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
+    """Give the code for each language; ``base`` is the address of the admin."""
+    where = f"[{host}]" if ":" in host else host
+    return [
+        Snippet("php", "PHP", _php(where, port)),
+        Snippet("python", "Python", _python(where, port)),
+        Snippet("curl", "curl", _curl(base)),
+        Snippet("cli", "Command line", _cli(where, port)),
+    ]
+
+
+def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
+    """Give what makes the first insights; ``base`` is the address of the admin."""
+    url = f"--url {base}" + (" --token-file token" if needs_token else "")
+    made = [
+        Snippet("install", "Install once", install_command("spark")),
+        Snippet("doctor", "See what is missing", f"phpmq-lite pipeline doctor {url}"),
+        Snippet("run", "Archive, compute, compact", f"phpmq-lite pipeline run {url}"),
+    ]
+    if needs_token:
+        add = "phpmq-lite token add pipeline --role operator > token"
+        made.insert(1, Snippet("token", "A token, on the broker's machine", add))
+    return made
+
+
+def _cli(where: str, port: int) -> str:
+    return f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --data '{CONTENT}'"
+
+
+def _curl(base: str) -> str:
+    content = json.dumps({"content": CONTENT})
+    return (
+        f"curl '{base}/api/v1/queues/{QUEUE}/messages' \\\n"
+        f"  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{content}'"
+    )
+
+
+def _python(where: str, port: int) -> str:
+    return (
+        "import phpmq_lite\n\n"
+        f'with phpmq_lite.connect_blocking("{where}:{port}") as client:\n'
+        f"    client.publish(\"{QUEUE}\", b'{CONTENT}')"
+    )
+
+
+def _php(where: str, port: int) -> str:
+    return (
+        f"$broker = stream_socket_client('tcp://{where}:{port}');\n"
+        "$packet = fn($type, $text) => 'P' . $type . sprintf('%029d', strlen($text)) . $text;\n"
+        f"fwrite($broker, 'H0100102' . $packet('01', '{QUEUE}')\n"
+        f"    . $packet('02', '{CONTENT}'));"
+    )
+
+
+COPY_BYTES: Final = 16 * 1024  # of a body; larger ones are better downloaded
+_HEADER_BYTES: Final = 32
+_REVISION: Final = "ttl"
+
+
+def copy_snippets(
+    queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
+) -> list[Snippet]:
+    """Give the code that publishes this message once more, and the frame that it comes in.
+
+    Args:
+        queue: name of its queue.
+        content: whole body.
+        message_id: 32 hex digits.
+        ttl_s: time to live as published; None: never expires.
+        base: address of the admin.
+        where: address of the broker, host and port.
+    """
+    return [
+        Snippet("php", "PHP", _message_php(queue, content, where)),
+        Snippet("curl", "curl", _message_curl(queue, content, ttl_s, base)),
+        Snippet("cli", "Command line", _message_cli(queue, content, ttl_s)),
+        Snippet("frames", "Raw frame", _frame(queue, content, message_id, ttl_s)),
+    ]
+
+
+def _is_plain(content: bytes) -> bool:
+    """Tell whether all of it can be seen, so that a copy of what is shown is exact."""
+    text, encoding = as_content(content)
+    return encoding == "utf-8" and all(piece.kind != "esc" for piece in split_hidden(text))
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode()
+
+
+def _php_text(content: bytes) -> str:
+    """Write a PHP string: single quotes where that is exact, else base64."""
+    if not _is_plain(content):
+        return f"base64_decode('{_base64(content)}')"
+    escaped = content.decode().replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _shell_text(content: bytes) -> str:
+    """Write a word for a shell."""
+    if not _is_plain(content):
+        return f'"$(echo {_base64(content)} | base64 -d)"'
+    return shlex.quote(content.decode())
+
+
+def _message_php(queue: str, content: bytes, where: str) -> str:
+    return (
+        f"$broker = stream_socket_client('tcp://{where}');\n"
+        "$packet = fn($type, $text) => 'P' . $type . sprintf('%029d', strlen($text)) . $text;\n"
+        f"fwrite($broker, 'H0100102' . $packet('01', {_php_text(queue.encode())})\n"
+        f"    . $packet('02', {_php_text(content)}));"
+    )
+
+
+def _message_curl(queue: str, content: bytes, ttl_s: int | None, base: str) -> str:
+    text, encoding = as_content(content)
+    document = {"content": text, "encoding": encoding, "ttl_s": ttl_s or 0}
+    url = shlex.quote(f"{base}/api/v1/queues/{encode_name(queue)}/messages")
+    return (
+        f"curl {url} \\\n  -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(json.dumps(document))}"
+    )
+
+
+def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
+    command = f"phpmq-lite publish {_shell_text(queue.encode())}" + (
+        f" --ttl {ttl_s}s" if ttl_s else ""
+    )
+    if not _is_plain(content):
+        return f"echo {_base64(content)} | base64 -d | {command} -"
+    return f"{command} --data {_shell_text(content)}"
+
+
+def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:
+    """Write the dispatch as it goes over the wire; what cannot be seen whole as hex."""
+    parts: list[bytes] = []
+    encoder = encoder_for(b"", _HEADER_BYTES, _REVISION)
+    encoder.append_dispatch(parts, queue, content, message_id.encode(), ttl_s or 0)
+    frame = b"".join(parts)
+    return frame.decode() if _is_plain(frame) else frame.hex(" ")

@@ -1,0 +1,295 @@
+"""What an envelope says, its verdict, and why its message failed."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.base.context import Context, status_of
+from phpmq_lite.envelopes.index import INDEX_BYTES, Index
+from phpmq_lite.envelopes.record import Block, read_block, revive
+from phpmq_lite.envelopes.schema import Registry
+from phpmq_lite.envelopes.verdict import REASONS, EmptyListData, Problem, Verdict, judge, lint
+from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.storage.read.messages import Body, MessageRow
+
+CARD_BYTES: Final = INDEX_BYTES  # larger ones are not judged here
+THREAD_BYTES: Final = 4 * 1024  # above it a thread judges: a body of 64 KiB takes 6 ms
+PROBLEMS_SHOWN: Final = 50
+TEXT_CHARACTERS: Final = 2_000  # shown of one text
+_RETRY: Final = ".retry"
+MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # of meta
+
+
+@dataclass(slots=True, frozen=True)
+class EnvelopeCard:
+    """One envelope: what it says, and what is wrong with it.
+
+    Of a dead-letter record ``verdict`` and ``problems`` are about what a redrive would send.
+    ``said`` has ``MEMBERS`` as they are, texts cut; None stands for what is missing or cannot be
+    read.
+    """
+
+    index: Index
+    said: Mapping[str, Any]
+    verdict: Verdict
+    problems: tuple[Problem, ...]  # the verdict's first; at most ``PROBLEMS_SHOWN``
+    hidden: int  # problems left out
+    block: Block | None
+    is_wrapped: bool  # the record has the original bytes as a text
+
+    @property
+    def reason(self) -> str | None:
+        """Give the reason of the verdict; None: a consumer may handle it."""
+        return self.verdict.problem.reason if self.verdict.problem else None
+
+    @property
+    def remarks(self) -> int:
+        """Count what only a producer would be told."""
+        return self.hidden + sum(problem.reason not in REASONS for problem in self.problems)
+
+
+@dataclass(slots=True, frozen=True)
+class VerdictBadge:
+    """The verdict of a row in a table; ``kind`` is a CSS class."""
+
+    kind: str
+    text: str
+    title: str
+
+
+# -- one message
+
+
+def is_claimed(index: Index | None) -> bool:
+    """Tell whether a content means to be an envelope: it names a URN, or two other members."""
+    if index is None:
+        return False
+    others = (index.trace_id, index.meta_id, index.attempts)
+    return index.urn is not None or sum(value is not None for value in others) > 1
+
+
+async def card_of(
+    request: web.Request, context: Context, row: MessageRow, body: Body | None
+) -> EnvelopeCard | None:
+    """Give the card of a message; None where it is no envelope, or has no body, or a large one.
+
+    ``body`` is what was read of it already.
+    """
+    if body is None or not 0 < row.size <= CARD_BYTES:
+        return None
+    if not body.is_whole:
+        body = await context.reader.whole_body(row)
+        if body is None:
+            return None
+    settings = settings_of(request, row.queue_id)
+    return await judge_content(
+        body.content, settings, context.schemas.registry, is_asked=is_settled_by_verdict(row)
+    )
+
+
+async def judge_content(
+    content: bytes,
+    settings: QueueSettings | None,
+    schemas: Registry | None = None,
+    *,
+    is_asked: bool = False,
+) -> EnvelopeCard | None:
+    """Make the card of a content; ``is_asked``: also of what does not look like an envelope."""
+    policy = "" if settings is None else settings.payload_policy
+    asked = JudgeOptions(
+        empty_list_data_of(settings),
+        is_asked or policy == "envelope",
+        policy == "envelope" and settings is not None and settings.schema_mode == "quarantine",
+        schemas,
+    )
+    if len(content) <= THREAD_BYTES:
+        return make_card(content, asked)
+    return await asyncio.to_thread(make_card, content, asked)
+
+
+@dataclass(slots=True, frozen=True)
+class JudgeOptions:
+    """By what an envelope is judged.
+
+    ``is_meant``: it is to be an envelope, whatever it looks like; ``is_strict``: a payload that is
+    not as its schema says is refused.
+    """
+
+    empty_list_data: EmptyListData = "php"
+    is_meant: bool = False
+    is_strict: bool = False
+    schemas: Registry | None = None
+
+
+def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
+    """Judge a content; None where it is no envelope and none was meant.  Pure."""
+    block = read_block(content)
+    original = content if block is None else revive(content)
+    verdict = judge(original, asked.empty_list_data)
+    if not (asked.is_meant or block is not None or is_claimed(verdict.index)):
+        return None
+    is_wrapped = block is not None and original != content and _is_wrapper(content)
+    read = _read(original if is_wrapped else content) if verdict.index is not None else {}
+    problems = list(lint(original, asked.empty_list_data))
+    index, first = verdict.index or Index(None, None, None, None), verdict.problem
+    if first is None:
+        first = _mismatch(index, {} if verdict.is_tolerated else read.get("data"), asked.schemas)
+        if asked.is_strict and first is not None:
+            verdict = replace(verdict, problem=first)
+    if first is not None:
+        problems = [first, *(problem for problem in problems if problem != first)]
+    attempts = read.get("attempts")
+    if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
+        # A redrive starts again at 0; the page says what the record has.
+        index = Index(index.urn, index.trace_id, index.meta_id, attempts)
+    return EnvelopeCard(
+        index,
+        _said(read.get("meta")),
+        verdict,
+        tuple(problems[:PROBLEMS_SHOWN]),
+        max(0, len(problems) - PROBLEMS_SHOWN),
+        block,
+        is_wrapped,
+    )
+
+
+def _mismatch(index: Index, data: Any, schemas: Registry | None) -> Problem | None:
+    if schemas is None or index.urn is None:
+        return None
+    return schemas.check(index.urn, data, is_sent=True)
+
+
+def _is_wrapper(content: bytes) -> bool:
+    """Tell whether a record has the original as a text; its first member is the only sign."""
+    return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    """Read a body; empty where that fails, or it is no object."""
+    try:
+        read = json.loads(content.decode(), parse_int=_integer)
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _said(meta: Any) -> dict[str, Any]:
+    """Give the members of ``meta`` that are shown."""
+    found = meta if isinstance(meta, dict) else {}
+    return {name: _plain(found.get(name)) for name in MEMBERS}
+
+
+def _integer(text: str) -> int | str:
+    """Take an integer; one of thousands of digits stays a text."""
+    return int(text) if len(text) <= 19 else text
+
+
+def _plain(value: Any) -> Any:
+    """Give a value as it can be shown: numbers as they are, a text cut, of others what they are."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return shorten(value)
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+    return value
+
+
+def shorten(text: str | None) -> str:
+    """Shorten a text for a page."""
+    if text is None:
+        return ""
+    return text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]} …"
+
+
+def is_too_large(row: MessageRow) -> bool:
+    """Tell whether a page leaves it unjudged, though it may be an envelope."""
+    return row.size > CARD_BYTES and (row.preview or b"").lstrip()[:1] == b"{"
+
+
+def is_settled_by_verdict(row: MessageRow) -> bool:
+    """Tell whether it was settled, or is a record, because of a verdict."""
+    return row.reason in REASONS or row.source_reason in REASONS
+
+
+def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
+    """Name the queue that the envelope says, where it lies in another one; else empty."""
+    said = card.said["queue"]
+    home = card.block.original_queue if card.block is not None else row.queue
+    if not isinstance(said, str) or not said or home is None:
+        return ""
+    return said if said not in (home, home.removesuffix(_RETRY)) else ""
+
+
+# -- settings of queues
+
+
+def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
+    """Give the settings of a queue, None where it is gone or not to be seen."""
+    queues = status_of(request).queues
+    return next((queue.settings for queue in queues if queue.queue_id == queue_id), None)
+
+
+def policy_of(request: web.Request, queue_id: int) -> str:
+    """Give the payload policy of a queue; empty where the queue is gone."""
+    settings = settings_of(request, queue_id)
+    return "" if settings is None else settings.payload_policy
+
+
+def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
+    """Say where the queue takes ``data: []`` as ``{}``."""
+    if settings is None:
+        return "php"
+    match settings.empty_list_data:
+        case "never":
+            return "never"
+        case "always":
+            return "always"
+    return "php"
+
+
+# -- rows of tables
+
+
+class RowVerdicts:
+    """Judges the rows of one page, each when it is its turn to be written.
+
+    Only what costs little: the settle reason stands in the row anyway, and of the rest those whose
+    beginning, read with the row, is all of it.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._switches: dict[int, EmptyListData] | None = None
+
+    def of(self, row: MessageRow) -> VerdictBadge | None:
+        """Give the badge of a row; None where nothing is wrong, or nothing is known."""
+        content = row.preview
+        if content is None or len(content) != row.size or content[:1] != b"{":
+            return None
+        if is_settled_by_verdict(row):  # the reason stands in the row
+            return None
+        verdict = judge(content, self._switch(row.queue_id))
+        if not is_claimed(verdict.index):
+            return None
+        if verdict.problem is not None:
+            return VerdictBadge("bad", verdict.problem.reason, shorten(verdict.problem.detail))
+        if verdict.is_tolerated:
+            return VerdictBadge("warn", "tolerated", "data: [] is read as {}")
+        return None
+
+    def _switch(self, queue_id: int) -> EmptyListData:
+        if self._switches is None:
+            self._switches = {
+                queue.queue_id: empty_list_data_of(queue.settings)
+                for queue in status_of(self._request).queues
+                if queue.settings.empty_list_data != "php"
+            }
+        return self._switches.get(queue_id, "php")

@@ -1,0 +1,300 @@
+"""The chart of settled messages over time, which links to the history.  Pure."""
+
+import asyncio
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.views.charts import AxisMark, round_step, time_marks
+from phpmq_lite.admin.views.trends import Span, Trend, first_bucket_s, gather_points
+from phpmq_lite.storage.read.rollups import Point, UptimeSpan
+
+OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
+SPANS: Final = {
+    span.key: span
+    for span in (
+        Span("1h", "1 h", 3_600, 180),
+        Span("24h", "24 h", 86_400, 3_600),
+        Span("7d", "7 d", 7 * 86_400, 6 * 3_600),
+        Span("30d", "30 d", 30 * 86_400, 86_400),
+    )
+}
+INSET: Final = 5.0  # per cent of the room at the left, for the texts of the scale
+_GAP: Final = 0.12  # of a slice, free on each side of its column
+_LEAST: Final = 1.0  # per cent: what is not zero is seen
+_FIRST_MS: Final = -62_135_596_800_000  # of the years that have four digits
+_LAST_MS: Final = 253_402_300_799_999
+
+
+class HistorySlice(NamedTuple):
+    """A part of the time; ``counts`` in the order of ``OUTCOMES``, None where nothing is known."""
+
+    start_s: int  # Unix seconds
+    end_s: int  # exclusive
+    counts: tuple[int, ...] | None
+
+
+class HistoryBar(NamedTuple):
+    """A piece of a column, in per cent of the room, from the left and from above."""
+
+    key: str  # the outcome
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class HistoryColumn(NamedTuple):
+    """A slice as it is drawn; ``since`` and ``until`` are what its link asks for."""
+
+    x: float
+    width: float
+    when: str
+    title: str
+    since: str
+    until: str
+    bars: Sequence[HistoryBar]
+    cells: Sequence[str]  # of the table; empty where nothing is known
+    is_chosen: bool
+
+
+class ChosenShade(NamedTuple):
+    """The chosen time, in per cent of the room."""
+
+    x: float
+    width: float
+
+
+@dataclass(slots=True, frozen=True)
+class HistoryChart:
+    """The chart; ``about`` says in words what it shows."""
+
+    span: Span
+    outcomes: Sequence[str]
+    sums: Sequence[str]  # of each outcome
+    columns: Sequence[HistoryColumn]
+    scale: Sequence[AxisMark]
+    times: Sequence[AxisMark]
+    shade: ChosenShade | None
+    about: str
+    nothing: str  # what to say instead of the plot; empty where there is one
+
+
+class ChosenPeriod(NamedTuple):
+    """The time that the list is narrowed to, Unix ms; None: open."""
+
+    since: int | None = None
+    until: int | None = None
+
+
+def count_slices(
+    points: Iterable[Point], beats: Iterable[UptimeSpan], span: Span, now_s: int
+) -> list[HistorySlice]:
+    """Count what settled in each slice; a point over an edge is shared by seconds.
+
+    Where the broker ran and there is no point, nothing settled; unless the queue may have been
+    one of the rest: then nothing is known.
+    """
+    start_s, step_s, count = first_bucket_s(span, now_s), span.step_s, span.length_s // span.step_s
+    sums = [[0.0] * len(OUTCOMES) for _ in range(count)]
+    has_run, has_rest, is_known = [False] * count, [False] * count, [False] * count
+    for beat in beats:
+        for at, _ in _shares(beat.at_s, beat.span_s, start_s, step_s, count):
+            has_run[at] = True
+            has_rest[at] |= beat.has_rest
+    for point in points:
+        for at, share in _shares(point.at_s, point.span_s, start_s, step_s, count):
+            is_known[at] = True
+            settled = (point.acked, point.expired, point.dead, point.deleted)
+            sums[at] = [one + more * share for one, more in zip(sums[at], settled, strict=True)]
+    return [
+        HistorySlice(
+            start_s + at * step_s,
+            start_s + (at + 1) * step_s,
+            tuple(map(round, sums[at]))
+            if is_known[at] or (has_run[at] and not has_rest[at])
+            else None,
+        )
+        for at in range(count)
+    ]
+
+
+def _shares(
+    at_s: int, span_s: int, start_s: int, step_s: int, count: int
+) -> Iterable[tuple[int, float]]:
+    """Say in which slices a point lies, and how much of it."""
+    end_s = at_s + span_s
+    for at in range((at_s - start_s) // step_s, (end_s - 1 - start_s) // step_s + 1):
+        if 0 <= at < count:
+            left_s = start_s + at * step_s
+            yield at, (min(end_s, left_s + step_s) - max(at_s, left_s)) / span_s
+
+
+# -- the chart
+
+
+def draw_history(
+    cut: Sequence[HistorySlice],
+    span: Span,
+    now_s: int,
+    chosen: ChosenPeriod,
+    outcome: str | None = None,
+) -> HistoryChart:
+    """Draw the slices, of one outcome or of all."""
+    outcomes = (outcome,) if outcome else OUTCOMES
+    picked = [
+        None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]
+        for one in cut
+    ]
+    known = [counts for counts in picked if counts is not None]
+    top, scale = _scale(max(map(sum, known), default=0))
+    width = (100 - INSET) / len(cut)
+    word = outcome or "settled"
+    columns = [
+        _column(one, counts, INSET + at * width, width, outcomes, top, word, now_s, chosen)
+        for at, (one, counts) in enumerate(zip(cut, picked, strict=True))
+    ]
+    sums = [sum(column) for column in zip(*known, strict=True)] or [0] * len(outcomes)
+    return HistoryChart(
+        span, outcomes, [formats.format_number(count) for count in sums], columns, scale,
+        _times(cut, span), _shade(cut, chosen), _about(columns, outcomes, sums, picked),
+        _nothing(known, word),
+    )  # fmt: skip
+
+
+def _column(
+    one: HistorySlice,
+    counts: Sequence[int] | None,
+    x: float,
+    width: float,
+    outcomes: Sequence[str],
+    top: float,
+    word: str,
+    now_s: int,
+    chosen: ChosenPeriod,
+) -> HistoryColumn:
+    when = format_period(one.start_s * 1_000, one.end_s * 1_000, now_s * 1_000)
+    said = "not known" if counts is None else f"{formats.format_number(sum(counts))} {word}"
+    bars, below = [], 100.0
+    for key, count in zip(outcomes, counts or [0] * len(outcomes), strict=True):
+        if count:
+            height = max(_LEAST, 100 * count / top)
+            below -= height
+            bars.append(HistoryBar(key, x + _GAP * width, below, width * (1 - 2 * _GAP), height))
+    return HistoryColumn(
+        x, width, when, f"{when}: {said}", _text(one.start_s), _text(one.end_s), bars,
+        [formats.format_number(count) for count in counts or ()],
+        chosen == (one.start_s * 1_000, one.end_s * 1_000),
+    )  # fmt: skip
+
+
+def _scale(most: int) -> tuple[float, list[AxisMark]]:
+    """Give the value at the top and the lines: round, whole numbers."""
+    step = max(1, math.ceil(round_step(most)))
+    count = max(1, -(-most // step))
+    marks = [
+        AxisMark(100 - 100 * at / count, formats.format_number(step * at))
+        for at in range(count, -1, -1)
+    ]
+    return float(step * count), marks
+
+
+def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
+    """Say where the chosen time lies; None where none is chosen, or it lies outside."""
+    first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
+    since = first_ms if chosen.since is None else max(first_ms, chosen.since)
+    until = last_ms if chosen.until is None else min(last_ms, chosen.until)
+    if chosen == (None, None) or since >= until:
+        return None
+    share = (100 - INSET) / (last_ms - first_ms)
+    return ChosenShade(INSET + share * (since - first_ms), share * (until - since))
+
+
+def _times(cut: Sequence[HistorySlice], span: Span) -> list[AxisMark]:
+    marks = time_marks(Trend(span, cut[0].start_s, [None] * len(cut)))
+    return [mark._replace(at=round(INSET + mark.at * (100 - INSET) / 100, 2)) for mark in marks]
+
+
+def _about(
+    columns: Sequence[HistoryColumn],
+    outcomes: Sequence[str],
+    sums: Sequence[int],
+    picked: Sequence[Sequence[int] | None],
+) -> str:
+    """Say in words what the columns show."""
+    said = [
+        f"{formats.format_number(count)} {key}" for key, count in zip(outcomes, sums, strict=True)
+    ]
+    text = f"{len(columns)} steps, times are UTC. {', '.join(said)}."
+    most = max(range(len(columns)), key=lambda at: sum(picked[at] or ()))
+    if any(sums):
+        text += f" Most in {columns[most].title}."
+    missing = sum(counts is None for counts in picked)
+    return text + (f" Nothing is known of {missing} steps." if missing else "")
+
+
+def _nothing(known: Sequence[Sequence[int]], word: str) -> str:
+    if not known:
+        return "Nothing was measured in this time."
+    return "" if any(map(any, known)) else f"Nothing {word} in this time."
+
+
+def _text(at_s: int) -> str:
+    """Write a time as a link asks for it: UTC, as ``<input type=datetime-local>`` does too."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+# -- words
+
+
+def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:
+    """Write a time: ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00``, ``Nov 20`` for a whole day."""
+    since, until, now = _at(since_ms), _at(until_ms), _at(now_ms)
+    midnight = until.time() == datetime.min.time()
+    next_day = since.date() != datetime.max.date() and since.date() + timedelta(1) == until.date()
+    if midnight and next_day and since.time() == until.time():
+        return _day(since, now)
+    if midnight and next_day:
+        end = "24:00"
+    elif since.date() == until.date():
+        end = _clock(until)
+    else:
+        end = f"{_day(until, now)}, {_clock(until)}"
+    return f"{_moment(since, now)} to {end}"
+
+
+def format_chosen(chosen: ChosenPeriod, now_ms: int) -> str:
+    """Write the chosen time for its chip; empty where none is chosen."""
+    since, until = chosen
+    if since is not None and until is not None:
+        return f"{format_period(since, until, now_ms)} UTC"
+    if since is not None:
+        return f"Since {_moment(_at(since), _at(now_ms))} UTC"
+    return "" if until is None else f"Before {_moment(_at(until), _at(now_ms))} UTC"
+
+
+def _at(ms: int) -> datetime:
+    return datetime.fromtimestamp(min(max(ms, _FIRST_MS), _LAST_MS) / 1_000, UTC)
+
+
+def _moment(at: datetime, now: datetime) -> str:
+    return _clock(at) if at.date() == now.date() else f"{_day(at, now)}, {_clock(at)}"
+
+
+def _day(at: datetime, now: datetime) -> str:
+    return f"{at:%b} {at.day}" + ("" if at.year == now.year else f" {at.year}")
+
+
+def _clock(at: datetime) -> str:
+    return at.strftime("%H:%M:%S" if at.second else "%H:%M")
+
+
+async def read_slices(context: Context, queue_id: int, span: Span) -> list[HistorySlice]:
+    """Say what settled in each slice of a span that ends now; ALL stands for all queues."""
+    now_s = context.now_ms() // 1_000
+    points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))
+    return await asyncio.to_thread(count_slices, points, beats, span, now_s)

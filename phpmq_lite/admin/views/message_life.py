@@ -1,0 +1,154 @@
+"""The timeline of a message and of the messages made from it.  Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.formats import client_name
+from phpmq_lite.broker.lifecycle import Event
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id
+
+
+@dataclass(slots=True, frozen=True)
+class LifeStep:
+    """One turn of a message's life, for the timeline."""
+
+    at_ms: int
+    title: str
+    kind: str  # CSS class: the state it led to
+    detail: str | None = None
+    message_id: str | None = None  # of the other message that the turn is about
+    gap: str | None = None  # time since the step before
+    of_seq: int | None = None  # of the message it happened to, where that is another one
+
+
+@dataclass(slots=True, frozen=True)
+class RelatedMessage:
+    """Another message of the same life: what it was made by, and its row if that is there."""
+
+    message_id: str
+    how: str  # "restored from", "record of", …
+    row: MessageRow | None
+
+    @property
+    def seq(self) -> int:
+        """Its number."""
+        return int(self.message_id[:16], 16)
+
+
+_TITLES: Final[dict[str, tuple[str, str]]] = {
+    Event.REQUEUE: ("Requeued to the end of its queue", "ready"),
+    Event.RETURN: ("Returned to its old place", "ready"),
+    Event.FORWARD: ("Forwarded", "ready"),
+    Event.DEAD_LETTER: ("Dead-letter record written", "dead"),
+    "release": ("Released to its old place", "ready"),
+    "move": ("Moved", "ready"),
+    "place": ("Put back", "ready"),
+    "erase": ("Body erased", "deleted"),
+}
+_PAIRS: Final = {  # kind -> on the older message, on the newer one
+    "redrive": ("Redriven as a new message", "Stored by a redrive"),
+    "restore": ("Restored as a new message", "Stored by a restore"),
+    "edit": ("Edited and published as a new message", "Made by an edit"),
+}
+_HOW: Final = {  # kind -> what the other one is: a newer, an older one
+    "redrive": ("Redriven as", "Redriven from"),
+    "restore": ("Restored as", "Restored from"),
+    "edit": ("Edited as", "Edited from"),
+    "dead_letter": ("Dead-letter record", "Record of"),
+}
+_SETTLED: Final = {
+    State.ACKED: "Acknowledged",
+    State.EXPIRED: "Expired",
+    State.DEAD: "Dead",
+    State.DELETED: "Deleted",
+}
+
+
+def make_timeline(
+    row: MessageRow,
+    events: Iterable[EventRow],
+    now_ms: int,
+    others: Mapping[int, tuple[MessageRow, Sequence[EventRow]]] | None = None,
+) -> list[LifeStep]:
+    """Tell a message's life from its row and its events, oldest first, with the time between.
+
+    ``others`` are the messages it was made from and that were made from it, by seq: their turns
+    are told along, each with ``of_seq``.
+    """
+    steps = _steps(row, events)
+    for seq, (other, turns) in (others or {}).items():
+        steps += [replace(step, of_seq=seq) for step in _steps(other, turns)]
+    steps.sort(key=lambda step: step.at_ms)  # equal times stay in the order of a life
+    told = [
+        replace(step, gap=formats.format_duration(step.at_ms - before.at_ms) if before else None)
+        for before, step in zip([None, *steps], steps, strict=False)
+    ]
+    if row.state == State.READY and row.deadline_at is not None:
+        gap = formats.format_duration(row.deadline_at - now_ms)
+        told.append(LifeStep(row.deadline_at, "Expires unless dispatched before", "ahead", gap=gap))
+    return told
+
+
+def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:
+    steps = [_published(row), *_dispatches(row), *(_event(row, event) for event in events)]
+    if row.settled_at is not None:
+        state = State(row.state)
+        steps.append(LifeStep(row.settled_at, _SETTLED[state], state.name.lower(), row.reason))
+    return steps
+
+
+def _published(row: MessageRow) -> LifeStep:
+    who = client_name(row.publisher, row.publisher_kind, row.publisher_address)
+    return LifeStep(row.published_at, "Published", "ready", f"by {who}")
+
+
+def _dispatches(row: MessageRow) -> list[LifeStep]:
+    if row.first_dispatched_at is None:
+        return []
+    who = client_name(row.consumer, row.consumer_kind, row.consumer_address)
+    if row.deliveries <= 1 or row.last_dispatched_at is None:
+        return [LifeStep(row.first_dispatched_at, "Dispatched", "dispatched", f"to {who}")]
+    last = LifeStep(
+        row.last_dispatched_at, f"Dispatched, delivery {row.deliveries}", "dispatched", f"to {who}"
+    )
+    return [LifeStep(row.first_dispatched_at, "First dispatched", "dispatched"), last]
+
+
+def _event(row: MessageRow, event: EventRow) -> LifeStep:
+    other = event.detail if event.detail and is_message_id(event.detail) else None
+    if event.kind in _PAIRS:
+        is_source = other is not None and int(other[:16], 16) > row.seq
+        title = _PAIRS[event.kind][0 if is_source else 1]
+        return LifeStep(event.at_ms, title, "ready", None if other else event.detail, other)
+    title, kind = _TITLES.get(event.kind, (event.kind, ""))
+    return LifeStep(event.at_ms, title, kind, None if other else event.detail, other)
+
+
+def list_relatives(
+    row: MessageRow, links: Iterable[LinkRow], rows: Mapping[int, MessageRow]
+) -> list[RelatedMessage]:
+    """Name the messages that this one was made from, and those made from it, in order.
+
+    ``links`` are the events of this message that name another one.
+    """
+    found: dict[str, RelatedMessage] = {}
+    if row.source_id is not None:
+        how = _HOW["dead_letter"][1]
+        found[row.source_id] = RelatedMessage(row.source_id, how, rows.get(row.source_seq or 0))
+    for link in links:
+        if link.seq == row.seq and link.other_seq and link.kind in _HOW:
+            how = _HOW[link.kind][0 if link.other_seq > row.seq else 1]
+            found.setdefault(link.other, RelatedMessage(link.other, how, rows.get(link.other_seq)))
+    return sorted(found.values(), key=lambda relative: relative.seq)
+
+
+@dataclass(slots=True, frozen=True)
+class MessageLife:
+    """The messages of one life, by number, with their events and what ties them."""
+
+    rows: dict[int, MessageRow]
+    events: dict[int, list[EventRow]]
+    links: list[LinkRow]

@@ -1,0 +1,218 @@
+"""What surrounds every page: navigation, environment, warnings."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from phpmq_lite.admin.auth.request_source import LOOPBACK_NAMES, host_name
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.settings import Settings
+
+# The rail: route, title, and the letter that follows ``g``.  A route that is not there is left out.
+RAIL: Final = (
+    ("overview", "Overview", "o"),
+    ("queues", "Queues", "q"),
+    ("messages", "Messages", "m"),
+    ("dead", "Dead letters", "d"),
+    ("clients", "Clients", "c"),
+    ("history", "History", "h"),
+    ("insights", "Insights", "i"),
+    ("publish", "Publish", "p"),
+    ("schemas", "Schemas", "e"),
+    ("audit", "Audit", "a"),
+    ("system", "System", "s"),
+)
+
+# The first part of an address that stands in no rail: to which entry it belongs.
+BELONGS: Final = {
+    "selections": "messages",
+    "bulk": "messages",
+    "trace": "messages",
+    "trash": "history",
+    "users": "system",
+    "tokens": "system",
+    "sessions": "system",
+    "account": "system",
+    "backups": "system",
+    "definitions": "system",
+    "api": "system",
+}
+
+DISK_STRIP: Final = 0.93  # share of the disk from which every page says so
+
+# Of an environment; each has 4.5:1 under white.  The same in app.css.
+COLOURS: Final = {
+    "grey": "#5b6472",
+    "blue": "#1f5fc4",
+    "green": "#1a7043",
+    "amber": "#8a5a00",
+    "red": "#b3261e",
+    "violet": "#7a3fb8",
+}
+_BY_NAME: Final = (
+    (("prod", "live"), "red"),
+    (("stag", "preprod", "uat"), "amber"),
+    (("test", "ci", "qa"), "violet"),
+    (("dev", "local"), "green"),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class NavigationItem:
+    """One entry of the rail."""
+
+    name: str
+    title: str
+    key: str
+    url: str
+    current: str  # aria-current: page, true (a page below it), or empty
+
+
+@dataclass(slots=True, frozen=True)
+class HeaderWarning:
+    """Something that is open and should be known, in the header."""
+
+    title: str
+    text: str
+    url: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Viewer:
+    """The person or program that looks, for the menu."""
+
+    name: str
+    role: str
+    text: str = ""
+    account_url: str = ""
+    logout_url: str = ""
+
+
+_WORDS: Final = {"local": "no login needed", "control": "control socket", "token": "token"}
+
+
+def viewer_of(request: web.Request) -> Viewer:
+    """Give who looks at a page."""
+    identity, urls = identity_of(request), context_of(request).urls
+    name = "This machine" if identity.kind == "local" else identity.name
+    is_user = identity.kind == "user"
+    return Viewer(
+        name,
+        str(identity.role),
+        _WORDS.get(identity.kind, ""),
+        account_url=(url_or_none(urls, "account") or "") if is_user else "",
+        logout_url=(url_or_none(urls, "logout") or "") if is_user else "",
+    )
+
+
+def colour_of(environment: str, colour: str) -> str:
+    """Give the colour of an environment; without a set one its name decides, empty for no name."""
+    if colour or not environment:
+        return colour
+    name = environment.lower()
+    found = (shade for starts, shade in _BY_NAME if name.startswith(starts))
+    return next(found, "blue")
+
+
+def url_or_none(urls: Urls, route: str) -> str | None:
+    """Give the URL of a route, None where there is no such route."""
+    try:
+        return urls.to(route)
+    except KeyError:
+        return None
+
+
+def may_open(request: web.Request, name: str) -> bool:
+    """Return whether this reader's role may use a route, so that a page offers nothing else."""
+    needed = next(route.role for route in context_of(request).routes if route.name == name)
+    return identity_of(request).role.may(needed)
+
+
+def navigation(request: web.Request, here: str) -> list[NavigationItem]:
+    """Give the rail as it stands beside the page ``here``: what exists and this reader may open."""
+    context, mine = context_of(request), identity_of(request).role
+    base = context.urls.base_path
+    needed = {route.name: route.role for route in context.routes}
+    first = _first_part(request.path.removeprefix(base))
+    section = BELONGS.get(first, first)
+    items = []
+    for name, title, key in RAIL:
+        if name not in needed or not mine.may(needed[name]):
+            continue
+        url = context.urls.to(name)
+        is_part = section and section == _first_part(url.removeprefix(base))
+        current = "page" if name == here else "true" if is_part else ""
+        items.append(NavigationItem(name, title, key, url, current))
+    return items
+
+
+def _first_part(path: str) -> str:
+    return unquote(path).strip("/").partition("/")[0]
+
+
+def list_dangers(request: web.Request) -> Iterator[HeaderWarning]:
+    """Yield what stands open, for the header (``docs/security.md`` 1)."""
+    context = context_of(request)
+    if identity_of(request).kind == "local":
+        yield HeaderWarning(
+            "No login",
+            "Everybody on this machine can read and change everything here.",
+            url_or_none(context.urls, "setup") or "",
+        )
+    yield from open_binds(context.settings, context.urls)
+
+
+def open_binds(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
+    """Yield which listeners reach beyond this machine without a guard."""
+    tcp, admin = settings.tcp, settings.admin
+    system = url_or_none(urls, "system") or ""
+    if not (tcp.allow or tcp.tls_cert) and _is_wide(*tcp.listen, *tcp.legacy_listen):
+        yield HeaderWarning(
+            "TCP open",
+            "Whoever reaches the TCP listener can read, publish and acknowledge.",
+            system,
+        )
+    is_encrypted = admin.tls_cert or (admin.trusted_proxies and not admin.plaintext)
+    if not is_encrypted and _is_wide(*admin.listen):
+        yield HeaderWarning(
+            "Plain http", "Passwords and messages cross the network unencrypted.", system
+        )
+
+
+def _is_wide(*listeners: str) -> bool:
+    hosts = (text for text in listeners if text != "none" and not text.startswith("unix:"))
+    return any(not _is_loopback(host_name(text)) for text in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in LOOPBACK_NAMES or host.startswith("127.")
+
+
+def list_troubles(request: web.Request, context: Context) -> list[str]:
+    """Say what is wrong with the broker as a whole, for the red strip; mostly nothing."""
+    status = status_of(request)
+    found = [f"Last error: {status.last_error}"] if status.last_error else []
+    if status.is_draining and context.is_ready():
+        found.append("Draining: publishes are refused, the broker stops when all is handed over.")
+    if status.trouble:
+        found.append(f"Nothing can be stored: {status.trouble}.")
+    if status.shortage:
+        return [*found, f"Publishing is stopped: {status.shortage.detail}."]
+    with suppress(OSError):  # a call of some microseconds: the data folder is on a local disk
+        disk = shutil.disk_usage(context.readers.path.parent)
+        found += disk_trouble(disk.used, disk.used + disk.free)
+    return found
+
+
+def disk_trouble(used: int, usable: int) -> list[str]:
+    """Say that a disk is nearly full; both in bytes, without what is kept for root."""
+    if used < usable * DISK_STRIP:
+        return []
+    return [f"Disk {used / usable:.0%} full: publishing stops when it is full."]

@@ -1,0 +1,260 @@
+"""Filter, order and figures of the queues as lists show them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from phpmq_lite.admin.base import formats, responses
+from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.base.formats import count_of
+from phpmq_lite.admin.base.input import ListQuery
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus
+
+QueueSort = Literal[
+    "name", "-name", "ready", "-ready", "dispatched", "-dispatched", "dead", "-dead",
+    "age", "-age", "in", "-in", "out", "-out", "consumers", "-consumers", "bytes", "-bytes",
+]  # fmt: skip
+
+
+class QueueQuery(ListQuery):
+    """Filter and order of a list of queues."""
+
+    q: str = Field("", max_length=LONGEST_NAME)
+    has: Literal["backlog", "no-consumer", "paused", "dead"] | None = None
+    sort: QueueSort = "name"
+
+
+@dataclass(slots=True, frozen=True)
+class ListedQueue:
+    """A queue and when its first ready message was published (Unix ms)."""
+
+    status: QueueStatus
+    oldest_at: int | None
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether one of its sides is paused."""
+        return self.status.delivery_paused or self.status.publishing_paused
+
+
+@dataclass(slots=True, frozen=True)
+class QueuePage:
+    """One page of the list, and cursors to its neighbours."""
+
+    queues: list[ListedQueue]
+    matching: int  # over all pages
+    next: str | None
+    previous: str | None
+
+
+_KEYS: Final[dict[str, Callable[[ListedQueue], int | float | str]]] = {
+    "name": lambda queue: queue.status.name,
+    "ready": lambda queue: queue.status.ready,
+    "dispatched": lambda queue: queue.status.dispatched,
+    "dead": lambda queue: queue.status.dead,
+    "age": lambda queue: -queue.oldest_at if queue.oldest_at is not None else -(1 << 62),
+    "in": lambda queue: queue.status.published_per_s,
+    "out": lambda queue: queue.status.acked_per_s,
+    "consumers": lambda queue: queue.status.consumers,
+    "bytes": lambda queue: queue.status.bytes,
+}
+_HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
+    "backlog": lambda queue: queue.status.ready > 0,
+    "no-consumer": lambda queue: queue.status.consumers == 0,
+    "paused": lambda queue: queue.is_paused,
+    "dead": lambda queue: queue.status.dead > 0,
+}
+
+
+def matches_name(name: str, pattern: str) -> bool:
+    """Tell whether a name matches: a glob where it has ``*`` or ``?``, else a part of it."""
+    name, pattern = name.casefold(), pattern.strip().casefold()
+    if "*" in pattern or "?" in pattern:
+        return fnmatchcase(name, pattern.replace("[", "[[]"))
+    return pattern in name
+
+
+def make_queue_page(
+    statuses: Iterable[QueueStatus], ages: Mapping[int, int], query: QueueQuery
+) -> QueuePage:
+    """Give the page that a query asks for; equal values are in the order of names."""
+    listed = [ListedQueue(status, ages.get(status.queue_id)) for status in statuses]
+    if query.q:
+        listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
+    if query.has:
+        listed = [queue for queue in listed if _HAS[query.has](queue)]
+    key, is_descending = _KEYS[query.sort.removeprefix("-")], query.sort.startswith("-")
+    listed.sort(key=lambda queue: queue.status.name)
+    listed.sort(key=key, reverse=is_descending)
+
+    scope = f"queues {query.q} {query.has} {query.sort}"
+    start, end = 0, query.limit
+    cursor = responses.decode_cursor(scope, query.cursor)
+    if cursor is not None:
+        place = _place_of(cursor, listed, key)
+        behind = next(
+            (
+                at
+                for at, queue in enumerate(listed)
+                if _is_behind(_pair(queue, key), place, is_descending=is_descending)
+            ),
+            len(listed),
+        )
+        if cursor.direction == "after":
+            start, end = behind, behind + query.limit
+        else:
+            ahead = behind - (behind > 0 and _pair(listed[behind - 1], key) == place)
+            start, end = max(0, ahead - query.limit), ahead
+    page = listed[start:end]
+    return QueuePage(
+        page,
+        len(listed),
+        responses.encode_cursor(scope, "after", list(_pair(page[-1], key)))
+        if page and end < len(listed)
+        else None,
+        responses.encode_cursor(scope, "before", list(_pair(page[0], key)))
+        if page and start
+        else None,
+    )
+
+
+SortedPair = tuple[int | float | str, str]
+
+
+def _pair(queue: ListedQueue, key: Callable[[ListedQueue], int | float | str]) -> SortedPair:
+    return key(queue), queue.status.name
+
+
+def _place_of(
+    cursor: responses.ListCursor,
+    listed: Sequence[ListedQueue],
+    key: Callable[[ListedQueue], int | float | str],
+) -> SortedPair:
+    place = cursor.place
+    if isinstance(place, list) and isinstance(place[1], str):
+        is_text = isinstance(place[0], str)
+        if not listed or is_text == isinstance(key(listed[0]), str):
+            return place[0], place[1]
+    raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
+
+
+def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
+    """Tell whether a row comes after a place; names ascend where the values are equal."""
+    value: Any = pair[0]
+    other: Any = place[0]
+    if value == other:
+        return pair[1] > place[1]
+    return bool(value < other) if is_descending else bool(value > other)
+
+
+def sum_totals(status: BrokerStatus) -> dict[str, float]:
+    """Add up what the tiles of the overview show.
+
+    Dead-letter records count as dead only, though they are ready in their own queues; and once,
+    though a queue, its ``.retry`` queue and others may share the queue of their records.
+    """
+    queues, others = status.queues, dead_letter_queues_named(status.queues)
+    records = {queue.dead_letter_queue: queue.dead for queue in queues if queue.dead}
+    return {
+        "ready": sum(queue.ready for queue in queues if not has_records(queue.name, others)),
+        "dispatched": sum(queue.dispatched for queue in queues),
+        "dead": sum(records.values()),
+        "published": sum(queue.published_per_s for queue in queues),
+        "acked": sum(queue.acked_per_s for queue in queues),
+    }
+
+
+def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
+    """Give the numbers at the head of the overview, by the name of their live field."""
+    sums = sum_totals(status)
+    others = dead_letter_queues_named(status.queues)
+    shelves = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
+    oldest = min((at for key, at in ages.items() if key not in shelves), default=None)
+    return {
+        "total.ready": formats.format_number(int(sums["ready"])),
+        "total.dispatched": formats.format_number(int(sums["dispatched"])),
+        "total.dead": formats.format_number(int(sums["dead"])),
+        "total.age": _age(oldest, now_ms),
+        "total.in": formats.format_rate(sums["published"]),
+        "total.out": formats.format_rate(sums["acked"]),
+        "total.clients": formats.format_number(len(status.clients)),
+        "total.queues": formats.format_number(len(status.queues)),
+        "total.held": formats.format_size(status.held_bytes),
+        "total.commit": f"{status.commit_ms_last:.1f} ms",
+        "total.lag": f"{status.loop_lag_ms:.1f} ms",
+        "total.up": formats.format_duration(now_ms - status.started_at),
+    }
+
+
+def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
+    """Give what the cells of a queue show, by the name of their live field."""
+    status = queue.status
+    return {
+        "ready": formats.format_number(status.ready),
+        "dispatched": formats.format_number(status.dispatched),
+        "dead": formats.format_number(status.dead),
+        "age": _age(queue.oldest_at, now_ms),
+        "in": formats.format_rate(status.published_per_s),
+        "out": formats.format_rate(status.acked_per_s),
+        "consumers": formats.format_number(status.consumers),
+        "credit": formats.format_number(status.credit),
+        "bytes": formats.format_size(status.bytes),
+    }
+
+
+def common_prefixes(names: Sequence[str]) -> dict[str, str]:
+    """Say what each name has in common with the one above it, up to a ``.``: ``orders.``."""
+    found = {}
+    for above, name in pairwise(names):
+        parts, others = name.split("."), above.split(".")
+        alike = 0
+        while alike < min(len(parts) - 1, len(others)) and parts[alike] == others[alike] != "":
+            alike += 1
+        if alike:
+            found[name] = ".".join(parts[:alike]) + "."
+    return found
+
+
+def _age(since_ms: int | None, now_ms: int) -> str:
+    if since_ms is None:
+        return formats.DASH
+    return formats.format_duration(now_ms - since_ms, with_seconds=False)
+
+
+def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, int, int]]:
+    """Give the clients that consume a queue, with credit and what they hold."""
+    return [(c, *c.queues[name]) for c in status.clients if name in c.queues]
+
+
+AGES_READ_MAX: Final = 200  # queues
+
+
+async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
+    """Say when the first ready message of each queue was published.
+
+    Of a few queues it is read; of many it is as of the last sample, at most 10 s old.
+    """
+    ready = [queue.queue_id for queue in queues if queue.ready > 0]
+    if len(ready) <= AGES_READ_MAX:
+        return await context.reader.oldest_ready(ready)
+    ages = context.rollups.ages
+    return {queue_id: ages[queue_id] for queue_id in ready if queue_id in ages}
+
+
+def retry_hint(queue: QueueStatus) -> str:
+    """Say what is odd about consumers of a queue whose messages wait for a retry."""
+    who = count_of(queue.consumers, "consumer takes", "consumers take")
+    return f"{who} messages before their delay is over; it forwards them to {queue.name[:-6]}"
+
+
+def paused_sides(queue: QueueStatus) -> list[str]:
+    """Name the sides of a queue that are paused."""
+    sides = {"delivery paused": queue.delivery_paused, "publishing paused": queue.publishing_paused}
+    return [text for text, is_paused in sides.items() if is_paused]

@@ -1,0 +1,228 @@
+"""Render pages with jinja2 and serve the static files."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cache
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import jinja2
+from aiohttp import web
+
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE_NAME
+from phpmq_lite.admin.base.search_query import meta_search
+from phpmq_lite.admin.views import bodies
+from phpmq_lite.admin.views import page_layout as frame_parts
+from phpmq_lite.admin.views.envelope_card import RowVerdicts, shorten
+from phpmq_lite.admin.views.trends import polyline
+
+T = TypeVar("T")
+
+PIECE_S: Final = 0.000_3  # of work at once; about half a commit
+
+
+async def gather_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
+    """Take all items of something that computes them one by one; ``pause`` is the engine's.
+
+    A page of 5 ms at once would stand in the way of some publishes by 5 ms each.
+    """
+    taken: list[T] = []
+    ends_s = 0.0
+    for item in items:
+        taken.append(item)
+        if monotonic() >= ends_s:
+            await pause()
+            ends_s = monotonic() + PIECE_S
+    return taken
+
+
+THEMES: Final = ("light", "dark")
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here, so that no page flashes
+_MARK_FILL: Final = b"#5357c6"  # of mark.svg
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@cache
+def make_environment(folder: Path) -> jinja2.Environment:
+    """Give the environment of a folder: everything is escaped, an unknown name is an error.
+
+    One for all brokers of a process, with what they have made into code.
+    """
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        number=formats.format_number,
+        rate=formats.format_rate,
+        size=formats.format_size,
+        duration=formats.format_duration,
+        visible=formats.escape_hidden,
+        lines=formats.escape_hidden_lines,
+        state=formats.state_name,
+        points=polyline,
+    )
+    made.globals.update(
+        moment=formats.format_time,
+        pieces=formats.split_hidden,
+        preview=bodies.preview,
+        preview_data=bodies.preview_data,
+        client_name=formats.client_name,
+        cut=shorten,
+        meta_search=lambda meta_id: str(meta_search(meta_id)),
+        plural=formats.plural,
+    )
+    return made
+
+
+class PageTemplates:
+    """The templates; each is made into code at its first use: up to 100 ms, beside the loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = make_environment(folder)
+        self._ready: set[str] = set()
+
+    async def get(self, name: str) -> jinja2.Template:
+        """Give a template; all that it may include is ready too."""
+        if name not in self._ready:
+            await asyncio.to_thread(self._make, name)
+            self._ready.add(name)
+        return self._environment.get_template(name)
+
+    def _make(self, name: str) -> None:
+        shared = () if self._ready else self._environment.list_templates(filter_func=_is_shared)
+        for each in (*shared, name):
+            self._environment.get_template(each)
+
+
+def _is_shared(name: str) -> bool:
+    return name == "base.html" or name.startswith("_partials/")
+
+
+class StaticFiles:
+    """The files of ``templates/static/`` in memory; nothing else can be asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {
+            path.name: (path.read_bytes(), _TYPES[path.suffix])
+            for path in sorted(folder.iterdir())
+            if path.suffix in _TYPES
+        }
+        mark, type_ = self._files["mark.svg"]
+        for name, colour in frame_parts.COLOURS.items():  # the favicon of each environment
+            painted = mark.replace(_MARK_FILL, colour.encode())
+            self._files[f"mark-{name}.svg"] = painted, type_
+        digest = hashlib.sha256(b"".join(content for content, _ in self._files.values()))
+        self.version = digest.hexdigest()[:12]
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer with a file; it may be kept for good, its URL changes with their content."""
+        try:
+            content, type_ = self._files[request.match_info["name"]]
+        except KeyError:
+            raise Problem(404, "unknown_page", "There is no page at this address.") from None
+        is_current = request.match_info["version"] == self.version
+        return web.Response(
+            body=content,
+            content_type=type_,
+            charset="utf-8",
+            headers={
+                "Cache-Control": "public, max-age=31536000, immutable" if is_current else "no-cache"
+            },
+        )
+
+
+async def render_page(
+    request: web.Request, template: str, /, *, status: int = 200, **values: Any
+) -> web.Response:
+    """Render a page in the frame; sets the session cookie where the page has a form.
+
+    ``values`` may replace what the frame gives: ``search_text``, and ``is_bare`` for a page without
+    rail, search and menu (login).
+    """
+    context = context_of(request)
+    made = await context.templates.get(template)
+    parts = made.generate(layout_values(request, context) | values)
+    text = "".join(await gather_in_slices(parts, context.engine.pause))
+    response = web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
+    context.sessions.keep(request, response)
+    return response
+
+
+def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
+    """Give what the frame of every page needs."""
+    urls, ui = context.urls, context.settings.ui
+    here = request.get(ROUTE_NAME, "")
+    theme = request.cookies.get(_THEME_COOKIE, "")
+    search = frame_parts.url_or_none(urls, "messages")
+    return {
+        "url": urls.to,
+        "static": urls.static,
+        "here": here,
+        "rail": frame_parts.navigation(request, here),
+        "may": lambda name: frame_parts.may_open(request, name),
+        "environment": ui.environment,
+        "colour": frame_parts.colour_of(ui.environment, ui.colour),
+        "theme": theme if theme in THEMES else "auto",
+        "now_ms": context.now_ms(),
+        "version": context.version,
+        "broker": status_of(request),
+        "who": frame_parts.viewer_of(request),
+        "dangers": list(frame_parts.list_dangers(request)),
+        "troubles": frame_parts.list_troubles(request, context),
+        "events_url": frame_parts.url_or_none(urls, "events"),
+        "live_url": frame_parts.url_or_none(urls, "live"),
+        "search_url": search or urls.to("search"),
+        "can_search": search is not None,
+        "complete_url": frame_parts.url_or_none(urls, "api-completions"),
+        "note": context.sessions.take_note(request),
+        "csrf": lambda: context.sessions.token(request),
+        "back_to": _own_path(request),
+        "request_id": request.get(REQUEST_ID, ""),
+        "badge_of": RowVerdicts(request).of,
+        "search_text": "",
+        "is_bare": identity_of(request).kind == "nobody",
+    }
+
+
+def _own_path(request: web.Request) -> str:
+    """Give where this page is, for the field ``next`` of a form in the frame."""
+    if request.method not in ("GET", "HEAD"):
+        return ""
+    base = context_of(request).urls.base_path
+    return base + request.path_qs.removeprefix(base)  # a proxy may have taken the base path off
+
+
+async def problem_page(request: web.Request, problem: Problem) -> web.Response:
+    """Show an error as a page, in the frame."""
+    response = await render_page(
+        request,
+        "error.html",
+        status=problem.status,
+        problem=problem,
+        is_change=request.method not in ("GET", "HEAD"),
+        login_url=frame_parts.url_or_none(context_of(request).urls, "login"),
+    )
+    response.headers.update(problem.headers)
+    return response
+
+
+def problem_json(request: web.Request, problem: Problem) -> web.Response:
+    """Show an error as ``application/problem+json``."""
+    return web.Response(
+        status=problem.status,
+        text=json.dumps(problem.as_json(request.get(REQUEST_ID, "")), ensure_ascii=False),
+        content_type="application/problem+json",
+        headers=problem.headers,
+    )

@@ -1,0 +1,151 @@
+"""A trace as its page shows it: messages per queue over time.  Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from phpmq_lite.admin.views.dead_letter_queues import has_records
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import MessageRow
+
+LANES: Final = 24  # queues with a lane of their own
+_DIED: Final = 1 << 63  # attempts: more than any envelope counts
+_LEAST: Final = 0.8  # per cent that a bar is wide at least
+
+
+@dataclass(slots=True, frozen=True)
+class TraceBar:
+    """One message on the time line; both in per cent of the time that the trace took."""
+
+    row: MessageRow
+    start: float
+    width: float
+    is_failed: bool = False  # acked, but the worker published it again or as a dead letter
+
+
+@dataclass(slots=True, frozen=True)
+class TraceStep:
+    """One message of a group, and what it is to those before it: empty for the first."""
+
+    bar: TraceBar
+    what: str = ""
+
+    @property
+    def row(self) -> MessageRow:
+        """The message."""
+        return self.bar.row
+
+
+@dataclass(slots=True)
+class TraceGroup:
+    """Messages that share a meta.id, oldest first; one without is alone."""
+
+    meta_id: str | None
+    turns: list[TraceStep] = field(default_factory=list)
+
+    @property
+    def retries(self) -> int:
+        """Count the messages with more attempts than all before them."""
+        return sum(turn.what == "retried" for turn in self.turns)
+
+    @property
+    def deaths(self) -> int:
+        """Count its dead-letter records."""
+        return sum(turn.what == "dead letter" for turn in self.turns)
+
+
+@dataclass(slots=True, frozen=True)
+class TraceLane:
+    """The messages of one queue on the time line; ``queue`` is None where it is gone."""
+
+    queue: str | None
+    bars: list[TraceBar]
+
+
+@dataclass(slots=True, frozen=True)
+class TraceView:
+    """A whole trace, or a page of it; times in Unix ms, both 0 without messages."""
+
+    groups: list[TraceGroup]
+    lanes: list[TraceLane]
+    hidden: int  # queues without a lane
+    first_at: int
+    last_at: int
+
+
+def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> TraceView:
+    """Put the messages of a trace in order; ``others`` are queues of dead-letter records."""
+    ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
+    if not ordered:
+        return TraceView([], [], 0, 0, 0)
+    first_at = ordered[0].published_at
+    last_at = max(_end_of(row) or row.published_at for row in ordered)
+    failed = find_failed_attempts(ordered, others)
+    bars = [replace(_bar(row, first_at, last_at), is_failed=row.seq in failed) for row in ordered]
+    lanes: dict[int, TraceLane] = {}
+    for bar in bars:
+        lanes.setdefault(bar.row.queue_id, TraceLane(bar.row.queue, [])).bars.append(bar)
+    shown = list(lanes.values())
+    return TraceView(
+        _groups(bars, others), shown[:LANES], max(0, len(shown) - LANES), first_at, last_at
+    )
+
+
+def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> frozenset[int]:
+    """Return the seqs of acked messages whose attempt failed; ``others`` as for ``tell``.
+
+    A worker that fails publishes the envelope again with one attempt more, or as a dead-letter
+    record, and acknowledges the message: acked says that it is settled, not that it was handled.
+    """
+    failed = set()
+    later: dict[str, int] = {}  # by meta.id: most attempts of those that came after
+    for row in sorted(rows, key=lambda row: -row.seq):
+        if row.meta_id is None:
+            continue
+        attempts = row.attempts or 0
+        if has_records(row.queue or "", others):
+            later[row.meta_id] = _DIED
+            continue
+        if row.state == State.ACKED and later.get(row.meta_id, 0) > attempts:
+            failed.add(row.seq)
+        later[row.meta_id] = max(later.get(row.meta_id, 0), attempts)
+    return frozenset(failed)
+
+
+def _end_of(row: MessageRow) -> int | None:
+    return row.settled_at or row.last_dispatched_at
+
+
+def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
+    """Place a message; what is alive goes on to the end."""
+    whole = max(1, last_at - first_at)
+    start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
+    width = ((row.settled_at or last_at) - row.published_at) / whole * 100
+    return TraceBar(row, start, min(max(width, _LEAST), 100 - start))
+
+
+def _groups(bars: Sequence[TraceBar], others: frozenset[str]) -> list[TraceGroup]:
+    groups: list[TraceGroup] = []
+    by_id: dict[str, TraceGroup] = {}
+    for bar in bars:
+        meta_id = bar.row.meta_id
+        group = by_id.get(meta_id) if meta_id is not None else None
+        if group is None:
+            group = TraceGroup(meta_id)
+            groups.append(group)
+            if meta_id is not None:
+                by_id[meta_id] = group
+        group.turns.append(TraceStep(bar, _what(bar.row, group.turns, others)))
+    return groups
+
+
+def _what(row: MessageRow, before: Sequence[TraceStep], others: frozenset[str]) -> str:
+    """Say what a message is to those of the same meta.id that came before it."""
+    if row.source_seq is not None or has_records(row.queue or "", others):
+        return "dead letter"
+    if not before:
+        return ""
+    most = max((turn.row.attempts or 0 for turn in before), default=0)
+    if (row.attempts or 0) > most:
+        return "retried"
+    return "sent again"
