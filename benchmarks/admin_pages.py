@@ -27,7 +27,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parent))
 import admin_database
 
-from phpmq_lite.bench.processes import Job, run, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, run_together, unwound_by_signals
 from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import BrokerProcess, broker_process
 
@@ -160,10 +160,10 @@ def measure(broker: BrokerProcess, paths: list[str], rounds: int, pause_s: float
     windows = 2 * max(2, round(visits * (pause_s + 0.02) / WINDOW_S + 0.5))
     url = broker.admin[0].rstrip("/")
     jobs = {
-        "flow": Job(flow, (("127.0.0.1", broker.port), windows)),  # type: ignore[arg-type]
-        "browse": Job(browse, (url, paths, windows, pause_s)),  # type: ignore[arg-type]
+        "flow": BenchJob(flow, (("127.0.0.1", broker.port), windows)),  # type: ignore[arg-type]
+        "browse": BenchJob(browse, (url, paths, windows, pause_s)),  # type: ignore[arg-type]
     }
-    found = run(jobs, windows * WINDOW_S + 120)
+    found = run_together(jobs, windows * WINDOW_S + 120)
     taken, busy = found["browse"].value
     report(taken)
     compare(found["flow"].value, busy)

@@ -23,16 +23,14 @@ from typing import Any, Final
 
 from curve_pictures import draw, summary
 
-from phpmq_lite.bench import clients
+from phpmq_lite.bench import traffic
 from phpmq_lite.bench.broker import BrokerProcess
-from phpmq_lite.bench.clients import Address
-from phpmq_lite.bench.connections import allow_files, hold, roomy
-from phpmq_lite.bench.counters import cpu_seconds
+from phpmq_lite.bench.connections import allow_files, connection_limit_options, hold_connections
 from phpmq_lite.bench.machine import describe_machine
-from phpmq_lite.bench.processes import Job, run, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together, unwound_by_signals
 from phpmq_lite.bench.session import temporary_folder
-from phpmq_lite.bench.steps import queue_for, span
-from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
+from phpmq_lite.bench.workloads import elapsed_span, fresh_queue_name
 from phpmq_lite.errors import ClientError
 
 SIZE: Final = 256
@@ -76,37 +74,41 @@ class Axis:
 
 
 def measure(
-    broker: BrokerProcess, jobs: Mapping[str, Job], beside: Mapping[str, Job] | None = None
+    broker: BrokerProcess,
+    jobs: Mapping[str, BenchJob],
+    beside: Mapping[str, BenchJob] | None = None,
 ) -> Sample:
     """Run jobs that return how many messages they moved, the same number each."""
     began: list[float | None] = []
-    done = run({**jobs, **(beside or {})}, LIMIT_S, lambda: began.append(cpu_seconds(broker.pid)))
+    done = run_together(
+        {**jobs, **(beside or {})}, LIMIT_S, lambda: began.append(cpu_seconds(broker.pid))
+    )
     cpu_s = (cpu_seconds(broker.pid) or 0.0) - (began[0] or 0.0)
     counted = {name: done[name] for name in jobs}
     messages = max(outcome.value for outcome in counted.values())
     broker_us = None if beside else round(cpu_s / messages * 1e6, 2)
-    return Sample(round(span(counted) / messages * 1e6, 2), broker_us)
+    return Sample(round(elapsed_span(counted) / messages * 1e6, 2), broker_us)
 
 
 # -- flows on a queue that nobody has used: size, connections, history
 
 
 def flows(
-    broker: BrokerProcess, effort: Effort, size: int, beside: Mapping[str, Job] | None = None
+    broker: BrokerProcess, effort: Effort, size: int, beside: Mapping[str, BenchJob] | None = None
 ) -> Turn:
     """Measure publishing alone, then a producer and a consumer at each window."""
     most = max(20, MOST_BYTES // size)
 
-    def publisher(queue: str) -> Job:
+    def publisher(queue: str) -> BenchJob:
         arguments = (broker.address, queue, size, effort.seconds, True, "plain", most)
-        return Job(clients.publish, arguments)
+        return BenchJob(traffic.publish, arguments)
 
-    queue = queue_for(PUBLISH)
+    queue = fresh_queue_name(PUBLISH)
     turn = {PUBLISH: measure(broker, {"producer": publisher(queue)}, beside)}
     for line, window in WINDOWS.items():
-        queue = queue_for("flow")
-        window = min(window, clients.unconfirmed(size))
-        consumer = Job(clients.consume, (broker.address, queue, size, window))
+        queue = fresh_queue_name("flow")
+        window = min(window, traffic.unconfirmed_limit(size))
+        consumer = BenchJob(traffic.consume, (broker.address, queue, size, window))
         pair = {"producer": publisher(queue), "consumer": consumer}
         turn[line] = measure(broker, pair, beside)
     return turn
@@ -119,7 +121,7 @@ def turn_of_size(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
 
 def turn_of_connections(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
     """Flows beside so many idle consumers, each with a queue of its own."""
-    idle = Job(hold, (broker.address, value, effort.seconds))
+    idle = BenchJob(hold_connections, (broker.address, value, effort.seconds))
     return flows(broker, effort, SIZE, {"idle": idle})
 
 
@@ -131,7 +133,7 @@ def turn_of_history(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
 def settle(broker: BrokerProcess, value: int) -> None:
     """Have so many messages in the history."""
     if value:
-        queue = queue_for("history")
+        queue = fresh_queue_name("history")
         number = fill(broker, queue, value)
         take(broker, queue, number, 1_000)
 
@@ -141,14 +143,14 @@ def settle(broker: BrokerProcess, value: int) -> None:
 
 def fill(broker: BrokerProcess, queue: str, number: int) -> int:
     """Publish to a queue; return how many messages it were."""
-    job = Job(clients.fill, (broker.address, queue, SIZE, number))
-    stored: int = run({"producer": job}, LIMIT_S)["producer"].value
+    job = BenchJob(traffic.publish_number, (broker.address, queue, SIZE, number))
+    stored: int = run_together({"producer": job}, LIMIT_S)["producer"].value
     return stored
 
 
 def take(broker: BrokerProcess, queue: str, number: int, window: int) -> Sample:
     """Take messages out of a queue, the oldest first."""
-    job = Job(clients.drain, (broker.address, queue, SIZE, number, window))
+    job = BenchJob(traffic.drain, (broker.address, queue, SIZE, number, window))
     return measure(broker, {"consumer": job})
 
 
@@ -161,7 +163,7 @@ def turn_of_backlog(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
     """Publish behind what waits, and take as many of the oldest: as many wait as before."""
     turn = {}
     for line, window in WINDOWS.items():
-        job = Job(clients.fill, (broker.address, "backlog", SIZE, effort.messages))
+        job = BenchJob(traffic.publish_number, (broker.address, "backlog", SIZE, effort.messages))
         turn[PUBLISH] = measure(broker, {"producer": job})
         turn[line] = take(broker, "backlog", effort.messages, window)
     return turn
@@ -178,19 +180,19 @@ def names(queues: int) -> list[str]:
 def publish_spread(address: Address, queues: int, number: int) -> Generator[None, None, int]:
     """Publish ``number`` messages, confirmed, to one queue after the other."""
     streams = [PublishStream(name, SIZE) for name in names(queues)]
-    turns, piece = cycle(streams), clients.at_once(SIZE)
+    turns, piece = cycle(streams), traffic.publishes_per_write(SIZE)
     sent = received = 0
-    with clients.connect(address) as link:
-        clients.prove(link)
+    with traffic.connect(address) as link:
+        traffic.wait_until_stored(link)
         yield
         while received < number * streams[0].receipt_bytes:
             confirmed = received // streams[0].receipt_bytes
-            if sent < number and sent - confirmed <= clients.UNCONFIRMED - piece:
+            if sent < number and sent - confirmed <= traffic.UNCONFIRMED - piece:
                 count = min(piece, number - sent)
                 link.sendall(b"".join([stream.encode(1) for stream in islice(turns, count)]))
                 sent += count
             else:
-                received += len(clients.receive(link))
+                received += len(traffic.receive(link))
     if received != number * streams[0].receipt_bytes:
         raise ClientError("a publish was refused")
     return sent
@@ -207,15 +209,15 @@ def consume_spread(
     first = next(iter(streams))
     frame_bytes = streams[first].frame_bytes
     rest, taken = b"", 0
-    with clients.connect(address) as link:
+    with traffic.connect(address) as link:
         consume = b"".join(stream.consume for stream in streams.values())
         if is_filled:
             link.sendall(consume)
         else:
-            clients.prove(link, consume)
+            traffic.wait_until_stored(link, consume)
         yield
         while taken < number:
-            data = rest + clients.receive(link)
+            data = rest + traffic.receive(link)
             end = len(data) // frame_bytes * frame_bytes
             answers = []
             for at in range(0, end, frame_bytes):
@@ -226,20 +228,20 @@ def consume_spread(
             taken += len(answers)
             if answers:
                 link.sendall(b"".join(answers))
-        clients.prove(link)
+        traffic.wait_until_stored(link)
         return taken
 
 
 def turn_of_queues(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
     """Publish to so many queues, and take it out again; then both at once at each window."""
     number = max(effort.messages, value)
-    producer = Job(publish_spread, (broker.address, value, number))
+    producer = BenchJob(publish_spread, (broker.address, value, number))
 
-    def consumer(window: int, *, is_filled: bool) -> Job:
-        return Job(consume_spread, (broker.address, value, number, window, is_filled))
+    def consumer(window: int, *, is_filled: bool) -> BenchJob:
+        return BenchJob(consume_spread, (broker.address, value, number, window, is_filled))
 
     turn = {PUBLISH: measure(broker, {"producer": producer})}
-    run({"consumer": consumer(1_000, is_filled=True)}, LIMIT_S)
+    run_together({"consumer": consumer(1_000, is_filled=True)}, LIMIT_S)
     for line, window in WINDOWS.items():
         pair = {"producer": producer, "consumer": consumer(window, is_filled=False)}
         turn[line] = measure(broker, pair)
@@ -276,7 +278,7 @@ AXES: Final = {
     ),
     "connections": Axis(
         "idle consumers beside the flow, each with a queue", (1, 10, 100, 1_000), (3,),
-        turn_of_connections, settings=roomy,
+        turn_of_connections, settings=connection_limit_options,
     ),
     "size": Axis(
         "bytes of a body", (16, 256, 4_096, 65_536, 1_048_576), (256,), turn_of_size

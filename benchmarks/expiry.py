@@ -20,12 +20,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from phpmq_lite.bench import clients
+from phpmq_lite.bench import traffic
 from phpmq_lite.bench.broker import BrokerProcess
-from phpmq_lite.bench.clients import Address
-from phpmq_lite.bench.processes import Job, run, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, run_together, unwound_by_signals
 from phpmq_lite.bench.report import Quantiles
-from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.protocol.connection import ClientSide
 
 QUEUE: Final = "expiring"
@@ -46,14 +45,14 @@ class Sample(NamedTuple):
 def fill(address: Address, number: int, size: int, end_at: float) -> Generator[None, None, int]:
     """Publish messages that end at ``end_at`` (Unix time) or within the second behind it."""
     client, sent = ClientSide(), 0
-    with clients.connect(address) as link:
+    with traffic.connect(address) as link:
         yield
         while sent < number:
             ttl_s = int(end_at - time.time()) + 1
             count = min(AT_ONCE, number - sent)
             link.sendall(client.publish(QUEUE, b"x" * size, ttl_s) * count)
             sent += count
-        clients.prove(link)
+        traffic.wait_until_stored(link)
         return sent
 
 
@@ -62,16 +61,16 @@ def probe(address: Address, size: int, until: float) -> Generator[None, None, li
     stream = PublishStream(PROBE_QUEUE, size, is_confirmed=False)
     dispatches = DispatchStream(PROBE_QUEUE, size, 1)
     samples = []
-    with clients.connect(address) as publisher, clients.connect(address) as consumer:
-        clients.prove(publisher)
-        clients.prove(consumer, dispatches.consume)
+    with traffic.connect(address) as publisher, traffic.connect(address) as consumer:
+        traffic.wait_until_stored(publisher)
+        traffic.wait_until_stored(consumer, dispatches.consume)
         yield
         while (began_at := time.time()) < until:
             began_s = time.perf_counter()
             publisher.sendall(stream.encode(1))
             answer = b""
             while not answer:
-                answer = dispatches.feed(clients.receive(consumer))
+                answer = dispatches.feed(traffic.receive(consumer))
             samples.append(Sample(began_at, time.perf_counter() - began_s))
             consumer.sendall(answer)
     return samples
@@ -148,17 +147,17 @@ def main() -> None:
 def measure(broker: BrokerProcess, options: argparse.Namespace) -> None:
     """Do it on one broker and print the report."""
     end_at = time.time() + options.fill_seconds
-    filling = Job(fill, (broker.address, options.messages, options.size, end_at))
-    run({"producer": filling}, options.fill_seconds + 60)
+    filling = BenchJob(fill, (broker.address, options.messages, options.size, end_at))
+    run_together({"producer": filling}, options.fill_seconds + 60)
     if time.time() > end_at - 2:
         raise SystemExit("publishing took too long; give it more with --fill-seconds")
     until = end_at + STOPPED_S + options.watch_seconds
     jobs = {
-        "probe": Job(probe, (broker.address, options.size, until)),
-        "loop": Job(ask, (broker.data / "control.sock", until)),
-        "stop": Job(stop_over, (broker.pid, end_at - 0.1, end_at + STOPPED_S)),
+        "probe": BenchJob(probe, (broker.address, options.size, until)),
+        "loop": BenchJob(ask, (broker.data / "control.sock", until)),
+        "stop": BenchJob(stop_over, (broker.pid, end_at - 0.1, end_at + STOPPED_S)),
     }
-    done = run(jobs, until - time.time() + 60)
+    done = run_together(jobs, until - time.time() + 60)
     went_on_at = done["stop"].value
     count, last_at = expired(broker.data / "phpmq.db")
     print(f"{count:,} messages expired ({options.on_expire}) in {last_at - went_on_at:.2f} s")

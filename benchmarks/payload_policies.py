@@ -14,10 +14,10 @@ from statistics import median
 from typing import Final
 
 from phpmq_lite.bench.broker import BrokerProcess
-from phpmq_lite.bench.plan import PUBLISH, Plan, Watcher
 from phpmq_lite.bench.processes import unwound_by_signals
 from phpmq_lite.bench.session import measure
-from phpmq_lite.bench.streams import ENVELOPE, PLAIN
+from phpmq_lite.bench.traffic import ENVELOPE, PLAIN
+from phpmq_lite.bench.workloads import PUBLISH, BenchObserver, BenchPlan
 
 OPAQUE: Final = ("opaque", ENVELOPE)  # what the others are compared with
 RUNS: Final = (OPAQUE, ("opaque", PLAIN), ("observe", ENVELOPE), ("envelope", ENVELOPE))
@@ -31,14 +31,14 @@ def rate(run: Run, seconds: float, parent: Path) -> float:
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         data = Path(folder) / "data"
         with BrokerProcess(data, "--set", f"queues.payload_policy={policy}") as broker:
-            plan = Plan(
+            plan = BenchPlan(
                 seconds,
                 workloads=(PUBLISH,),
                 folder=Path(folder),
                 address=broker.address,
                 content=content,
             )
-            return measure(plan, Watcher()).rates[0].per_second
+            return measure(plan, BenchObserver()).rates[0].per_second
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from drivers.base import Consumer, Driver, Launch, Publisher  # type: ignore[import-not-found]
 
-from phpmq_lite.bench.clients import BARRIER_QUEUE
-from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.bench.traffic import BARRIER_QUEUE, DispatchStream, PublishStream
 
 
 class ConfirmedPublisher(Publisher):  # type: ignore[misc]

@@ -39,13 +39,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from phpmq_lite.spark.jobs import archive
-from phpmq_lite.spark.jobs.archived import read_archive
-from phpmq_lite.spark.jobs.files import open_files
 from phpmq_lite.spark.jobs.options import ArchiveOptions
-from phpmq_lite.spark.options import Connection
 from phpmq_lite.spark.reader import HistoryReader
+from phpmq_lite.spark.results_folder import open_results, read_archive
 from phpmq_lite.spark.session import session
 from phpmq_lite.spark.source import PhpmqSource
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.storage import arrow
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import broker_process
@@ -158,7 +157,7 @@ class Bench:
 
     spark: SparkSession
     database: Path
-    connection: Connection
+    connection: SourceConnection
     out: Path
     rows: int
     known: dict[str, Figures]
@@ -178,7 +177,7 @@ class Bench:
             "path, ADBC": partial(self.file, "phpmq"),
             "path, Python": partial(self.file, PythonSource.name()),
             "HTTP, ADBC": self.http,
-            BASIS: lambda: read_archive(self.spark, open_files(self.spark, str(self.out))),
+            BASIS: lambda: read_archive(self.spark, open_results(self.spark, str(self.out))),
         }
 
     def check(self, query: str, found: Figures) -> None:
@@ -278,7 +277,7 @@ def main(rows: int, rounds: int, rate: int, seconds: float, folder: Path) -> Non
         spark.dataSource.register(PythonSource)
         print(f"{rows:,} rows; session started in {time.monotonic() - began:.1f} s", flush=True)
         try:
-            bench = Bench(spark, database, Connection(broker.admin[0]), out, rows, known)
+            bench = Bench(spark, database, SourceConnection(broker.admin[0]), out, rows, known)
             bench.stream(folder / "checkpoint")  # the first stream of a session starts slowly
             bench.archive()
             show("warming up", bench.round(0))

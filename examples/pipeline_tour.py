@@ -23,8 +23,8 @@ from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
 from phpmq_lite.envelopes import codec
 from phpmq_lite.spark.jobs import archive, metrics
 from phpmq_lite.spark.jobs.options import ArchiveOptions, MetricsOptions
-from phpmq_lite.spark.options import Connection
 from phpmq_lite.spark.session import session
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import BrokerProcess, broker_process
 
 ORDERS = 3_000
@@ -74,7 +74,7 @@ def work(client: BlockingClient, chance: random.Random) -> int:
 # %% The history in Spark: the pipeline's own jobs, and a query of ours
 
 
-def compute(spark: SparkSession, connection: Connection, out: Path) -> tuple[int, int]:
+def compute(spark: SparkSession, connection: SourceConnection, out: Path) -> tuple[int, int]:
     """Archive what there is and compute the metrics; gives rows archived and dates computed."""
     archived = archive.run(spark, ArchiveOptions(connection=connection, out=str(out)))
     computed = metrics.run(spark, MetricsOptions(connection=connection, out=str(out)))
@@ -89,7 +89,7 @@ def totals(spark: SparkSession, out: Path) -> DataFrame:
     return minutes.groupBy("queue").agg(*counts, *waits).orderBy(F.desc("published"))
 
 
-def seconds(spark: SparkSession, connection: Connection) -> DataFrame:
+def seconds(spark: SparkSession, connection: SourceConnection) -> DataFrame:
     """Count what was settled each second, straight from the broker's history."""
     history = (
         spark.read.format("phpmq")
@@ -172,7 +172,9 @@ def tour(broker: BrokerProcess, folder: Path) -> Path:
         publish(client)
         print(f"{ORDERS:,} orders and {QUOTES:,} quotes published")
         print(f"{work(client, random.Random(5)):,} mails sent")  # noqa: S311 - no secret
-    connection = Connection(url=f"http://{broker.admin[0].removeprefix('http://').rstrip('/')}")
+    connection = SourceConnection(
+        url=f"http://{broker.admin[0].removeprefix('http://').rstrip('/')}"
+    )
     spark = session("pipeline tour", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
     try:
         rows, dates = compute(spark, connection, folder / "results")

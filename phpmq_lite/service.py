@@ -17,8 +17,8 @@ from phpmq_lite.admin import listeners as admin_listeners
 from phpmq_lite.admin.monitoring import processes
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.envelopes.intake import Intake
-from phpmq_lite.envelopes.schema import RegistryError, Schemas
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
+from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
 from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Recovered
@@ -85,7 +85,7 @@ class Service:
         self._sources = sources or {}  # where each setting comes from
         self.front = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
-        self.schemas = Schemas(settings.envelopes.schemas)
+        self.schemas = ActiveSchemas(settings.envelopes.schemas)
         self.sampler: RollupSampler  # once it serves
         self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
         self.admin: list[str] = []
@@ -287,7 +287,10 @@ class Service:
         folder.record(is_running=True, has_messages=True)
         stack.push(partial(record_stop, folder, writer))  # ahead of writer.close
         core = Broker(
-            stored, limits_of(settings), queue_defaults_of(settings), Intake(self.schemas)
+            stored,
+            limits_of(settings),
+            queue_defaults_of(settings),
+            BabelQueueInspector(self.schemas),
         )
         self._upkeep = WriterMaintenance(
             folder.database, retention_of(settings), settings.storage.wal_bytes, clock.counters,
@@ -465,7 +468,7 @@ async def _leave(recovering: asyncio.Task[Any], writer: Writer) -> None:
     await writer.close()
 
 
-def _load(schemas: Schemas) -> None:
+def _load(schemas: ActiveSchemas) -> None:
     try:
         schemas.load()
     except RegistryError as error:

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 import pytest
 
 from phpmq_lite.client.address import parse_address
-from phpmq_lite.moving.beanstalkd import Beanstalkd, BeanstalkdError, connect
+from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdError, connect_beanstalkd
 
 needs_beanstalkd = pytest.mark.skipif(
     shutil.which("beanstalkd") is None, reason="beanstalkd is missing: apt install beanstalkd"
@@ -39,9 +39,9 @@ class Source:
         """Connect, as soon as it listens."""
         ends_at = monotonic() + 10
         while True:
-            self._opened = connect(parse_address(self.address))
+            self._opened = connect_beanstalkd(parse_address(self.address))
             try:
-                self.server: Beanstalkd = self._opened.__enter__()
+                self.server: BeanstalkdClient = self._opened.__enter__()
             except BeanstalkdError:
                 assert monotonic() < ends_at
                 sleep(0.01)

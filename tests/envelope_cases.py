@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from phpmq_lite.envelopes.members import edited, members
+from phpmq_lite.envelopes.json_edit import edit_members, find_members
 
 Shape = Literal["splice", "replace", "wrap", "base64", "keep"]  # of the dead-letter record
 
@@ -61,7 +61,7 @@ def ending(text: str) -> bytes:
 
 def edit(content: bytes, **changes: bytes | None) -> bytes:
     """Give a body with members replaced, added or (None) taken out; all else stays as it is."""
-    return edited(content, members(content), changes)
+    return edit_members(content, find_members(content), changes)
 
 
 @dataclass(slots=True, frozen=True)

@@ -23,8 +23,8 @@ _server.set_forkserver_preload(
     [
         "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
         "phpmq_lite.admin.serving",
-        "phpmq_lite.cli.connect",
-        "phpmq_lite.cli.node",
+        "phpmq_lite.cli.broker_connection",
+        "phpmq_lite.cli.admin_client",
         "phpmq_lite.cli.serve",
         "phpmq_lite.cli.worker",
         "phpmq_lite.envelopes.worker",

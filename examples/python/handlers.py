@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from phpmq_lite.envelopes.app import connect
-from phpmq_lite.envelopes.handling import Context, Next
+from phpmq_lite.envelopes.handlers import JobContext, NextHandler
 
 # Nothing is connected yet: that happens when the worker takes its first message.  A message runs
 # at most four times, a second, then two, then four after it failed; then it is in orders.dlq.
@@ -19,7 +19,7 @@ app = connect("phpmq://127.0.0.1:9100", queue="orders", max_attempts=4, backoff=
 
 
 @app.use
-def timed(context: Context, next_one: Next) -> None:
+def timed(context: JobContext, next_one: NextHandler) -> None:
     """Middleware: stands round every handler; `next_one` is the rest of the way."""
     started = time.perf_counter()
     next_one(context)

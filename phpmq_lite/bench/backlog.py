@@ -5,13 +5,18 @@ import time
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.bench import clients
+from phpmq_lite.bench import traffic
 from phpmq_lite.bench.broker import BrokerProcess
-from phpmq_lite.bench.counters import peak_resident_bytes, resident_bytes
-from phpmq_lite.bench.plan import BACKLOG, SLOW, Plan
-from phpmq_lite.bench.processes import Job
-from phpmq_lite.bench.report import Backlog, Memory
-from phpmq_lite.bench.steps import Steps, queue_for, span
+from phpmq_lite.bench.processes import BenchJob, peak_resident_bytes, resident_bytes
+from phpmq_lite.bench.report import BacklogMemory, BacklogResult
+from phpmq_lite.bench.workloads import (
+    BACKLOG,
+    SLOW,
+    BenchPlan,
+    BenchRunner,
+    elapsed_span,
+    fresh_queue_name,
+)
 from phpmq_lite.errors import ClientError
 from phpmq_lite.protocol.connection import ClientSide
 
@@ -19,7 +24,7 @@ _FEW: Final = 10_000  # to compare the memory with
 _ROW_BYTES: Final = 250  # of a message on disk besides its body
 
 
-def measure_backlog(plan: Plan, steps: Steps, data: Path) -> Backlog:
+def measure_backlog(plan: BenchPlan, steps: BenchRunner, data: Path) -> BacklogResult:
     """Store messages that nobody consumes, kill the broker, start it again, take them all out.
 
     The messages are stored in two steps, so that the memory of a few compares with that of all.
@@ -28,7 +33,7 @@ def measure_backlog(plan: Plan, steps: Steps, data: Path) -> Backlog:
         ClientError: the disk has no room for them.
     """
     check_room(plan, shutil.disk_usage(data.parent).free)
-    queue = queue_for(BACKLOG)
+    queue = fresh_queue_name(BACKLOG)
     broker = BrokerProcess(data)
     with broker:
         time.sleep(plan.settle_seconds)  # clients may connect before the admin is imported
@@ -46,7 +51,7 @@ def measure_backlog(plan: Plan, steps: Steps, data: Path) -> Backlog:
         first_s = time.monotonic() - began_s
         drained = _drain(plan, steps, broker, queue, few + rest)
         peak = peak_resident_bytes(broker.pid)
-    return Backlog(
+    return BacklogResult(
         messages=few + rest,
         few=few,
         published_per_second=published,
@@ -54,11 +59,11 @@ def measure_backlog(plan: Plan, steps: Steps, data: Path) -> Backlog:
         started_s=started_s,
         first_message_s=first_s,
         drained_per_second=drained,
-        memory=Memory(empty, with_few, with_all, peak),
+        memory=BacklogMemory(empty, with_few, with_all, peak),
     )
 
 
-def check_room(plan: Plan, free: int) -> None:
+def check_room(plan: BenchPlan, free: int) -> None:
     """Tell whether the messages, and their history, will fit.
 
     Raises:
@@ -73,27 +78,29 @@ def check_room(plan: Plan, free: int) -> None:
 
 
 def _fill(
-    plan: Plan, steps: Steps, broker: BrokerProcess, queue: str, number: int
+    plan: BenchPlan, steps: BenchRunner, broker: BrokerProcess, queue: str, number: int
 ) -> tuple[int, float]:
     """Return how many messages it were, and how many per second."""
-    job = Job(clients.fill, (broker.address, queue, plan.size, number, plan.content))
+    job = BenchJob(traffic.publish_number, (broker.address, queue, plan.size, number, plan.content))
     done = steps.run(f"storing {number:,} messages", number / SLOW, {"producer": job})
     time.sleep(plan.settle_seconds)
     stored: int = done["producer"].value
-    return stored, stored / span(done)
+    return stored, stored / elapsed_span(done)
 
 
 def _first_message(broker: BrokerProcess, queue: str) -> None:
     """Return when one message has come; it goes back when the connection ends."""
     client = ClientSide()
-    with clients.connect(broker.address) as link:
+    with traffic.connect(broker.address) as link:
         link.sendall(client.consume(queue, 1))
-        while not client.receive(clients.receive(link)):
+        while not client.receive(traffic.receive(link)):
             pass
 
 
-def _drain(plan: Plan, steps: Steps, broker: BrokerProcess, queue: str, number: int) -> float:
-    window = min(plan.window, clients.unconfirmed(plan.size))
-    job = Job(clients.drain, (broker.address, queue, plan.size, number, window, plan.content))
+def _drain(
+    plan: BenchPlan, steps: BenchRunner, broker: BrokerProcess, queue: str, number: int
+) -> float:
+    window = min(plan.window, traffic.unconfirmed_limit(plan.size))
+    job = BenchJob(traffic.drain, (broker.address, queue, plan.size, number, window, plan.content))
     done = steps.run(f"taking {number:,} messages out", number / SLOW, {"consumer": job})
-    return number / span(done)
+    return number / elapsed_span(done)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from phpmq_lite.bench.processes import without
+from phpmq_lite.bench.processes import signals_blocked
 from phpmq_lite.errors import StartRefusedError
 
 _READY: Final = "listening phpmq "
@@ -64,7 +64,7 @@ class BrokerProcess:
             *("--legacy-listen", "none", "--admin", "none", *self._options),
         )
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PHPMQ_")}
-        with without(signal.SIGINT), self.log.open("ab") as log:
+        with signals_blocked(signal.SIGINT), self.log.open("ab") as log:
             self._process = process = subprocess.Popen(
                 command,
                 env=environment,
@@ -108,7 +108,7 @@ class BrokerProcess:
 
     def kill(self) -> None:
         """End it as ``kill -9`` does, and wait until it has."""
-        with without(signal.SIGINT, signal.SIGTERM):
+        with signals_blocked(signal.SIGINT, signal.SIGTERM):
             if self._process is None:
                 return
             if self._process.poll() is None:

@@ -7,15 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.bench import clients
+from phpmq_lite.bench import traffic
 from phpmq_lite.bench.broker import BrokerProcess
-from phpmq_lite.bench.clients import Address
-from phpmq_lite.bench.counters import resident_bytes
-from phpmq_lite.bench.plan import FLOW, Plan
-from phpmq_lite.bench.processes import Job
-from phpmq_lite.bench.report import Connections
-from phpmq_lite.bench.steps import Steps, Target
-from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.bench.processes import BenchJob, resident_bytes
+from phpmq_lite.bench.report import ConnectionsResult
+from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
+from phpmq_lite.bench.workloads import FLOW, BenchPlan, BenchRunner, MeasuredBroker
 from phpmq_lite.errors import ClientError
 
 _SIZE: Final = 256
@@ -24,7 +21,7 @@ _FEW: Final = 20  # connections that make the broker load what every connection 
 _SPARE_FILES: Final = 200
 
 
-def measure_connections(plan: Plan, steps: Steps, data: Path) -> Connections:
+def measure_connections(plan: BenchPlan, steps: BenchRunner, data: Path) -> ConnectionsResult:
     """Open connections that each consume a queue of their own; then a flow alone and beside them.
 
     Raises:
@@ -32,26 +29,30 @@ def measure_connections(plan: Plan, steps: Steps, data: Path) -> Connections:
     """
     number = plan.connections
     allow_files(number)
-    with BrokerProcess(data, *roomy(number)) as broker:
-        target = Target(broker.address, broker.pid)
+    with BrokerProcess(data, *connection_limit_options(number)) as broker:
+        target = MeasuredBroker(broker.address, broker.pid)
         # Memory first, as long as nothing lies free in the broker's heap.
-        steps.run("a few connections", 1.0, {"few": Job(hold, (broker.address, _FEW, 0.0))})
+        steps.run(
+            "a few connections",
+            1.0,
+            {"few": BenchJob(hold_connections, (broker.address, _FEW, 0.0))},
+        )
         time.sleep(plan.settle_seconds)
         before = resident_bytes(broker.pid)
         found: list[int | None] = []
-        idle = Job(hold, (broker.address, number, 0.0))
+        idle = BenchJob(hold_connections, (broker.address, number, 0.0))
         steps.run(
             f"{number:,} connections", plan.settle_seconds, {"idle": idle},
             lambda: found.append(resident_bytes(broker.pid)),
         )  # fmt: skip
         alone = steps.rate("flow alone", plan, target, FLOW)
-        idle = Job(hold, (broker.address, number, plan.seconds))
+        idle = BenchJob(hold_connections, (broker.address, number, plan.seconds))
         beside = steps.rate(f"flow beside {number:,} connections", plan, target, FLOW,
                             {"idle": idle})  # fmt: skip
-    return Connections(number, before, found[0], alone, beside)
+    return ConnectionsResult(number, before, found[0], alone, beside)
 
 
-def roomy(number: int) -> tuple[str, ...]:
+def connection_limit_options(number: int) -> tuple[str, ...]:
     """Return options of ``serve`` that let so many connections of one peer be twice at a time.
 
     Where places are short, the connection that was silent the longest must go.
@@ -80,7 +81,7 @@ def allow_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def hold(address: Address, number: int, seconds: float) -> Generator[None, None, int]:
+def hold_connections(address: Address, number: int, seconds: float) -> Generator[None, None, int]:
     """Keep connections open for a while, each with a consumer and a queue of its own.
 
     At the end each of them still gets a message; returns how many came.
@@ -89,18 +90,18 @@ def hold(address: Address, number: int, seconds: float) -> Generator[None, None,
         consumers = []
         for index in range(number):
             stream = DispatchStream(f"idle.{index}", _SIZE, _WINDOW)
-            barrier = PublishStream(clients.BARRIER_QUEUE, 1)
-            link = stack.enter_context(clients.connect(address))
+            barrier = PublishStream(traffic.BARRIER_QUEUE, 1)
+            link = stack.enter_context(traffic.connect(address))
             link.sendall(stream.consume + barrier.encode(1))
             consumers.append((link, stream, barrier))
         for link, _, barrier in consumers:
-            while not barrier.feed(clients.receive(link)):
+            while not barrier.feed(traffic.receive(link)):
                 pass
         yield
         time.sleep(seconds)
-        publisher = stack.enter_context(clients.connect(address))
+        publisher = stack.enter_context(traffic.connect(address))
         for index, (link, stream, _) in enumerate(consumers):
             publisher.sendall(PublishStream(f"idle.{index}", _SIZE, is_confirmed=False).encode(1))
             while not stream.received:
-                link.sendall(stream.feed(clients.receive(link)))
+                link.sendall(stream.feed(traffic.receive(link)))
         return sum(stream.received for _, stream, _ in consumers)

@@ -1,12 +1,17 @@
-"""Where it is measured: processor, versions, and the file system of the data."""
+"""The machine: processor, file system, and its limits without a broker."""
 
 import os
 import platform
+import socket
 import sqlite3
+import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from phpmq_lite import __version__, installation
+from phpmq_lite.bench.traffic import Address, connect
 from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
 
 
@@ -57,3 +62,117 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+ROW_BYTES: Final = 256
+ECHO_BYTES: Final = 256
+LARGE_ROW_BYTES: Final = 100_000
+COMMIT_BYTES: Final = 4 << 20  # of bodies; as much as the broker puts into one transaction
+_BLOCK: Final = b"x" * 4096
+_ROWS_A_STATEMENT: Final = 500
+_CACHE_BYTES: Final = 8 << 20  # as the broker has it
+
+
+def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
+    """Append 4 KiB and wait until they are on the disk."""
+    file = os.open(folder / "sync.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    sync = getattr(os, "fdatasync", os.fsync)
+    done = 0
+    yield
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        os.write(file, _BLOCK)
+        sync(file)
+        done += 1
+    rate = done / (time.perf_counter() - began_s)
+    os.close(file)
+    return rate
+
+
+def measure_rows(folder: Path, seconds: float, rows_a_commit: int) -> Generator[None, None, float]:
+    """Insert rows of 256 bytes, durably: WAL, ``synchronous=FULL``, one connection."""
+    database = sqlite3.connect(folder / f"rows-{rows_a_commit}.db", isolation_level=None)
+    execute = database.execute
+    execute("PRAGMA journal_mode=WAL")
+    execute("PRAGMA synchronous=FULL")
+    execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+    size = min(rows_a_commit, _ROWS_A_STATEMENT)
+    insert = f"INSERT INTO body (content) VALUES {', '.join(['(?)'] * size)}"  # noqa: S608 - constant
+    contents = [b"x" * ROW_BYTES] * size
+    done = 0
+    yield
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        execute("BEGIN IMMEDIATE")
+        for _ in range(rows_a_commit // size):
+            execute(insert, contents)
+        execute("COMMIT")
+        done += rows_a_commit
+    rate = done / (time.perf_counter() - began_s)
+    database.close()
+    return rate
+
+
+def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]:
+    """Insert rows of 100 KB in transactions of 4 MiB, as the broker does; return bytes per second.
+
+    With its settings, and its checkpoints: everything is written twice.  Whoever calls it again
+    adds to the same file, as the broker does to its own: the larger a file, the slower it may grow
+    (virtual machines whose memory was not used before: 185 instead of 290 MB/s after 2 GB).
+    """
+    # The only limit that needs the broker's code: the others begin without it.
+    from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
+
+    connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
+    store = Store(connection)
+    store.configure(_CACHE_BYTES)
+    execute = store.execute
+    execute("CREATE TABLE IF NOT EXISTS body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+    content = b"x" * LARGE_ROW_BYTES
+    rows_a_commit = COMMIT_BYTES // LARGE_ROW_BYTES
+    done = in_log = 0
+    yield
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        execute("BEGIN IMMEDIATE")
+        for _ in range(rows_a_commit):
+            execute("INSERT INTO body (content) VALUES (?)", (content,))
+        execute("COMMIT")
+        done += rows_a_commit
+        in_log += rows_a_commit * LARGE_ROW_BYTES
+        if in_log >= LONG_WAL_BYTES:
+            store.checkpoint("RESTART")
+            in_log = 0
+    rate = done * LARGE_ROW_BYTES / (time.perf_counter() - began_s)
+    connection.close()
+    return rate
+
+
+def echo_server(listener: socket.socket) -> Generator[None, None, None]:
+    """Send back what one connection sends, until it ends: for ``measure_round_trips``."""
+    with listener:
+        yield
+        link, _ = listener.accept()
+    with link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := link.recv(_RECEIVE_BYTES):
+            link.sendall(data)
+
+
+def measure_round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
+    """Send 256 bytes over the loopback and wait for them to come back, one at a time."""
+    message = b"x" * ECHO_BYTES
+    done = 0
+    with connect(address) as link:
+        yield
+        began_s = time.perf_counter()
+        while time.perf_counter() - began_s < seconds:
+            link.sendall(message)
+            left = ECHO_BYTES
+            while left:
+                left -= len(link.recv(_RECEIVE_BYTES)) or left
+            done += 1
+        return done / (time.perf_counter() - began_s)
+
+
+_RECEIVE_BYTES: Final = 1 << 16

@@ -1,10 +1,7 @@
-"""Runs pieces of a benchmark in processes of their own, all released at once, none left behind.
-
-A piece is a generator function at the top of a module: what it does before its one ``yield`` is
-preparation, what it does after it is measured, and what it returns is its result.
-"""
+"""Load generators in processes of their own; CPU time and memory of processes."""
 
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -14,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
-Piece = Callable[..., Generator[None, None, Any]]
+BenchPiece = Callable[..., Generator[None, None, Any]]
 
 _START_S: Final = 60.0  # for a process to import and prepare
 _TICK_S: Final = 0.25
@@ -27,15 +25,15 @@ _spawn = multiprocessing.get_context("spawn")  # no copy of the parent's threads
 
 
 @dataclass(slots=True, frozen=True)
-class Job:
+class BenchJob:
     """A piece and its arguments, which are pickled."""
 
-    piece: Piece
+    piece: BenchPiece
     arguments: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
-class Outcome:
+class BenchTiming:
     """What one job did; the times are on the monotonic clock, which all processes share."""
 
     value: Any
@@ -45,7 +43,7 @@ class Outcome:
 
 
 @contextmanager
-def without(*signals: signal.Signals) -> Iterator[None]:
+def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
     """Put these signals off; a process that is started meanwhile never gets them."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -69,12 +67,12 @@ def unwound_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run(
-    jobs: dict[str, Job],
+def run_together(
+    jobs: dict[str, BenchJob],
     limit_s: float,
     on_start: Callable[[], None] = lambda: None,
     on_tick: Callable[[], None] = lambda: None,
-) -> dict[str, Outcome]:
+) -> dict[str, BenchTiming]:
     """Prepare all jobs, release them at once, and return what each of them did.
 
     Args:
@@ -89,7 +87,7 @@ def run(
     running: list[tuple[str, SpawnProcess, Connection]] = []
     try:
         for name, job in jobs.items():
-            with without(signal.SIGINT):  # of Ctrl-C: it is for us to end them
+            with signals_blocked(signal.SIGINT):  # of Ctrl-C: it is for us to end them
                 running.append((name, *_start(job)))
         pipes = {pipe: name for name, _, pipe in running}
         _gather(pipes, _START_S, on_tick)
@@ -98,14 +96,14 @@ def run(
             pipe.send(None)
         return _gather(pipes, limit_s, on_tick)
     finally:
-        with without(signal.SIGINT, signal.SIGTERM):
+        with signals_blocked(signal.SIGINT, signal.SIGTERM):
             for _, process, pipe in running:
                 process.kill()  # does nothing where it has ended
                 process.join()
                 pipe.close()
 
 
-def _start(job: Job) -> tuple[SpawnProcess, Connection]:
+def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
     here, there = _spawn.Pipe()
     process = _spawn.Process(target=_work, args=(there, job), daemon=True)
     process.start()
@@ -142,7 +140,7 @@ def _receive(pipe: Connection, name: str) -> Any:
     return answer
 
 
-def _work(pipe: Connection, job: Job) -> None:
+def _work(pipe: Connection, job: BenchJob) -> None:
     """Run one job, in its process: an answer when prepared, an answer when done."""
     try:
         piece = job.piece(*job.arguments)
@@ -152,7 +150,7 @@ def _work(pipe: Connection, job: Job) -> None:
         began_s, cpu_s = time.monotonic(), time.process_time()
         value = _finish(piece)
         ended_s = time.monotonic()
-        pipe.send(Outcome(value, began_s, ended_s, time.process_time() - cpu_s))
+        pipe.send(BenchTiming(value, began_s, ended_s, time.process_time() - cpu_s))
     except (PhpmqError, OSError) as error:
         pipe.send(os_reason(error) if isinstance(error, OSError) else str(error))
     except Exception:
@@ -165,3 +163,47 @@ def _finish(piece: Generator[None, None, Any]) -> Any:
     except StopIteration as stop:
         return stop.value
     raise RuntimeError("a piece yields once")
+
+
+_PROC: Final = Path("/proc")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Return user and system time of all threads of a process so far."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_seconds() -> float | None:
+    """Return what all processes of the machine have used so far, over all cores."""
+    try:
+        line = (_PROC / "stat").read_text().partition("\n")[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, line.split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the memory of a process that is in RAM (VmRSS)."""
+    return _memory(pid, "VmRSS:")
+
+
+def peak_resident_bytes(pid: int) -> int | None:
+    """Return the most memory of a process that was in RAM at any time (VmHWM)."""
+    return _memory(pid, "VmHWM:")
+
+
+def _memory(pid: int, name: str) -> int | None:
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    return None

@@ -13,7 +13,7 @@ _NOISE: Final = 0.25  # of a core: so much of others disturbs
 
 
 @dataclass(slots=True, frozen=True)
-class Limits:
+class MachineLimits:
     """What the machine gives without a broker, per second."""
 
     syncs: float  # 4 KiB appended and on the disk
@@ -24,7 +24,7 @@ class Limits:
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class CpuLoad:
     """CPU use in cores (1.0 is one core, busy all the time); None where it is not known."""
 
     broker: float | None
@@ -52,15 +52,17 @@ class Load:
 
 
 @dataclass(slots=True, frozen=True)
-class Rate:
+class Throughput:
     """Throughput of one workload."""
 
     workload: str
     size: int  # bytes of a body
     messages: int
     seconds: float
-    load: Load
-    disk_bytes: float | None = None  # ``Limits.written_bytes`` right before it; of large bodies
+    load: CpuLoad
+    disk_bytes: float | None = (
+        None  # ``MachineLimits.written_bytes`` right before it; of large bodies
+    )
 
     @property
     def per_second(self) -> float:
@@ -96,7 +98,7 @@ class Quantiles:
 
 
 @dataclass(slots=True, frozen=True)
-class Latency:
+class LatencyResult:
     """One message in flight, from its publish on."""
 
     rounds: int
@@ -111,7 +113,7 @@ class Latency:
 
 
 @dataclass(slots=True, frozen=True)
-class Memory:
+class BacklogMemory:
     """Resident bytes of a broker along a backlog; None where it is not known."""
 
     empty: int | None
@@ -121,7 +123,7 @@ class Memory:
 
 
 @dataclass(slots=True, frozen=True)
-class Backlog:
+class BacklogResult:
     """Messages stored with nobody consuming, a ``kill -9``, a start, and all of them taken out."""
 
     messages: int
@@ -131,18 +133,18 @@ class Backlog:
     started_s: float  # from the start on what the kill left until clients may connect
     first_message_s: float  # the same, until a message came
     drained_per_second: float
-    memory: Memory
+    memory: BacklogMemory
 
 
 @dataclass(slots=True, frozen=True)
-class Connections:
+class ConnectionsResult:
     """Many idle connections, each with a consumer and a queue of its own."""
 
     number: int
     before_bytes: int | None  # resident memory without them
     with_bytes: int | None
-    alone: Rate
-    beside: Rate
+    alone: Throughput
+    beside: Throughput
 
     @property
     def each_bytes(self) -> float | None:
@@ -158,7 +160,7 @@ class Connections:
 
 
 @dataclass(slots=True)
-class Report:
+class BenchReport:
     """Everything that one run found; what was not asked for is empty or None."""
 
     machine: Machine
@@ -166,12 +168,12 @@ class Report:
     content: str
     window: int
     seconds: float
-    limits: Limits
-    rates: list[Rate] = field(default_factory=list)
-    latency: Latency | None = None
-    large: list[Rate] = field(default_factory=list)
-    backlog: Backlog | None = None
-    connections: Connections | None = None
+    limits: MachineLimits
+    rates: list[Throughput] = field(default_factory=list)
+    latency: LatencyResult | None = None
+    large: list[Throughput] = field(default_factory=list)
+    backlog: BacklogResult | None = None
+    connections: ConnectionsResult | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -181,11 +183,11 @@ class Report:
             found += [self.connections.alone, self.connections.beside]
         return any(rate.load.is_noisy for rate in found)
 
-    def share_of_rows(self, rate: Rate) -> float:
+    def share_of_rows(self, rate: Throughput) -> float:
         """Compare with what SQLite alone takes, 1,000 rows a commit; 1.0 is as much."""
         return rate.per_second / self.limits.rows_1000
 
-    def share_of_disk(self, rate: Rate) -> float:
+    def share_of_disk(self, rate: Throughput) -> float:
         """Compare with what SQLite alone wrote in sequence right before; 1.0 is as much."""
         return rate.bytes_per_second / (rate.disk_bytes or self.limits.written_bytes)
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any, Final
 
-from phpmq_lite.bench import clients, limits
+from phpmq_lite.bench import machine, traffic
 from phpmq_lite.bench.backlog import measure_backlog
 from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.connections import measure_connections
 from phpmq_lite.bench.machine import describe_machine
-from phpmq_lite.bench.plan import (
+from phpmq_lite.bench.processes import BenchJob, signals_blocked
+from phpmq_lite.bench.report import BenchReport, LatencyResult, MachineLimits, Throughput
+from phpmq_lite.bench.workloads import (
     BACKLOG,
     CONNECTIONS,
     FLOW,
@@ -30,27 +32,27 @@ from phpmq_lite.bench.plan import (
     OWN_BROKER,
     PUBLISH,
     RATES,
-    Plan,
-    Watcher,
+    BenchObserver,
+    BenchPlan,
+    BenchRunner,
+    MeasuredBroker,
+    fresh_queue_name,
 )
-from phpmq_lite.bench.processes import Job, without
-from phpmq_lite.bench.report import Latency, Limits, Rate, Report
-from phpmq_lite.bench.steps import Steps, Target, queue_for
 
 _WRITES: Final = "SQLite, sequential write"
 
 
-def measure(plan: Plan, watcher: Watcher) -> Report:
+def measure(plan: BenchPlan, watcher: BenchObserver) -> BenchReport:
     """Measure everything; neither a process nor a file is left, whatever happens.
 
     Raises:
         ClientError: the broker misbehaved or was too slow, or the system refuses what it takes.
         StartRefusedError: it did not start.
     """
-    steps = Steps(watcher)
+    steps = BenchRunner(watcher)
     with temporary_folder(plan.folder) as folder:
         data = folder / "data"
-        report = Report(
+        report = BenchReport(
             machine=describe_machine(plan.folder, is_own=plan.address is None),
             size=plan.size,
             content=plan.content,
@@ -76,22 +78,22 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with without(SIGINT, SIGTERM):
+        with signals_blocked(SIGINT, SIGTERM):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _target(plan: Plan, data: Path) -> Iterator[Target]:
+def _target(plan: BenchPlan, data: Path) -> Iterator[MeasuredBroker]:
     if plan.address is not None:
-        yield Target(plan.address, None)
+        yield MeasuredBroker(plan.address, None)
         return
     with BrokerProcess(data) as broker:
-        yield Target(broker.address, broker.pid)
+        yield MeasuredBroker(broker.address, broker.pid)
     shutil.rmtree(data)  # room for the next one
 
 
 def _measure_workloads(
-    plan: Plan, steps: Steps, target: Target, report: Report, folder: Path
+    plan: BenchPlan, steps: BenchRunner, target: MeasuredBroker, report: BenchReport, folder: Path
 ) -> None:
     """Fill in what one broker is measured for; ``folder`` is for the limits beside it."""
     report.rates = [
@@ -107,19 +109,24 @@ def _measure_workloads(
         ]
 
 
-def _latency(plan: Plan, steps: Steps, target: Target) -> Latency:
+def _latency(plan: BenchPlan, steps: BenchRunner, target: MeasuredBroker) -> LatencyResult:
     """Measure one message at a time."""
-    arguments = (target.address, queue_for(LATENCY), plan.size, plan.seconds, plan.content)
-    job = Job(clients.one_in_flight, arguments)
+    arguments = (target.address, fresh_queue_name(LATENCY), plan.size, plan.seconds, plan.content)
+    job = BenchJob(traffic.one_in_flight, arguments)
     outcome = steps.run(LATENCY, plan.seconds, {"client": job})["client"]
-    return Latency.of(*outcome.value)
+    return LatencyResult.of(*outcome.value)
 
 
 def _large(
-    plan: Plan, steps: Steps, target: Target, size: int, workload: str, folder: Path
-) -> Rate:
+    plan: BenchPlan,
+    steps: BenchRunner,
+    target: MeasuredBroker,
+    size: int,
+    workload: str,
+    folder: Path,
+) -> Throughput:
     """Measure the disk, and at once what the broker makes of it."""
-    disk_bytes = _limit(plan, steps, folder, _WRITES, limits.writes)
+    disk_bytes = _limit(plan, steps, folder, _WRITES, machine.measure_writes)
     smaller = replace(plan, size=size, seconds=plan.large_seconds)
     rate = steps.rate(f"{workload}, {size:,} bytes", smaller, target, workload)
     return replace(rate, disk_bytes=disk_bytes)
@@ -128,31 +135,36 @@ def _large(
 # -- the machine
 
 
-def _limits(plan: Plan, steps: Steps, folder: Path) -> Limits:
+def _limits(plan: BenchPlan, steps: BenchRunner, folder: Path) -> MachineLimits:
     """Measure what disk, SQLite and loopback give."""
     limit = partial(_limit, plan, steps, folder)
-    return Limits(
-        syncs=limit("syncs of the disk", limits.syncs),
-        rows_1=limit("SQLite, 1 row a commit", limits.rows, 1),
-        rows_1000=limit("SQLite, 1,000 rows a commit", limits.rows, 1_000),
-        written_bytes=limit(_WRITES, limits.writes),
+    return MachineLimits(
+        syncs=limit("syncs of the disk", machine.measure_syncs),
+        rows_1=limit("SQLite, 1 row a commit", machine.measure_rows, 1),
+        rows_1000=limit("SQLite, 1,000 rows a commit", machine.measure_rows, 1_000),
+        written_bytes=limit(_WRITES, machine.measure_writes),
         round_trips=_round_trips(plan.limit_seconds, steps),
     )
 
 
 def _limit(
-    plan: Plan, steps: Steps, folder: Path, step: str, piece: Callable[..., Any], *more: int
+    plan: BenchPlan,
+    steps: BenchRunner,
+    folder: Path,
+    step: str,
+    piece: Callable[..., Any],
+    *more: int,
 ) -> float:
-    job = Job(piece, (folder, plan.limit_seconds, *more))
+    job = BenchJob(piece, (folder, plan.limit_seconds, *more))
     rate: float = steps.run(step, plan.limit_seconds, {step: job})[step].value
     return rate
 
 
-def _round_trips(seconds: float, steps: Steps) -> float:
+def _round_trips(seconds: float, steps: BenchRunner) -> float:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         jobs = {
-            "echo": Job(limits.echo, (listener,)),
-            "client": Job(limits.round_trips, (listener.getsockname(), seconds)),
+            "echo": BenchJob(machine.echo_server, (listener,)),
+            "client": BenchJob(machine.measure_round_trips, (listener.getsockname(), seconds)),
         }
         rate: float = steps.run("round trips on the loopback", seconds, jobs)["client"].value
     return rate

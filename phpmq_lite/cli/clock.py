@@ -2,9 +2,8 @@
 
 import click
 
-from phpmq_lite.cli.node import Node, node_options
-from phpmq_lite.cli.options import confirm
-from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.output import Column, confirm, output_option, write_rows
 
 COLUMNS = (
     Column("jumps", "JUMPS", is_number=True),
@@ -20,22 +19,22 @@ def clock() -> None:
 
 
 @clock.command()
-@node_options
+@admin_client_options
 @output_option
-def show(node: Node, output: str | None) -> None:
+def show(node: AdminClient, output: str | None) -> None:
     """Show how often the clock was set, and whether there is something to decide."""
-    write([node.get("/clock")], COLUMNS, output, "")
+    write_rows([node.get("/clock")], COLUMNS, output, "")
 
 
 @clock.command()
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
 @click.option("--reason", default="", help="For the audit.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@node_options
+@admin_client_options
 @output_option
-def decide(node: Node, decision: str, reason: str, yes: bool, output: str | None) -> None:
+def decide(node: AdminClient, decision: str, reason: str, yes: bool, output: str | None) -> None:
     """Decide: expire (the clock is right, the time away counts) or keep (it was set)."""
     if decision == "expire":
         count = node.get("/clock")["would_expire"] or 0
         confirm(f"Expire {count} messages?", is_yes=yes)
-    write([node.post("/clock", {"decision": decision, "reason": reason})], COLUMNS, output, "")
+    write_rows([node.post("/clock", {"decision": decision, "reason": reason})], COLUMNS, output, "")

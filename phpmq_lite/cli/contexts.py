@@ -1,15 +1,20 @@
-"""Contexts: brokers by name, in a file of this user; one of them may be the one in use."""
+"""Named brokers, stored in a file of this user, and the command group ``context``."""
 
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
-from phpmq_lite.cli.main import CommandError
+import click
+
+from phpmq_lite.cli.errors import NOT_FOUND, CommandError
+from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.parameters import broker_url, is_phpmq_url
 
 
 @dataclass(slots=True, frozen=True)
-class Context:
+class BrokerContext:
     """Where a broker is: its data folder, or its URL with the file of an API token.
 
     ``connect`` is the URL of its PHPMQ listener, where ``publish``, ``consume`` and their like are
@@ -23,22 +28,22 @@ class Context:
     connect: str | None = None
 
 
-def file() -> Path:
+def contexts_file() -> Path:
     """Say where contexts are kept."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "phpmq-lite" / "contexts.json"
 
 
-def load() -> tuple[str | None, dict[str, Context]]:
+def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
     """Give the name of the context in use, and all of them by name.
 
     Raises:
         CommandError: the file is not what this program writes.
     """
     try:
-        document = json.loads(file().read_text(encoding="utf-8"))
+        document = json.loads(contexts_file().read_text(encoding="utf-8"))
         found = {
-            name: Context(
+            name: BrokerContext(
                 name,
                 Path(one["data"]) if one.get("data") else None,
                 one.get("url"),
@@ -51,12 +56,12 @@ def load() -> tuple[str | None, dict[str, Context]]:
     except FileNotFoundError:
         return None, {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(f"{file()} cannot be read: {error}") from None
+        raise CommandError(f"{contexts_file()} cannot be read: {error}") from None
 
 
-def save(current: str | None, contexts: dict[str, Context]) -> None:
+def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
     """Write all contexts; the old file stays whole until the new one is."""
-    path = file()
+    path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {name: _row(context) for name, context in sorted(contexts.items())}
     new = path.with_suffix(".new")
@@ -65,11 +70,109 @@ def save(current: str | None, contexts: dict[str, Context]) -> None:
     new.replace(path)
 
 
-def current() -> Context | None:
+def current_context() -> BrokerContext | None:
     """Give the context in use, None where there is none."""
-    name, contexts = load()
+    name, contexts = load_contexts()
     return contexts.get(name) if name else None
 
 
-def _row(context: Context) -> dict[str, str]:
+def _row(context: BrokerContext) -> dict[str, str]:
     return {key: str(value) for key, value in asdict(context).items() if value and key != "name"}
+
+
+COLUMNS: Final = (
+    Column("name", "NAME"),
+    Column("in_use", "IN USE"),
+    Column("where", "WHERE"),
+    Column("connect", "PHPMQ"),
+    Column("token_file", "TOKEN FILE"),
+)
+
+
+def _whole(url: str | None) -> str | None:
+    """Return an address that is the same from every folder."""
+    if url is None or not url.startswith("unix:"):
+        return url
+    return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
+
+
+@click.group()
+def context() -> None:
+    """Name brokers, and choose the one that commands talk to.
+
+    publish, consume, worker and outbox relay learn from the admin where the broker speaks PHPMQ;
+    add the context with a second --url, phpmq://HOST:PORT, if it is reached elsewhere. A flag that
+    names a broker (--url, --data, --config) wins over the context in use.
+    """
+
+
+@context.command()
+@click.argument("name")
+@click.option(
+    "--url", "urls", type=broker_url, multiple=True, metavar="URL",
+    help="The admin, as http://HOST:9101; a PHPMQ listener, as phpmq://HOST:9100. Repeatable.",
+)  # fmt: skip
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Its data folder.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with an API token.",
+)
+def add(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
+    """Remember a broker under a name; the first one is in use at once."""
+    phpmq = [one for one in urls if is_phpmq_url(one)]
+    admin = [one for one in urls if not is_phpmq_url(one)]
+    if not (urls or data) or (admin and data):
+        raise click.UsageError("give one of --url and --data")
+    if len(phpmq) > 1 or len(admin) > 1:
+        raise click.UsageError("give --url once for the admin and once for the PHPMQ listener")
+    in_use, found = load_contexts()
+    found[name] = BrokerContext(
+        name,
+        data.absolute() if data else None,
+        admin[0] if admin else None,
+        token_file.absolute() if token_file else None,
+        _whole(phpmq[0]) if phpmq else None,
+    )
+    save_contexts(in_use or name, found)
+    print_message(f"context {name} is remembered" + ("" if in_use else " and in use"))
+
+
+@context.command()
+@click.argument("name")
+def use(name: str) -> None:
+    """Choose the broker that commands talk to; a dash chooses none."""
+    _, found = load_contexts()
+    if name != "-" and name not in found:
+        raise CommandError(f"there is no context {name!r}", NOT_FOUND)
+    save_contexts(None if name == "-" else name, found)
+    print_message("no context is in use" if name == "-" else f"context {name} is in use")
+
+
+@context.command()
+@click.argument("name")
+def rm(name: str) -> None:
+    """Forget a broker."""
+    in_use, found = load_contexts()
+    if found.pop(name, None) is None:
+        raise CommandError(f"there is no context {name!r}", NOT_FOUND)
+    save_contexts(None if in_use == name else in_use, found)
+    print_message(f"context {name} is forgotten")
+
+
+@context.command()
+@output_option
+def ls(output: str | None) -> None:
+    """List the brokers that have a name."""
+    in_use, found = load_contexts()
+    rows = [
+        {
+            "name": one.name,
+            "in_use": one.name == in_use,
+            "where": str(one.url or one.data or one.connect),
+            "connect": one.connect,
+            "token_file": str(one.token_file) if one.token_file else None,
+        }
+        for one in found.values()
+    ]
+    write_rows(rows, COLUMNS, output, "no contexts; phpmq-lite context add NAME --url URL")

@@ -1,7 +1,5 @@
-"""Entry of the command line: finds the command, and turns errors into one line and an exit code."""
+"""The root command: finds and imports the command that was called; shell completion."""
 
-import errno
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple
@@ -10,41 +8,10 @@ import click
 from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, installation
-from phpmq_lite.errors import (
-    DataDamagedError,
-    NotWritableError,
-    OutcomeUnknownError,
-    PhpmqError,
-    PublishRefusedError,
-    RefusedError,
-    SettingsError,
-    os_reason,
-)
-
-DONE: Final = 0
-ERROR: Final = 1  # 2 is click's, for wrong usage
-NOT_FOUND: Final = 3
-REFUSED: Final = 4
-TIMED_OUT: Final = 5
-
-_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first that fits
-    (PublishRefusedError, REFUSED),
-    (RefusedError, REFUSED),
-    (DataDamagedError, os.EX_DATAERR),  # 65
-    (OutcomeUnknownError, os.EX_IOERR),  # 74
-    (NotWritableError, os.EX_IOERR),
-    (SettingsError, os.EX_CONFIG),  # 78
-    (PhpmqError, ERROR),
-    (TimeoutError, TIMED_OUT),
-    (OSError, ERROR),
-    (UnicodeError, ERROR),
-]
+from phpmq_lite.cli.errors import describe_error, exit_code_of, expected_error
 
 
-_AROUND: Final = 20  # characters shown before and after what is not UTF-8
-
-
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command that is imported when it is used; ``help`` is shown without importing it."""
 
     module: str
@@ -54,133 +21,156 @@ class Entry(NamedTuple):
 
 SECTIONS: Final = {  # of the help
     "Broker": {
-        "serve": Entry("phpmq_lite.cli.serve", "Run the broker."),
-        "init": Entry(
-            "phpmq_lite.cli.init", "Write a configuration file in which every setting is explained."
+        "serve": CommandEntry("phpmq_lite.cli.serve", "Run the broker."),
+        "init": CommandEntry(
+            "phpmq_lite.cli.config",
+            "Write a configuration file in which every setting is explained.",
         ),
-        "doctor": Entry(
+        "doctor": CommandEntry(
             "phpmq_lite.cli.doctor", "Look whether a broker can run here, and say what to do."
         ),
-        "status": Entry("phpmq_lite.cli.status", "Show whether the broker works, and its figures."),
-        "check": Entry(
-            "phpmq_lite.cli.check",
+        "status": CommandEntry(
+            "phpmq_lite.cli.status", "Show whether the broker works, and its figures."
+        ),
+        "check": CommandEntry(
+            "phpmq_lite.cli.checks",
             "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
         ),
-        "config": Entry("phpmq_lite.cli.config", "Show the settings in force."),
-        "clock": Entry(
+        "config": CommandEntry("phpmq_lite.cli.config", "Show the settings in force."),
+        "clock": CommandEntry(
             "phpmq_lite.cli.clock", "Show whether the clock was set; decide what counts then."
         ),
-        "bench": Entry("phpmq_lite.cli.bench", "Measure throughput and latency."),
+        "bench": CommandEntry("phpmq_lite.cli.bench", "Measure throughput and latency."),
     },
     "Messages": {
-        "publish": Entry("phpmq_lite.cli.publish", "Publish messages, each confirmed."),
-        "consume": Entry("phpmq_lite.cli.consume", "Take messages from a queue and print them."),
-        "search": Entry(
-            "phpmq_lite.cli.msg", "Find messages, alive and settled, the newest first."
+        "publish": CommandEntry(
+            "phpmq_lite.cli.publish_consume", "Publish messages, each confirmed."
         ),
-        "trace": Entry(
-            "phpmq_lite.cli.msg", "Show the messages of a trace over all queues, the newest first."
+        "consume": CommandEntry(
+            "phpmq_lite.cli.publish_consume", "Take messages from a queue and print them."
         ),
-        "msg": Entry(
-            "phpmq_lite.cli.msg", "Look at messages; requeue, move, delete or restore them."
+        "search": CommandEntry(
+            "phpmq_lite.cli.messages", "Find messages, alive and settled, the newest first."
         ),
-        "tail": Entry(
-            "phpmq_lite.cli.tail",
+        "trace": CommandEntry(
+            "phpmq_lite.cli.messages",
+            "Show the messages of a trace over all queues, the newest first.",
+        ),
+        "msg": CommandEntry(
+            "phpmq_lite.cli.messages", "Look at messages; requeue, move, delete or restore them."
+        ),
+        "tail": CommandEntry(
+            "phpmq_lite.cli.live_events",
             "Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.",
         ),
-        "expect": Entry(
-            "phpmq_lite.cli.expect", "Wait until a message of QUEUE matches QUERY; print it."
+        "expect": CommandEntry(
+            "phpmq_lite.cli.live_events", "Wait until a message of QUEUE matches QUERY; print it."
         ),
-        "export": Entry(
+        "export": CommandEntry(
             "phpmq_lite.cli.transfer", "Write all messages that match QUERY to standard output."
         ),
-        "import": Entry(
+        "import": CommandEntry(
             "phpmq_lite.cli.transfer",
             "Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.",  # noqa: E501
             "import_",
         ),
     },
     "Queues": {
-        "queues": Entry("phpmq_lite.cli.queue", "List the queues, or those that match GLOB."),
-        "show": Entry("phpmq_lite.cli.queue", "Show one queue: its figures and its settings."),
-        "queue": Entry("phpmq_lite.cli.queue", "List, show, set, purge, pause and remove queues."),
-        "purge": Entry("phpmq_lite.cli.queue", "Delete the messages of a queue."),
-        "flush": Entry(
-            "phpmq_lite.cli.queue",
+        "queues": CommandEntry(
+            "phpmq_lite.cli.queues", "List the queues, or those that match GLOB."
+        ),
+        "show": CommandEntry(
+            "phpmq_lite.cli.queues", "Show one queue: its figures and its settings."
+        ),
+        "queue": CommandEntry(
+            "phpmq_lite.cli.queues", "List, show, set, purge, pause and remove queues."
+        ),
+        "purge": CommandEntry("phpmq_lite.cli.queues", "Delete the messages of a queue."),
+        "flush": CommandEntry(
+            "phpmq_lite.cli.queues",
             "Delete all messages of a queue, held ones too, and the queue unless it is pinned.",
         ),
-        "flushall": Entry(
-            "phpmq_lite.cli.queue", "Do as flush does, with every queue that is not pinned."
+        "flushall": CommandEntry(
+            "phpmq_lite.cli.queues", "Do as flush does, with every queue that is not pinned."
         ),
-        "top": Entry(
-            "phpmq_lite.cli.tail", "Show the busiest queues, again and again; Ctrl-C ends it."
+        "top": CommandEntry(
+            "phpmq_lite.cli.queues",
+            "Show the busiest queues, again and again; Ctrl-C ends it.",
         ),
-        "monitor": Entry(
-            "phpmq_lite.cli.tail",
+        "monitor": CommandEntry(
+            "phpmq_lite.cli.queues",
             "Show the busiest queues, again and again; Ctrl-C ends it.",
             "top",
         ),
-        "dead": Entry("phpmq_lite.cli.dead", "List dead letters, send them back to their queue."),
+        "dead": CommandEntry(
+            "phpmq_lite.cli.dead_letters", "List dead letters, send them back to their queue."
+        ),
     },
     "Applications": {
-        "worker": Entry(
+        "worker": CommandEntry(
             "phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."
         ),
-        "outbox": Entry(
+        "outbox": CommandEntry(
             "phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."
         ),
-        "envelope": Entry("phpmq_lite.cli.envelope", "Make, check and show BabelQueue envelopes."),
-        "schema": Entry(
-            "phpmq_lite.cli.schema", "Check schemas of payloads, and payloads by them."
+        "envelope": CommandEntry(
+            "phpmq_lite.cli.envelopes", "Make, check and show BabelQueue envelopes."
         ),
-        "frame": Entry(
-            "phpmq_lite.cli.frame", "Look at bytes of the PHPMQ protocol, without a broker."
+        "schema": CommandEntry(
+            "phpmq_lite.cli.envelopes", "Check schemas of payloads, and payloads by them."
+        ),
+        "frame": CommandEntry(
+            "phpmq_lite.cli.frames", "Look at bytes of the PHPMQ protocol, without a broker."
         ),
     },
     "History in Spark": {
-        "pipeline": Entry(
+        "pipeline": CommandEntry(
             "phpmq_lite.cli.pipeline", "Read the history with Spark: archive, metrics, replay."
         ),
     },
     "Data": {
-        "backup": Entry(
-            "phpmq_lite.cli.backup", "Make a backup: a whole copy of the database at one moment."
+        "backup": CommandEntry(
+            "phpmq_lite.cli.backups", "Make a backup: a whole copy of the database at one moment."
         ),
-        "restore": Entry(
-            "phpmq_lite.cli.restore", "Put BACKUP in the place of the database of a stopped broker."
+        "restore": CommandEntry(
+            "phpmq_lite.cli.backups", "Put BACKUP in the place of the database of a stopped broker."
         ),
-        "verify": Entry(
-            "phpmq_lite.cli.verify",
+        "verify": CommandEntry(
+            "phpmq_lite.cli.database",
             "Check a database whose broker is stopped, or a backup; change nothing.",
         ),
-        "scrub": Entry(
-            "phpmq_lite.cli.scrub",
+        "scrub": CommandEntry(
+            "phpmq_lite.cli.database",
             "Have a running broker look at every body and at its database's structure.",
         ),
-        "migrate": Entry("phpmq_lite.cli.migrate", "Bring the database to this version's schema."),
+        "migrate": CommandEntry(
+            "phpmq_lite.cli.database", "Bring the database to this version's schema."
+        ),
     },
     "Access": {
-        "user": Entry("phpmq_lite.cli.user", "List, add and remove users; change their passwords."),
-        "token": Entry("phpmq_lite.cli.token", "List, add and revoke API tokens."),
-        "context": Entry(
-            "phpmq_lite.cli.context", "Name brokers, and choose the one that commands talk to."
+        "user": CommandEntry(
+            "phpmq_lite.cli.accounts", "List, add and remove users; change their passwords."
+        ),
+        "token": CommandEntry("phpmq_lite.cli.accounts", "List, add and revoke API tokens."),
+        "context": CommandEntry(
+            "phpmq_lite.cli.contexts", "Name brokers, and choose the one that commands talk to."
         ),
     },
     "Moving in": {
-        "import-initphp": Entry(
-            "phpmq_lite.cli.import_initphp",
+        "import-initphp": CommandEntry(
+            "phpmq_lite.cli.importers",
             "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
             "import_initphp",
         ),
-        "import-beanstalkd": Entry(
-            "phpmq_lite.cli.import_beanstalkd",
+        "import-beanstalkd": CommandEntry(
+            "phpmq_lite.cli.importers",
             "Publish the jobs of a running beanstalkd: a copy, or with --move a move.",
             "import_beanstalkd",
         ),
     },
     "Shell": {
-        "completion": Entry(
-            "phpmq_lite.cli.completion",
+        "completion": CommandEntry(
+            "phpmq_lite.cli.main",
             'Print the completion script: eval "$(phpmq-lite completion bash)".',
         ),
     },
@@ -190,19 +180,11 @@ COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in
 _RENAMED: Final = {"--node": "--url", "--connect": "--url", "--tls": "--url phpmqs://HOST:PORT"}
 
 
-class CommandError(Exception):
-    """Ends the command with one line on standard error and this exit code."""
-
-    def __init__(self, message: str, code: int = ERROR) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class LazyGroup(click.Group):
     """Imports a command when it is called: the help of ``entries`` imports none."""
 
-    entries: ClassVar[Mapping[str, Entry]]
-    sections: ClassVar[Mapping[str, Mapping[str, Entry]]] = {}  # of the help
+    entries: ClassVar[Mapping[str, CommandEntry]]
+    sections: ClassVar[Mapping[str, Mapping[str, CommandEntry]]] = {}  # of the help
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name the commands, in the order of their use."""
@@ -233,7 +215,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), entries[name].help) for name in entries])
 
 
-class Commands(LazyGroup):
+class RootGroup(LazyGroup):
     """All commands; knows what each of our errors means outside."""
 
     entries = COMMANDS
@@ -250,43 +232,15 @@ class Commands(LazyGroup):
                 ) from None
             raise
         except Exception as raised:
-            error = _on_purpose(raised)
+            error = expected_error(raised)
             if error is None:
                 raise
-            click.echo(f"Error: {_describe(error)}", err=True)
-            ctx.exit(_exit_code(error))
-
-
-def _on_purpose(error: Exception) -> Exception | None:
-    """Find what we or the system raised on purpose, also in the group of a TaskGroup."""
-    if isinstance(error, ExceptionGroup):
-        found = [_on_purpose(inner) for inner in error.exceptions]
-        return found[0] if all(found) else None
-    if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return None  # click ends quietly: the reader of our output has gone
-    is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
-    return error if is_ours else None
-
-
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, CommandError):
-        return error.code
-    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    if isinstance(error, OSError) and error.args:
-        return os_reason(error)
-    if isinstance(error, UnicodeDecodeError | UnicodeEncodeError):
-        around = error.object[max(0, error.start - _AROUND) : error.end + _AROUND]
-        return f"{around!r} is not UTF-8"
-    return str(error) or type(error).__name__
+            click.echo(f"Error: {describe_error(error)}", err=True)
+            ctx.exit(exit_code_of(error))
 
 
 @click.command(
-    cls=Commands,
+    cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
     "65 damaged data, 74 unknown outcome of a commit, 78 settings refused.",
@@ -298,10 +252,24 @@ def _describe(error: Exception) -> str:
     prog_name="phpmq-lite",
     message="%(prog)s %(version)s",
 )
-def commands() -> None:
+def root_command() -> None:
     """PHPMQ Lite, a message broker that keeps everything in SQLite."""
 
 
 def main() -> None:
     """Run the command line with the arguments of this process."""
-    commands(prog_name="phpmq-lite")
+    root_command(prog_name="phpmq-lite")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script: eval "$(phpmq-lite completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    pass
+
+    found = get_completion_class(shell)
+    if found is not None:
+        made = found(root_command, {}, "phpmq-lite", "_PHPMQ_LITE_COMPLETE")
+        click.echo(made.source())

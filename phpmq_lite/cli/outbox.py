@@ -10,16 +10,17 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from phpmq_lite.cli.connect import GiveClient, client_options
-from phpmq_lite.cli.consume import Interruption
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import duration, talk
-from phpmq_lite.cli.output import Column, output_option, write
+from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.signals import Interruption
 from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.client.publish_each import publish_each
 from phpmq_lite.envelopes import outbox as tables
-from phpmq_lite.envelopes.outbox import SqliteOutboxStore, Waiting
-from phpmq_lite.envelopes.relay import BATCH, Pass, Relay
+from phpmq_lite.envelopes import sqlite_file
+from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
+from phpmq_lite.envelopes.outbox_relay import BATCH_ROWS, Relay, RelayPass
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.logs import escape
@@ -73,7 +74,7 @@ def init(database: Path, table: str) -> None:
     """Create the tables of the outbox where they are missing."""
     with closing(open_file(database)) as connection, transaction(connection):
         tables.create_tables(connection, table)
-    talk(f"{database.name} has the tables {table} and {table}_lease")
+    print_message(f"{database.name} has the tables {table} and {table}_lease")
 
 
 @outbox.command()
@@ -82,12 +83,12 @@ def init(database: Path, table: str) -> None:
 def status(database: Path, table: str, output: str | None) -> None:
     """Show what waits, by queue, and what the first failing row failed with."""
     with _store(database, table, tables.LEASE_S) as store:
-        now_ms = tables.wall_ms()
+        now_ms = sqlite_file.wall_ms()
         rows = [
             row._asdict() | {"oldest_s": max(0, now_ms - row.oldest_ms) // 1_000}
             for row in store.status()
         ]
-    write(rows, COLUMNS, output, "nothing waits")
+    write_rows(rows, COLUMNS, output, "nothing waits")
 
 
 @outbox.command()
@@ -97,7 +98,7 @@ def status(database: Path, table: str, output: str | None) -> None:
     metavar="SECONDS", help="Between two looks whether somebody has written.",
 )  # fmt: skip
 @click.option(
-    "--batch", type=click.IntRange(1, 1_000), default=BATCH, show_default=True,
+    "--batch", type=click.IntRange(1, 1_000), default=BATCH_ROWS, show_default=True,
     help="Rows sent without waiting for an answer.",
 )  # fmt: skip
 @click.option(
@@ -111,7 +112,7 @@ def status(database: Path, table: str, output: str | None) -> None:
 @client_options
 @database_options
 def relay(
-    client: GiveClient,
+    client: ClientFactory,
     database: Path,
     table: str,
     once: bool,
@@ -127,7 +128,7 @@ def relay(
     """
     with _store(database, table, lease_s) as store, Interruption() as interruption:
         opened = client(is_patient=not once)
-        turns = _Turns(store, opened, interruption, batch)
+        turns = _RelayLoop(store, opened, interruption, batch)
         if not turns.connect(is_patient=not once):
             return
         try:
@@ -135,13 +136,13 @@ def relay(
                 _end(turns.run(), sum(row.waiting for row in store.status()))
             else:
                 turns.go_on(interval, keep_s)
-                talk(f"{turns.sent:,} sent")
+                print_message(f"{turns.sent:,} sent")
         finally:
             opened.close()
             store.release()
 
 
-class _Turns:
+class _RelayLoop:
     """The relay's passes, one after the other, until a signal."""
 
     def __init__(
@@ -178,14 +179,14 @@ class _Turns:
                 if not is_patient:
                     raise
                 if not is_told:
-                    talk(f"{error}; trying on")
+                    print_message(f"{error}; trying on")
                 is_told = True
                 self._rest(_AWAY_S)
             else:
                 return True
         return False
 
-    def run(self) -> Pass:
+    def run(self) -> RelayPass:
         """Do one pass.
 
         Raises:
@@ -211,19 +212,19 @@ class _Turns:
                     is_away = self.run().is_away
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
             except sqlite3.OperationalError as error:  # another writer holds the file for long
-                talk(f"{error}; trying on")
+                print_message(f"{error}; trying on")
             self._rest(interval_s)
 
     def _rest(self, seconds: float) -> None:
         self._interruption.wait(partial(time.sleep, seconds))
 
 
-def _report(row: Waiting, why: str) -> None:
-    talk(f"row {row.row_id} for {escape(row.queue) or 'no queue'} stays: {escape(why)}")
+def _report(row: OutboxRow, why: str) -> None:
+    print_message(f"row {row.row_id} for {escape(row.queue) or 'no queue'} stays: {escape(why)}")
 
 
-def _end(done: Pass, left: int) -> None:
-    talk(f"{done.sent:,} sent")
+def _end(done: RelayPass, left: int) -> None:
+    print_message(f"{done.sent:,} sent")
     if done.is_away:
         raise CommandError("the broker did not answer; what is left stays")
     if left:  # failed, not due yet, or of a queue that another relay has

@@ -1,10 +1,9 @@
-"""How commands write lists: a table for people, JSON, JSON lines or CSV for programs."""
+"""Output of commands: tables, JSON and CSV on stdout; messages and questions on stderr."""
 
 import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -19,12 +18,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_WORTH_A_BAR: Final = 1_000
 _REST_WIDTH: Final = 16  # at least, where other columns can make room
 _GAP: Final = 2  # between two columns
 
 
-class Fit(Enum):
+class ColumnOverflow(Enum):
     """What becomes of a column where a terminal has no room for all of them."""
 
     WRAPPED = "it is broken into lines"
@@ -39,7 +37,7 @@ class Column(NamedTuple):
     key: str
     title: str
     is_number: bool = False
-    fit: Fit = Fit.WRAPPED
+    fit: ColumnOverflow = ColumnOverflow.WRAPPED
 
 
 def output_option(command: Command) -> Command:
@@ -52,18 +50,20 @@ def output_option(command: Command) -> Command:
     )(command)
 
 
-def style_of(style: str | None) -> str:
+def output_format(style: str | None) -> str:
     """Give the format that ``-o`` asked for, or the usual one."""
     return style or ("table" if sys.stdout.isatty() else "jsonl")
 
 
-def write(rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str) -> None:
+def write_rows(
+    rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
+) -> None:
     """Write rows to standard output; tables and CSV show ``columns``, JSON has every key.
 
     ``empty`` says on standard error why there is nothing, where a table would have no rows.
     """
     rows = list(rows)
-    style = style_of(style)
+    style = output_format(style)
     if style == "json":
         click.echo(json.dumps(rows, indent=2))
     elif style == "jsonl":
@@ -86,14 +86,19 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         out.writerow([csv_cell(row.get(column.key)) for column in columns])
 
 
-def write_one(found: Row, style: str | None) -> None:
+def write_record(found: Row, style: str | None) -> None:
     """Write one thing: a line for each member in a table and in CSV, or a JSON object."""
-    style = style_of(style)
+    style = output_format(style)
     if style in ("json", "jsonl"):
         click.echo(json.dumps(found, indent=2 if style == "json" else None))
         return
     rows = [{"what": what, "value": value} for what, value in _members(found)]
-    write(rows, (Column("what", "WHAT", fit=Fit.WHOLE), Column("value", "VALUE")), style, "")
+    write_rows(
+        rows,
+        (Column("what", "WHAT", fit=ColumnOverflow.WHOLE), Column("value", "VALUE")),
+        style,
+        "",
+    )
 
 
 def _members(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
@@ -109,17 +114,17 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    texts = {each.key: [cell(row.get(each.key)) for row in rows] for each in columns}
+    texts = {each.key: [format_cell(row.get(each.key)) for row in rows] for each in columns}
     columns = _fitting(columns, texts)
-    has_rest = sys.stdout.isatty() and any(each.fit is Fit.REST for each in columns)
+    has_rest = sys.stdout.isatty() and any(each.fit is ColumnOverflow.REST for each in columns)
     table = Table(box=None, pad_edge=False, header_style="bold", expand=has_rest)
     for column in columns:
-        is_rest = column.fit is Fit.REST
+        is_rest = column.fit is ColumnOverflow.REST
         table.add_column(
             column.title,
             justify="right" if column.is_number else "left",
-            no_wrap=is_rest or column.is_number or column.fit is Fit.WHOLE,
-            overflow="fold" if column.fit is Fit.WRAPPED else "ellipsis",
+            no_wrap=is_rest or column.is_number or column.fit is ColumnOverflow.WHOLE,
+            overflow="fold" if column.fit is ColumnOverflow.WRAPPED else "ellipsis",
             ratio=1 if is_rest else None,
         )
     for row in zip(*(texts[column.key] for column in columns), strict=True):
@@ -137,7 +142,7 @@ def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> S
     left = list(columns)
     widths = {
         each.key: _REST_WIDTH
-        if each.fit is Fit.REST
+        if each.fit is ColumnOverflow.REST
         else max(map(cell_len, (each.title, *texts[each.key])))
         for each in columns
     }
@@ -145,7 +150,7 @@ def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> S
     for column in columns:
         if sum(widths[each.key] + _GAP for each in left) <= room:
             break
-        if column.fit is Fit.SPARE:
+        if column.fit is ColumnOverflow.SPARE:
             left.remove(column)
     return left
 
@@ -158,7 +163,7 @@ def print_table(table: "Table") -> None:
     Console(file=sys.stdout, width=width).print(table, soft_wrap=not width)
 
 
-def cell(value: object) -> str:
+def format_cell(value: object) -> str:
     """Write a value as a table shows it."""
     if value is None:
         return "–"
@@ -171,20 +176,31 @@ def cell(value: object) -> str:
     return escape(str(value))
 
 
-@contextmanager
-def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error if that is a terminal; gives what advances it.
+def escape_content(body: bytes) -> bytes:
+    """Give a content so that it cannot command the terminal."""
+    lines = body.decode("utf-8", "backslashreplace").split("\n")
+    return "\n".join(map(escape, lines)).encode()
 
-    ``total`` is None where it is not known; with less than a thousand there is nothing to see.
-    """
-    if not sys.stderr.isatty() or (total is not None and total < _WORTH_A_BAR):
-        yield lambda _: None
+
+def print_message(message: str) -> None:
+    """Say something to the person at the terminal: on standard error."""
+    click.echo(message, err=True)
+
+
+def format_message_count(count: int) -> str:
+    """Say how many: ``1 message``, ``2,000 messages``."""
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
+def is_terminal() -> bool:
+    """Tell whether somebody sits at standard input."""
+    return sys.stdin.isatty()
+
+
+def confirm(question: str, *, is_yes: bool) -> None:
+    """Ask before something is destroyed; without a terminal ``--yes`` must have been given."""
+    if is_yes:
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
+    if not is_terminal():
+        raise click.UsageError("without a terminal this needs --yes")
+    click.confirm(question, abort=True, err=True)

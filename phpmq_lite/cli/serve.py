@@ -4,20 +4,20 @@ import gc
 
 import click
 
-from phpmq_lite.cli.given import (
-    Given,
+from phpmq_lite.cli.settings_options import (
+    SettingsArguments,
     data_option,
     listener_options,
     setting_option,
     settings_options,
-    start_options,
+    startup_override_options,
 )
 
 
 @click.command()
 @data_option
 @listener_options
-@start_options
+@startup_override_options
 @setting_option(
     "--log-level",
     "log.level",
@@ -32,7 +32,7 @@ from phpmq_lite.cli.given import (
 )
 @settings_options
 @click.pass_context
-def serve(ctx: click.Context, given: Given) -> None:
+def serve(ctx: click.Context, given: SettingsArguments) -> None:
     """Run the broker.
 
     Prints one line per listener when it is ready. SIGTERM drains and stops, a second one at once;

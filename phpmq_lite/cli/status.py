@@ -5,15 +5,15 @@ import time
 import click
 
 from phpmq_lite.admin.base import formats
-from phpmq_lite.cli.main import ERROR
-from phpmq_lite.cli.node import Node, node_options
-from phpmq_lite.cli.output import output_option, style_of, write_one
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.errors import ERROR
+from phpmq_lite.cli.output import output_format, output_option, write_record
 
 
 @click.command()
-@node_options
+@admin_client_options
 @output_option
-def status(node: Node, output: str | None) -> None:
+def status(node: AdminClient, output: str | None) -> None:
     """Show whether the broker works, and its figures.
 
     Exits with 1 if it takes no messages now; `phpmq-lite check ready` is for monitoring.
@@ -23,12 +23,12 @@ def status(node: Node, output: str | None) -> None:
     stats["listeners"] = [one["address"] for one in node.get("/listeners")["items"]]
     stopped = stats["storing_stopped"] or stats["publishing_stopped"]
     takes_messages = stats["is_ready"] and not stats["is_draining"] and stopped is None
-    if style_of(output) != "table":
-        write_one(stats, output)
+    if output_format(output) != "table":
+        write_record(stats, output)
     else:
         free, disk = stats["disk_free_bytes"], stats["disk_bytes"]
         up_ms = int(time.time() * 1_000) - stats["started_at"]
-        write_one(
+        write_record(
             {
                 "broker": f"phpmq-lite {stats['version']} on {stats['broker']}",
                 "state": "ready" if takes_messages else stopped or stats["step"],

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import Node, node_options, read_answer
-from phpmq_lite.cli.options import message_count, talk
-from phpmq_lite.cli.output import counting
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, read_response
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.output import format_message_count, print_message
+from phpmq_lite.cli.progress import progress_bar
 
 _PIECE: Final = 500  # messages in one request
 _PIECE_BYTES: Final = 1_000_000  # any broker takes 1 MiB, whatever its limit of a content is
@@ -25,24 +25,26 @@ _PIECE_BYTES: Final = 1_000_000  # any broker takes 1 MiB, whatever its limit of
     "--format", "style", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True,
     help="JSON lines carry the bodies and can be imported.",
 )  # fmt: skip
-@node_options
-def export(node: Node, query: str, style: str) -> None:
+@admin_client_options
+def export(node: AdminClient, query: str, style: str) -> None:
     """Write all messages that match QUERY to standard output.
 
     JSON lines end with a line that says `complete`; without it the export was cut off.
     """
     lines = asyncio.run(_copy(node, query, style))
-    talk(f"{message_count(max(0, lines - 1))} exported")  # one line is the head or the end
+    print_message(
+        f"{format_message_count(max(0, lines - 1))} exported"
+    )  # one line is the head or the end
 
 
-async def _copy(node: Node, query: str, style: str) -> int:
+async def _copy(node: AdminClient, query: str, style: str) -> int:
     lines, last = 0, b""
     asked = {"q": query, "format": style}
     async with node.open("GET", "/export", query=asked, timeout_s=None) as response:
         if response.status != 200:
-            read_answer(response.status, await response.read())
+            read_response(response.status, await response.read())
         total = int(response.headers.get("X-Total-Count", 0)) or None
-        with counting("export", total) as advance:
+        with progress_bar("export", total) as advance:
             async for piece in response.content.iter_any():
                 sys.stdout.buffer.write(piece)
                 count = piece.count(b"\n")
@@ -59,8 +61,8 @@ async def _copy(node: Node, query: str, style: str) -> int:
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--queue", help="Into this queue, whatever the lines say.")
 @click.option("--dry-run", is_flag=True, help="Check all lines, store nothing.")
-@node_options
-def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
+@admin_client_options
+def import_(node: AdminClient, file: Any, queue: str | None, dry_run: bool) -> None:
     """Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.
 
     All lines are read and checked before the first is stored; those of an export whose content was
@@ -69,16 +71,16 @@ def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
     """
     messages = list(_messages(file, queue))
     if dry_run:
-        talk(f"{message_count(len(messages))} can be imported")
+        print_message(f"{format_message_count(len(messages))} can be imported")
         return
     stored = 0
-    with counting("import", len(messages)) as advance:
+    with progress_bar("import", len(messages)) as advance:
         for part in _parts(message for _, message in messages):
             try:
                 count, refusal = asyncio.run(_send(node, part))
             except CommandError:
-                talk(
-                    f"{message_count(stored)} stored, from the beginning of it; of the next "
+                print_message(
+                    f"{format_message_count(stored)} stored, from the beginning of it; of the next "
                     f"{len(part):,}, from line {messages[stored][0]} on, it is not known; then:"
                 )
                 raise
@@ -86,15 +88,15 @@ def import_(node: Node, file: Any, queue: str | None, dry_run: bool) -> None:
             advance(count)
             if refusal is not None:
                 if stored:
-                    talk(
-                        f"{message_count(stored)} stored, from the beginning of it; "
+                    print_message(
+                        f"{format_message_count(stored)} stored, from the beginning of it; "
                         f"the next is in line {messages[stored][0]}; then:"
                     )
                 raise refusal
-    talk(f"{message_count(stored)} stored")
+    print_message(f"{format_message_count(stored)} stored")
 
 
-async def _send(node: Node, part: list[bytes]) -> tuple[int, CommandError | None]:
+async def _send(node: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
     """Store messages in their order; give how many are stored, and why the rest is not.
 
     Raises:
@@ -104,7 +106,7 @@ async def _send(node: Node, part: list[bytes]) -> tuple[int, CommandError | None
         status, content = response.status, await response.read()
         stored = response.headers.get("X-Stored-Count")
     try:
-        return int(read_answer(status, content)["stored"]), None
+        return int(read_response(status, content)["stored"]), None
     except CommandError as error:
         if stored is None and 500 <= status <= 504:  # it may have come half way
             raise
@@ -174,6 +176,10 @@ def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any
             raise CommandError(f"{name}: line {number}: {wrong}")
         yield number, message
     if gone:
-        talk(f"{message_count(gone)} left out: the export has no content of them any more")
+        print_message(
+            f"{format_message_count(gone)} left out: the export has no content of them any more"
+        )
     if has_ids and not is_complete:
-        talk(f"{name} looks like an export without its end: no line says complete; was it cut off?")
+        print_message(
+            f"{name} looks like an export without its end: no line says complete; was it cut off?"
+        )

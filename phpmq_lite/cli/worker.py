@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phpmq_lite.cli.connect import GiveClient, client_options
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.options import duration, message_count, talk
+from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.output import format_message_count, print_message
+from phpmq_lite.cli.parameters import duration
 
 if TYPE_CHECKING:
     from babelqueue import BabelQueue
 
-    from phpmq_lite.envelopes.delays import Delays
-    from phpmq_lite.envelopes.events import Hook
+    from phpmq_lite.envelopes.retry_delays import RetryDelays
+    from phpmq_lite.envelopes.transport import EventHook
 
 _RESTART_S: Final = 1.0  # after a process of ours was killed
 _ENDS: Final = {  # reason of an outcome -> what it says at the end
@@ -116,7 +117,7 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
 @_options
 @_app_options
 @partial(client_options, reconnect=False)
-def worker(client: GiveClient, app_name: str, queue: str | None, **options: Any) -> None:
+def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
     """Work on the envelopes of QUEUE with handlers by URN.
 
     SIGTERM lets the handler finish; a second one gives its message back and ends at once. Events
@@ -131,14 +132,14 @@ def worker(client: GiveClient, app_name: str, queue: str | None, **options: Any)
     app = load_app(app_name)
     _connect(app, client, options)
     _override(app, options)
-    outcome = running.run(
+    outcome = running.run_worker(
         app,
         queue,
         limits=_limits(options),
         reserve_timeout_s=options["reserve_timeout"],
         drop_exhausted=options["drop_exhausted"],
     )
-    talk(f"{message_count(outcome.jobs)} handled; {_ENDS[outcome.reason]}")
+    print_message(f"{format_message_count(outcome.jobs)} handled; {_ENDS[outcome.reason]}")
 
 
 def load_app(name: str) -> "BabelQueue":
@@ -174,25 +175,24 @@ def load_app(name: str) -> "BabelQueue":
     return made
 
 
-def _connect(app: "BabelQueue", client: GiveClient, options: Mapping[str, Any]) -> None:
+def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
     """Put the app on our transport; one of ``connect`` keeps its address unless told otherwise."""
-    from phpmq_lite.envelopes.delays import DEFAULT_STEPS, Delays
-    from phpmq_lite.envelopes.events import Events, log
-    from phpmq_lite.envelopes.link import Link
-    from phpmq_lite.envelopes.transport import PhpmqTransport
+    from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
+    from phpmq_lite.envelopes.transport import PhpmqTransport, WorkerEvents, log_event
+    from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
     transport = app.transport
     if not isinstance(transport, PhpmqTransport):
-        delays = None if app.retry_backoff > 0 else Delays(DEFAULT_STEPS)
-        link = Link(client(is_patient=True), options["credit"])
-        app.transport = PhpmqTransport(link, Events(_write), delays=delays)
+        delays = None if app.retry_backoff > 0 else RetryDelays(DEFAULT_DELAYS_S)
+        link = WorkerConnection(client(is_patient=True), options["credit"])
+        app.transport = PhpmqTransport(link, WorkerEvents(_write), delays=delays)
         return
     if _is_given("url", "tls_ca", "tls_cert", "config"):
-        transport.link = Link(client(is_patient=True), transport.link.credit)
+        transport.link = WorkerConnection(client(is_patient=True), transport.link.credit)
     if _is_given("credit"):
         transport.link.credit = options["credit"]
     own = transport.events.hook
-    transport.events.hook = _write if own is log else partial(_tell_both, own)
+    transport.events.hook = _write if own is log_event else partial(_tell_both, own)
 
 
 def _is_given(*names: str) -> bool:
@@ -206,13 +206,13 @@ def _write(level: str, event: str, context: Mapping[str, Any]) -> None:
     getattr(logs.get_logger("worker"), level)(event, **context)
 
 
-def _tell_both(own: "Hook", level: Any, event: str, context: Mapping[str, Any]) -> None:
+def _tell_both(own: "EventHook", level: Any, event: str, context: Mapping[str, Any]) -> None:
     _write(level, event, context)
     own(level, event, context)
 
 
 def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
-    from phpmq_lite.envelopes.idempotency import SqliteClaims
+    from phpmq_lite.envelopes.idempotency import SqliteIdempotencyStore
     from phpmq_lite.envelopes.transport import PhpmqTransport
 
     transport = app.transport
@@ -232,22 +232,22 @@ def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
         app.dead_letter_enabled = True
         app.dead_letter_queue = transport.dead_letter_queue = options["dead_letter_queue"]
     if options["idempotency"] is not None:
-        transport.claims = claims = SqliteClaims(options["idempotency"])
+        transport.claims = claims = SqliteIdempotencyStore(options["idempotency"])
         try:
             claims.open()
         except sqlite3.Error as error:
             raise CommandError(f"cannot open {options['idempotency']}: {error}") from None
 
 
-def _delays(options: Mapping[str, Any]) -> "Delays | None":
-    from phpmq_lite.envelopes.delays import Delays, parse_steps
+def _delays(options: Mapping[str, Any]) -> "RetryDelays | None":
+    from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
 
     text, base_s = options["backoff"], options["backoff_base"]
     if text is not None and base_s is not None:
         raise click.UsageError("--backoff and --backoff-base do not go together")
     if text is not None:
         try:
-            return parse_steps(text)
+            return parse_delays(text)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--backoff") from None
     if base_s is None:
@@ -255,13 +255,13 @@ def _delays(options: Mapping[str, Any]) -> "Delays | None":
             raise click.UsageError("--backoff-max needs --backoff-base")
         return None
     longest_s = options["backoff_max"] or 0.0
-    return Delays(base_s=base_s, multiplier=options["backoff_multiplier"], longest_s=longest_s)
+    return RetryDelays(base_s=base_s, multiplier=options["backoff_multiplier"], longest_s=longest_s)
 
 
 def _limits(options: Mapping[str, Any]) -> Any:
-    from phpmq_lite.envelopes.limits import Limits
+    from phpmq_lite.envelopes.worker import WorkerLimits
 
-    return Limits(
+    return WorkerLimits(
         max_jobs=1 if options["once"] else options["max_jobs"],
         max_runtime_s=options["max_runtime"],
         memory_bytes=_bytes(options["memory_limit"]),
@@ -284,7 +284,7 @@ def _bytes(text: str | None) -> int:
 # -- several processes
 
 
-class _Children:
+class _WorkerProcesses:
     """Workers in processes of their own, with the arguments of this one."""
 
     def __init__(self, number: int) -> None:
@@ -328,7 +328,9 @@ class _Children:
             for child in [child for child in self.running if child.poll() is not None]:
                 self.running.remove(child)
                 if child.returncode < 0 and not self._is_ending.is_set():
-                    talk(f"a worker was ended by signal {-child.returncode}, starting another")
+                    print_message(
+                        f"a worker was ended by signal {-child.returncode}, starting another"
+                    )
                     time.sleep(_RESTART_S)
                     self._add()
                 else:
@@ -337,7 +339,7 @@ class _Children:
 
 
 def _supervise(number: int) -> int:
-    children = _Children(number)
+    children = _WorkerProcesses(number)
     for wanted in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wanted, children.forward)
     children.begin()

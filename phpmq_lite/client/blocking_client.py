@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.session import Backoff, ClientSession, ConsumedQueue, Delivery, PublishBatch
@@ -536,3 +537,40 @@ def _finish(stream: BufferedSocket) -> None:
         pass  # the broker has closed, as it should
     finally:
         stream.close()
+
+
+TIMEOUT_S: Final = 10.0  # for connecting, and for one receipt
+_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # is it TLS?
+
+
+def client_from_url(
+    url: str,
+    *,
+    ssl: tls.SSLContext | None = None,
+    timeout_s: float = TIMEOUT_S,
+    reconnect: bool = False,
+    max_content: int = 8 << 20,
+) -> BlockingClient:
+    """Make a closed client of ``phpmq://HOST:PORT``, ``phpmqs://…``, ``HOST:PORT``, ``unix:PATH``.
+
+    Args:
+        url: without a port it is 9100.  ``phpmqs`` is TLS with the authorities of the system.
+        ssl: another TLS context.
+        timeout_s: for each call that waits for the broker.
+        reconnect: the client comes back by itself; a :class:`Link` wants one that does not.
+        max_content: longest body in bytes; give the broker's ``limits.max_content``.
+
+    Raises:
+        ValueError: the URL is none of these.
+    """
+    address = url
+    scheme, sign, rest = url.partition("://")
+    if sign:
+        if scheme not in _SCHEMES or urlsplit(url).path not in ("", "/"):
+            raise ValueError(f"{url!r} is no broker: write phpmq://HOST:PORT or unix:PATH")
+        address = rest.rstrip("/")
+        if _SCHEMES[scheme] and ssl is None:
+            ssl = tls.create_default_context()
+    return connect_blocking(
+        address, ssl=ssl, timeout_s=timeout_s, reconnect=reconnect, max_content=max_content
+    )

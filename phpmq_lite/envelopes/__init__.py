@@ -12,35 +12,38 @@ from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.envelopes.app import connect
-    from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
-    from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, SqliteClaims
-    from phpmq_lite.envelopes.index import Index, index_of
+    from phpmq_lite.envelopes.codec import continue_trace, decode, encode, from_message, make, urn
+    from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
+    from phpmq_lite.envelopes.idempotency import (
+        IdempotencyDecision,
+        IdempotencyStore,
+        SqliteIdempotencyStore,
+    )
+    from phpmq_lite.envelopes.indexed_fields import IndexedFields, index_of
     from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
     from phpmq_lite.envelopes.producer import AsyncProducer, Producer
-    from phpmq_lite.envelopes.record import Block
-    from phpmq_lite.envelopes.trace import handling
-    from phpmq_lite.envelopes.verdict import Problem, Verdict, judge, lint
+    from phpmq_lite.envelopes.verdict import EnvelopeProblem, Verdict, judge, lint
     from phpmq_lite.errors import EnvelopeError
 
 __all__ = [
     "AsyncProducer",
-    "Block",
-    "Claim",
-    "ClaimStore",
+    "DeadLetterBlock",
     "EnvelopeError",
-    "Index",
+    "EnvelopeProblem",
+    "IdempotencyDecision",
+    "IdempotencyStore",
+    "IndexedFields",
     "Outbox",
-    "Problem",
     "Producer",
-    "SqliteClaims",
+    "SqliteIdempotencyStore",
     "SqliteOutboxStore",
     "Verdict",
     "connect",
+    "continue_trace",
     "create_tables",
     "decode",
     "encode",
     "from_message",
-    "handling",
     "index_of",
     "judge",
     "lint",
@@ -50,13 +53,13 @@ __all__ = [
 
 _PLACES: Final = {  # module -> names
     "app": ("connect",),
-    "codec": ("EnvelopeError", "decode", "encode", "from_message", "make", "urn"),
-    "idempotency": ("Claim", "ClaimStore", "SqliteClaims"),
+    "codec": ("EnvelopeError", "continue_trace", "decode", "encode", "from_message", "make", "urn"),
+    "idempotency": ("IdempotencyDecision", "IdempotencyStore", "SqliteIdempotencyStore"),
     "outbox": ("Outbox", "SqliteOutboxStore", "create_tables"),
     "producer": ("AsyncProducer", "Producer"),
-    "record": ("Block",),
-    "trace": ("handling",),
-    "verdict": ("Index", "Problem", "Verdict", "index_of", "judge", "lint"),
+    "dead_letter_record": ("DeadLetterBlock",),
+    "indexed_fields": ("IndexedFields", "index_of"),
+    "verdict": ("EnvelopeProblem", "Verdict", "judge", "lint"),
 }
 
 if not TYPE_CHECKING:  # which knows the names, and what is no name

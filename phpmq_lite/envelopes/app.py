@@ -6,14 +6,20 @@ from typing import Any, Final, Literal
 
 from babelqueue import BabelQueue
 
+from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.envelopes import producer
-from phpmq_lite.envelopes.delays import DEFAULT_STEPS, Delays
-from phpmq_lite.envelopes.events import Events, Hook, log
-from phpmq_lite.envelopes.handling import Handler, Middleware, check_middleware, equipped
-from phpmq_lite.envelopes.idempotency import ClaimStore
-from phpmq_lite.envelopes.link import Link, client_of
-from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
+from phpmq_lite.envelopes.handlers import Handler, Middleware, check_middleware, wrap_handlers
+from phpmq_lite.envelopes.idempotency import IdempotencyStore
+from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
+from phpmq_lite.envelopes.transport import (
+    RELEASE_S,
+    EventHook,
+    PhpmqTransport,
+    WorkerEvents,
+    log_event,
+)
 from phpmq_lite.envelopes.verdict import EmptyListData
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
 
@@ -77,7 +83,7 @@ class App(BabelQueue):
 
     def publish(
         self,
-        job: str | producer.Job,
+        job: str | producer.EnvelopeSource,
         data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
         *,
@@ -100,7 +106,7 @@ class App(BabelQueue):
             ConnectionLostError, TimeoutError: no receipt in 30 s; it may be stored.
         """
         envelope = producer.make_for(job, data, queue or None, self.queue, trace_id=trace_id)
-        made = producer.prepare(envelope)
+        made = producer.prepare_publish(envelope)
         self.transport.publish_content(made.queue, made.content, made.key)
         return made.meta_id
 
@@ -113,7 +119,7 @@ class App(BabelQueue):
         handle_signals: bool = True,
     ) -> int:
         """Handle messages until stopped, as the SDK says; ``worker.run`` knows more limits."""
-        with equipped(self, self.transport, self.middleware):
+        with wrap_handlers(self, self.transport, self.middleware):
             return super().consume(
                 queue, max_messages=max_messages, timeout=timeout, handle_signals=handle_signals
             )
@@ -130,17 +136,17 @@ def connect(
     *,
     queue: str = "default",
     max_attempts: int = 3,
-    backoff: Sequence[float] | Delays = DEFAULT_STEPS,
+    backoff: Sequence[float] | RetryDelays = DEFAULT_DELAYS_S,
     on_unknown_urn: Unknown = "fail",
     release_delay_s: float = RELEASE_S,
     dead_letter: bool = True,
     dead_letter_queue: str | None = None,
     shutdown_timeout_s: float = 30.0,
-    claims: ClaimStore | None = None,
+    claims: IdempotencyStore | None = None,
     claim_by: Literal["meta.id", "trace_id"] = "meta.id",
     empty_list_data: EmptyListData = "php",
     credit: int = 1,
-    hook: Hook = log,
+    hook: EventHook = log_event,
     ssl: tls.SSLContext | None = None,
     max_content: int = 8 << 20,
 ) -> App:
@@ -150,7 +156,7 @@ def connect(
         url: ``phpmq://HOST:PORT``, ``phpmqs://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
         queue: for both sides, unless a call names another.
         max_attempts: runs of one message, the first included; then it is a dead letter.
-        backoff: seconds before each further run, the last repeats; or :class:`Delays`.
+        backoff: seconds before each further run, the last repeats; or :class:`RetryDelays`.
         on_unknown_urn: what becomes of a URN without a handler, one of ``STRATEGIES``.
         release_delay_s: of ``release``, and of what another worker has claimed.
         dead_letter: False drops what failed ``max_attempts`` times; malformed is kept anyway.
@@ -167,9 +173,10 @@ def connect(
     Raises:
         ValueError: the URL, a strategy or a number cannot be.
     """
-    delays = backoff if isinstance(backoff, Delays) else Delays(tuple(backoff))
+    delays = backoff if isinstance(backoff, RetryDelays) else RetryDelays(tuple(backoff))
     transport = PhpmqTransport(
-        Link(client_of(url, ssl=ssl, max_content=max_content), credit), Events(hook),
+        WorkerConnection(client_from_url(url, ssl=ssl, max_content=max_content), credit),
+        WorkerEvents(hook),
         delays=delays, claims=claims, claim_by=claim_by, empty_list_data=empty_list_data,
         dead_letter_queue=dead_letter_queue, release_s=release_delay_s,
     )  # fmt: skip

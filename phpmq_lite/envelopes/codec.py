@@ -1,12 +1,14 @@
-"""Making, encoding and decoding envelopes: the SDK's codec behind strict checks."""
+"""Create, encode and decode envelopes with strict checks; the trace that publishes continue."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
-from phpmq_lite.envelopes import index, strict, verdict
+from phpmq_lite.envelopes import indexed_fields, strict_json, verdict
 from phpmq_lite.envelopes.verdict import EmptyListData
-from phpmq_lite.errors import EnvelopeError
+from phpmq_lite.errors import EnvelopeError as EnvelopeError
 
 POINTER_CHARACTERS: Final = 200  # of a pointer in a message
 
@@ -134,7 +136,7 @@ def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict
     """
     from babelqueue.codec import EnvelopeCodec
 
-    content = strict.to_bytes(content)
+    content = strict_json.to_bytes(content)
     found = verdict.judge(content, empty_list_data)
     if found.problem is not None:
         where = f" at {found.problem.pointer}" if found.problem.pointer else ""
@@ -157,6 +159,28 @@ def urn(envelope: Mapping[str, Any]) -> str:
         raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
     for name in ("job", "urn"):
         value = envelope.get(name)
-        if isinstance(value, str) and not index.is_blank(value):
+        if isinstance(value, str) and not indexed_fields.is_blank(value):
             return value
     return ""
+
+
+_current: ContextVar[str | None] = ContextVar("phpmq_lite_trace_id", default=None)
+
+
+@contextmanager
+def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
+    """Have publishes inside continue the envelope's trace, unless they name another.
+
+    A context variable: tasks and ``run_coroutine_threadsafe`` inherit it, new threads do not.
+    """
+    found = envelope.get("trace_id")
+    token = _current.set(found if isinstance(found, str) else None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_trace_id() -> str | None:
+    """Return the trace_id of the envelope that is being handled here; None outside."""
+    return _current.get()

@@ -45,7 +45,7 @@ DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE until_ms <= ? LIMIT 
 """
 
 
-class Claim(Enum):
+class IdempotencyDecision(Enum):
     """What to do with an envelope."""
 
     RUN = "run"  # it is yours: handle it, then remember or forget
@@ -54,10 +54,10 @@ class Claim(Enum):
 
 
 @runtime_checkable
-class ClaimStore(Protocol):
-    """What the worker asks, by the key of :func:`key_of`."""
+class IdempotencyStore(Protocol):
+    """What the worker asks, by the key of :func:`idempotency_key`."""
 
-    def claim(self, key: str) -> Claim:
+    def claim(self, key: str) -> IdempotencyDecision:
         """Claim a key for some minutes, unless it is done or in flight."""
 
     def remember(self, key: str) -> None:
@@ -67,7 +67,7 @@ class ClaimStore(Protocol):
         """Give back one's claim after a failure; another's claim and what is done stay."""
 
 
-def key_of(
+def idempotency_key(
     envelope: Mapping[str, Any], by: Literal["meta.id", "trace_id"] = "meta.id"
 ) -> str | None:
     """Return what an envelope is claimed by; None where it has none: handle it unclaimed.
@@ -81,7 +81,7 @@ def key_of(
     return found if isinstance(found, str) and found else None
 
 
-class SqliteClaims:
+class SqliteIdempotencyStore:
     """Claims in an SQLite file; safe with several threads and processes, also after a fork.
 
     A key that is done counts as done for ``keep_s``.  Times are wall-clock milliseconds, as
@@ -118,7 +118,7 @@ class SqliteClaims:
         with self._lock:
             self._opened()
 
-    def claim(self, key: str) -> Claim:
+    def claim(self, key: str) -> IdempotencyDecision:
         """Claim a key for ``lease_s``, unless it is done or in flight here or elsewhere."""
         owner = os.urandom(16).hex()
         with self._transaction() as connection:
@@ -128,10 +128,12 @@ class SqliteClaims:
             }  # fmt: skip
             if connection.execute(_CLAIM, values).rowcount:
                 self._owners[key] = owner
-                answer = Claim.RUN
+                answer = IdempotencyDecision.RUN
             else:
                 row = connection.execute(_LOOK, (key, now_ms)).fetchone()
-                answer = Claim.DONE if row[0] is None else Claim.IN_FLIGHT
+                answer = (
+                    IdempotencyDecision.DONE if row[0] is None else IdempotencyDecision.IN_FLIGHT
+                )
         self._count += 1
         if self._count % _PURGE_EVERY == 0:
             self.purge()

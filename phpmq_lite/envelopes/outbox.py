@@ -11,7 +11,6 @@ otherwise).  After that it is at least once, and the consumer tells by ``meta.id
 import re
 import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from babelqueue.outbox import OutboxRecord
 
 from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes import producer
-from phpmq_lite.envelopes.sqlite_file import transaction
+from phpmq_lite.envelopes.sqlite_file import transaction, wall_ms
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.errors import EnvelopeError
 
@@ -85,11 +84,6 @@ FROM {table} WHERE sent_ms IS NULL GROUP BY queue ORDER BY queue
 """
 
 
-def wall_ms() -> int:
-    """Return the Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 def checked_table(table: str) -> str:
     """Return the name of a table.
 
@@ -124,7 +118,7 @@ def insert(
         EnvelopeError: it cannot be written, or no consumer could handle it.
         LocalProtocolError: the queue's name or the ttl is not allowed.
     """
-    made = producer.prepare(envelope, queue)
+    made = producer.prepare_publish(envelope, queue)
     return _insert(table, made.queue, made.content, ttl_s)
 
 
@@ -161,7 +155,7 @@ class Outbox:
 
     def publish(
         self,
-        job: str | producer.Job,
+        job: str | producer.EnvelopeSource,
         data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
         *,
@@ -185,7 +179,7 @@ class Outbox:
 
     def publish_message(self, message: Any, *, queue: str | None = None, ttl_s: int = 0) -> str:
         """Write an object with ``get_babel_urn`` and ``to_payload``; as :meth:`publish`."""
-        envelope = producer.make_from(message, queue=self.queue if queue is None else queue)
+        envelope = producer.make_from_object(message, queue=self.queue if queue is None else queue)
         self.write(envelope, ttl_s=ttl_s)
         return str(envelope["meta"]["id"])
 
@@ -198,7 +192,7 @@ class Outbox:
         return values[0]
 
 
-class Waiting(NamedTuple):
+class OutboxRow(NamedTuple):
     """A row that a relay is to send."""
 
     seq: int
@@ -209,7 +203,7 @@ class Waiting(NamedTuple):
     attempts: int  # failed ones
 
 
-class QueueStatus(NamedTuple):
+class OutboxQueueStatus(NamedTuple):
     """What waits for one queue."""
 
     queue: str
@@ -269,7 +263,7 @@ class SqliteOutboxStore:
 
         A body that is no UTF-8 is left out and marked as failed: the SDK's relay sends text.
         """
-        rows: list[Waiting] = []
+        rows: list[OutboxRow] = []
         for queue in self.queues():
             rows += self.take(queue, limit)
         records: list[OutboxRecord] = []
@@ -303,7 +297,7 @@ class SqliteOutboxStore:
             row = self._connection.execute(self._sql(_NEXT_QUEUE), (row[0],)).fetchone()
         return found
 
-    def take(self, queue: str, limit: int, most_bytes: int = 4 << 20) -> list[Waiting]:
+    def take(self, queue: str, limit: int, most_bytes: int = 4 << 20) -> list[OutboxRow]:
         """Lease a queue and return its oldest rows that are due; none where another relay has it.
 
         At most ``limit`` rows, and no more after ``most_bytes`` of bodies.
@@ -316,10 +310,10 @@ class SqliteOutboxStore:
             }  # fmt: skip
             if not self._connection.execute(self._sql(_LEASE), values).rowcount:
                 return []
-        rows: list[Waiting] = []
+        rows: list[OutboxRow] = []
         size = 0
         cursor = self._connection.execute(self._sql(_WAITING), (queue, now_ms, limit))
-        for row in map(Waiting._make, cursor):
+        for row in map(OutboxRow._make, cursor):
             rows.append(row)
             size += len(row.body)
             if size >= most_bytes:
@@ -358,10 +352,10 @@ class SqliteOutboxStore:
             if count < PURGE_ROWS:
                 return removed
 
-    def status(self) -> list[QueueStatus]:
+    def status(self) -> list[OutboxQueueStatus]:
         """Return what waits, by queue, in the order of the names."""
         cursor = self._connection.execute(self._sql(_STATUS))
-        return [QueueStatus(*row) for row in cursor]
+        return [OutboxQueueStatus(*row) for row in cursor]
 
     def changes(self) -> int:
         """Return a number that is another one when somebody else has committed to the file."""

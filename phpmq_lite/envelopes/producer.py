@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.async_client import connect as connect_aio
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
-from phpmq_lite.envelopes import codec, trace
-from phpmq_lite.envelopes.index import is_blank
+from phpmq_lite.envelopes import codec
+from phpmq_lite.envelopes.indexed_fields import is_blank
 from phpmq_lite.errors import EnvelopeError
 
 KEY_BYTES: Final = 64  # of a receipt key, at most
 
 
-class Job(Protocol):
+class EnvelopeSource(Protocol):
     """What knows its URN and its payload; it may also have ``get_babel_trace_id()``."""
 
     def get_babel_urn(self) -> str:
@@ -31,7 +31,7 @@ class Job(Protocol):
         """Return the data."""
 
 
-class Prepared(NamedTuple):
+class PreparedEnvelope(NamedTuple):
     """An envelope ready to be sent."""
 
     queue: str
@@ -40,7 +40,7 @@ class Prepared(NamedTuple):
     meta_id: str  # empty: it has none
 
 
-def make(
+def make_envelope(
     urn: str,
     data: Mapping[str, Any],
     *,
@@ -53,11 +53,11 @@ def make(
     Raises:
         EnvelopeError: as ``codec.make``.
     """
-    inherited = trace.current() if trace_id is None else trace_id
+    inherited = codec.current_trace_id() if trace_id is None else trace_id
     return codec.make(urn, data, queue=queue, trace_id=inherited, meta=meta)
 
 
-def make_from(message: Any, *, queue: str) -> dict[str, Any]:
+def make_from_object(message: Any, *, queue: str) -> dict[str, Any]:
     """Make the envelope of an object with ``get_babel_urn`` and ``to_payload``.
 
     Its own ``get_babel_trace_id`` comes before the trace being handled.
@@ -66,14 +66,14 @@ def make_from(message: Any, *, queue: str) -> dict[str, Any]:
         EnvelopeError: as ``codec.from_message``.
     """
     envelope = codec.from_message(message, queue=queue)
-    inherited = trace.current()
+    inherited = codec.current_trace_id()
     if inherited is not None and not _has_trace(message):
         envelope["trace_id"] = inherited
     return envelope
 
 
 def make_for(
-    job: str | Job,
+    job: str | EnvelopeSource,
     data: Mapping[str, Any] | str | None,
     queue: str | None,
     default_queue: str,
@@ -92,12 +92,12 @@ def make_for(
         if data is None:
             raise EnvelopeError(f"/data is missing: publish({job[:200]!r}, data)")
         target = default_queue if queue is None else queue
-        return make(job, data, queue=target, trace_id=trace_id, meta=meta)  # type: ignore[arg-type]
+        return make_envelope(job, data, queue=target, trace_id=trace_id, meta=meta)  # type: ignore[arg-type]
     if isinstance(data, str) and queue is None:
         data, queue = None, data
     if data is not None or meta is not None:
         raise EnvelopeError(f"/data comes from the {type(job).__name__}: give no data and no meta")
-    envelope = make_from(job, queue=default_queue if queue is None else queue)
+    envelope = make_from_object(job, queue=default_queue if queue is None else queue)
     if trace_id is not None and not is_blank(trace_id):
         envelope["trace_id"] = trace_id
     return envelope
@@ -109,9 +109,9 @@ def _has_trace(message: Any) -> bool:
     return isinstance(found, str) and not is_blank(found)
 
 
-def prepare(
+def prepare_publish(
     envelope: Mapping[str, Any], queue: str | None = None, key: bytes | str | None = None
-) -> Prepared:
+) -> PreparedEnvelope:
     """Encode an envelope for its queue: the given one, else ``meta.queue``.
 
     Raises:
@@ -126,7 +126,7 @@ def prepare(
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
     own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a later try is another
-    return Prepared(target, content, receipt_key(content, own, key), meta_id)
+    return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
@@ -182,7 +182,7 @@ class Producer:
 
     def publish(
         self,
-        job: str | Job,
+        job: str | EnvelopeSource,
         data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
         *,
@@ -228,7 +228,7 @@ class Producer:
 
         A trace of its ``get_babel_trace_id`` is continued.
         """
-        envelope = make_from(message, queue=self.queue if queue is None else queue)
+        envelope = make_from_object(message, queue=self.queue if queue is None else queue)
         return self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
 
     def publish_envelope(
@@ -244,7 +244,7 @@ class Producer:
         The same envelope again, after an error or a restart, is stored once within the broker's
         window of keys.  To have it stored again on purpose, give another ``key``.
         """
-        made = prepare(envelope, queue, key)
+        made = prepare_publish(envelope, queue, key)
         self.client.publish_confirmed(made.queue, made.content, ttl_s, made.key)
         return made.meta_id
 
@@ -284,7 +284,7 @@ class AsyncProducer:
 
     async def publish(
         self,
-        job: str | Job,
+        job: str | EnvelopeSource,
         data: Mapping[str, Any] | str | None = None,
         queue: str | None = None,
         *,
@@ -306,7 +306,7 @@ class AsyncProducer:
         key: bytes | str | None = None,
     ) -> str:
         """Publish an object; as :meth:`Producer.publish_message`."""
-        envelope = make_from(message, queue=self.queue if queue is None else queue)
+        envelope = make_from_object(message, queue=self.queue if queue is None else queue)
         return await self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
 
     async def publish_envelope(
@@ -318,6 +318,6 @@ class AsyncProducer:
         key: bytes | str | None = None,
     ) -> str:
         """Publish a made envelope; as :meth:`Producer.publish_envelope`."""
-        made = prepare(envelope, queue, key)
+        made = prepare_publish(envelope, queue, key)
         await self.client.publish_confirmed(made.queue, made.content, ttl_s, made.key)
         return made.meta_id

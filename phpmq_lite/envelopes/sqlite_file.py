@@ -62,3 +62,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         if connection.in_transaction:  # SQLite rolls back by itself when the disk is full
             connection.execute("ROLLBACK")
         raise
+
+
+def wall_ms() -> int:
+    """Return the Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000

@@ -1,11 +1,7 @@
-"""The SDK's transport over PHPMQ: strict at ``pop``, raw bytes in every hop, nothing lost between.
-
-It has ``publish pop ack close redeliver dead_letter`` and no other method that the SDK takes for
-a capability.  ``pop`` never raises; nor do the ends of a job: what fails there leaves the message
-with the broker, which sends it again.
-"""
+"""The SDK's transport over PHPMQ, and the events that a worker logs or hands to a hook."""
 
 import json
+import logging
 import time
 import traceback
 from collections import OrderedDict
@@ -19,15 +15,62 @@ from babelqueue.transport import ReceivedMessage, Transport
 
 from phpmq_lite import errors
 from phpmq_lite.client.session import Backoff, Delivery
-from phpmq_lite.envelopes import codec, record
-from phpmq_lite.envelopes.delays import Delays
-from phpmq_lite.envelopes.events import Event, Events, Level
-from phpmq_lite.envelopes.handling import Context
-from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, key_of
-from phpmq_lite.envelopes.link import End, Link
-from phpmq_lite.envelopes.record import Block
-from phpmq_lite.envelopes.verdict import EmptyListData, Problem, Verdict, judge
+from phpmq_lite.envelopes import codec, dead_letter_record
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
+from phpmq_lite.envelopes.handlers import JobContext
+from phpmq_lite.envelopes.idempotency import IdempotencyDecision, IdempotencyStore, idempotency_key
+from phpmq_lite.envelopes.retry_delays import RetryDelays
+from phpmq_lite.envelopes.verdict import EmptyListData, EnvelopeProblem, Verdict, judge
+from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, LocalProtocolError
+
+EventLevel = Literal["info", "warning", "error"]
+EventHook = Callable[[EventLevel, str, Mapping[str, Any]], None]
+"""Called with level, event and context: queue, urn, trace_id, message_id, attempt, delay_s, reason.
+
+What is not known is not there; never a content.
+"""
+
+EventName = Literal[
+    "job.ack",  # handled and acknowledged
+    "job.retry",  # failed, a copy waits for its next run
+    "job.released",  # back in the queue as it was: reason unknown_urn, in_flight, shutdown …
+    "job.dead_letter",  # failed for good, unknown or malformed: it has a record
+    "job.dropped",  # acknowledged without having been handled, as the settings wish
+    "job.duplicate",  # handled before: acknowledged without a run
+    "job.warning",  # outdated members of an envelope; each warning once
+    "reserve.failed",  # no message could be taken; the worker tries again
+    "process.failed",  # a job could not be ended, or its handler ended the worker
+    "worker.started",
+    "worker.stopping",  # reason: stopped, exit, jobs, runtime, memory, orphaned, empty
+]
+
+_log = logging.getLogger("phpmq_lite.worker")
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None:
+    """Write an event to the logger ``phpmq_lite.worker``: the hook where no other is given."""
+    told = " ".join(f"{name}={value}" for name, value in context.items())
+    _log.log(_LEVELS[level], "%s %s", event, told)
+
+
+class WorkerEvents:
+    """Hands events to a hook; what the hook raises is logged and ends nothing."""
+
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: EventHook = log_event) -> None:
+        self.hook = hook
+
+    def emit(self, level: EventLevel, event: EventName, **context: Any) -> None:
+        """Tell an event; members that are None are left out."""
+        known = {name: value for name, value in context.items() if value is not None}
+        try:
+            self.hook(level, event, known)
+        except Exception:
+            _log.exception("the hook failed at %s", event)
+
 
 ATTEMPTS_LIMIT: Final = 1 << 31
 RELEASE_S: Final = 5.0  # what cannot be handled now comes again after this
@@ -43,7 +86,7 @@ StopReason = Callable[[int], str | None]  # jobs taken so far -> why to end now
 
 
 @dataclass(slots=True)
-class Job:
+class WorkerJob:
     """A message from ``pop`` to its end."""
 
     delivery: Delivery
@@ -73,11 +116,11 @@ class PhpmqTransport(Transport):
 
     def __init__(
         self,
-        link: Link,
-        events: Events | None = None,
+        link: WorkerConnection,
+        events: WorkerEvents | None = None,
         *,
-        delays: Delays | None = None,
-        claims: ClaimStore | None = None,
+        delays: RetryDelays | None = None,
+        claims: IdempotencyStore | None = None,
         claim_by: Literal["meta.id", "trace_id"] = "meta.id",
         empty_list_data: EmptyListData = "php",
         dead_letter_queue: str | None = None,
@@ -87,7 +130,7 @@ class PhpmqTransport(Transport):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.link = link
-        self.events = events or Events()
+        self.events = events or WorkerEvents()
         self.delays = delays
         self.claims = claims
         self.dead_letter_queue = dead_letter_queue  # empty: NAME.dlq
@@ -101,8 +144,10 @@ class PhpmqTransport(Transport):
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._sleep = sleep
-        self._job: Job | None = None  # the last one handed out
-        self._ended: OrderedDict[str, End] = OrderedDict()  # oldest first: they are done for good
+        self._job: WorkerJob | None = None  # the last one handed out
+        self._ended: OrderedDict[str, Settlement] = (
+            OrderedDict()
+        )  # oldest first: they are done for good
         self._pause = Backoff(0.5, 10.0)  # after an end that failed
         self._warned: set[tuple[str, str]] = set()
         self._is_away = False
@@ -114,7 +159,7 @@ class PhpmqTransport(Transport):
 
         Raises:
             EnvelopeError: no consumer would handle it; nothing was sent.
-            PublishRefusedError, ConnectionLostError, TimeoutError: as ``Link.confirm``.
+            PublishRefusedError, ConnectionLostError, TimeoutError: as ``WorkerConnection.confirm``.
         """
         content = _utf8(body)
         codec.decode(content, "never")  # raises; what is sent are the bytes as they came
@@ -142,11 +187,11 @@ class PhpmqTransport(Transport):
         job = _job_of(message)
         if job.is_handled:
             self._claimed(job, is_done=True)
-            self._end(job, End.ACK)
+            self._end(job, Settlement.ACK)
             self._tell_job("info", "job.ack", job)
             return
         self._claimed(job, is_done=False)
-        self._end(job, End.ACK)
+        self._end(job, Settlement.ACK)
         reason = "failed" if job.error is not None else "unknown_urn"
         self._tell_job("warning", "job.dropped", job, reason=reason)
 
@@ -162,7 +207,7 @@ class PhpmqTransport(Transport):
         elif delay > 0:
             self._safely(job, lambda: self._release(job, delay, "unknown_urn"))
         elif job.is_started:
-            self._end(job, End.REQUEUE)
+            self._end(job, Settlement.REQUEUE)
             self._tell_job("warning", "job.released", job, reason="interrupted")
         else:
             job.is_ended = True
@@ -187,7 +232,7 @@ class PhpmqTransport(Transport):
 
     # -- what handlers are given
 
-    def begin(self) -> Context:
+    def begin(self) -> JobContext:
         """Note that the handler of the last job starts; give data of its own."""
         job = self._job
         if job is None:
@@ -195,7 +240,7 @@ class PhpmqTransport(Transport):
         job.is_started = True
         envelope = codec.decode(job.delivery.body, self._empty_list_data)
         envelope["attempts"] = job.attempts
-        return Context(envelope, job.delivery.queue, job.message_id)
+        return JobContext(envelope, job.delivery.queue, job.message_id)
 
     def done(self) -> None:
         """Note that the handler has returned."""
@@ -246,7 +291,7 @@ class PhpmqTransport(Transport):
         verdict = judge(delivery.body, self._empty_list_data)
         index = verdict.index
         attempts = _clamped(index.attempts if index else 0)
-        job = Job(delivery, verdict, attempts, self._monotonic())
+        job = WorkerJob(delivery, verdict, attempts, self._monotonic())
         if verdict.problem is not None:
             problem = verdict.problem
             self._safely(job, lambda: self._quarantine(job, problem))
@@ -255,26 +300,30 @@ class PhpmqTransport(Transport):
         if not self._may_run(job):
             return None
         self._job = job
-        content = record.with_attempts(delivery.body, attempts)  # the SDK counts on from these
+        content = dead_letter_record.with_attempts(
+            delivery.body, attempts
+        )  # the SDK counts on from these
         return ReceivedMessage(content.decode(), delivery.queue, job)
 
-    def _may_run(self, job: Job) -> bool:
+    def _may_run(self, job: WorkerJob) -> bool:
         if self.claims is None:
             return True
-        key = key_of(codec.decode(job.delivery.body, self._empty_list_data), self._claim_by)
+        key = idempotency_key(
+            codec.decode(job.delivery.body, self._empty_list_data), self._claim_by
+        )
         if key is None:
             return True
         # Several queues may each have a copy: one file of claims serves the workers of all.
         key = f"{job.delivery.queue}\0{key}"
         answer = self.claims.claim(key)
-        if answer is Claim.DONE:
-            self._end(job, End.ACK)
+        if answer is IdempotencyDecision.DONE:
+            self._end(job, Settlement.ACK)
             self._tell_job("info", "job.duplicate", job, reason="handled before")
-        elif answer is Claim.IN_FLIGHT:
+        elif answer is IdempotencyDecision.IN_FLIGHT:
             self._safely(job, lambda: self._release(job, self._release_s, "in_flight"))
         else:
             job.claim = key
-        return answer is Claim.RUN
+        return answer is IdempotencyDecision.RUN
 
     def _warn(self, queue: str, verdict: Verdict) -> None:
         for warning in verdict.warnings:
@@ -284,31 +333,31 @@ class PhpmqTransport(Transport):
 
     # -- ends; each may raise ClientError
 
-    def _retry(self, job: Job, delay_s: float) -> None:
+    def _retry(self, job: WorkerJob, delay_s: float) -> None:
         attempt = job.attempts + 1
         if self.delays is not None:
             delay_s = self.delays.after(attempt)
-        content = record.with_attempts(job.delivery.body, attempt)
+        content = dead_letter_record.with_attempts(job.delivery.body, attempt)
         self._copy(job, content, delay_s, attempt)
         self._tell_job(
             "warning", "job.retry", job,
             attempt=attempt, delay_s=round(delay_s, 3), **_described(job.error),
         )  # fmt: skip
 
-    def _release(self, job: Job, delay_s: float, reason: str) -> None:
+    def _release(self, job: WorkerJob, delay_s: float, reason: str) -> None:
         self._copy(job, job.delivery.body, delay_s, job.attempts)
         self._tell_job("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
-    def _copy(self, job: Job, content: bytes, delay_s: float, attempts: int) -> None:
+    def _copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
         """Publish what runs later, under a key that stores it once, then acknowledge."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.confirm(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
         else:
             self.link.confirm(queue, content, self._left_s(job), key)
-        self._end(job, End.ACK)
+        self._end(job, Settlement.ACK)
 
-    def _quarantine(self, job: Job, problem: Problem) -> None:
+    def _quarantine(self, job: WorkerJob, problem: EnvelopeProblem) -> None:
         """Put a malformed body aside, on its first delivery."""
         block = self._block(job, "poison", job.attempts, problem.detail, None, problem.reason)
         self._put_aside(job, self._dead_queue(job), job.delivery.body, block)
@@ -316,18 +365,20 @@ class PhpmqTransport(Transport):
             "warning", "job.dead_letter", job, reason=problem.reason, error=problem.detail
         )
 
-    def _bury(self, job: Job, queue: str, told: Mapping[str, Any], attempts: int) -> None:
+    def _bury(self, job: WorkerJob, queue: str, told: Mapping[str, Any], attempts: int) -> None:
         """Put a job aside whose tries are used up, or whose URN nobody handles."""
         error = None if told["error"] is None else str(told["error"])[:_ERROR_CHARACTERS]
         block = self._block(job, told["reason"], attempts, error, told["exception"], None)
-        content = record.with_attempts(job.delivery.body, attempts)
+        content = dead_letter_record.with_attempts(job.delivery.body, attempts)
         self._put_aside(job, queue, content, block)
         self._tell_job(
             "error", "job.dead_letter", job,
             **({"attempt": attempts} | _described(job.error) | {"reason": told["reason"]}),
         )  # fmt: skip
 
-    def _put_aside(self, job: Job, queue: str, content: bytes, block: Block) -> None:
+    def _put_aside(
+        self, job: WorkerJob, queue: str, content: bytes, block: DeadLetterBlock
+    ) -> None:
         """Publish the record, wait for the receipt, send 006.
 
         Without a record of ours the broker writes one: for a version that nobody here can read
@@ -337,17 +388,17 @@ class PhpmqTransport(Transport):
         is_ours = block.detail != _UNSUPPORTED and not job.delivery.queue.endswith(DEAD_SUFFIX)
         if is_ours:
             try:
-                made = record.build(content, block)
+                made = dead_letter_record.build_record(content, block)
                 self.link.confirm(queue, made, 0, f"{job.message_id}:dead".encode())
             except LocalProtocolError as error:
                 self._tell_job("warning", "process.failed", job, reason=_named(error))
-        self._end(job, End.DEAD_LETTER)
+        self._end(job, Settlement.DEAD_LETTER)
 
     def _block(
-        self, job: Job, reason: str, attempts: int, error: str | None,
+        self, job: WorkerJob, reason: str, attempts: int, error: str | None,
         exception: str | None, detail: str | None,
-    ) -> Block:  # fmt: skip
-        return Block(
+    ) -> DeadLetterBlock:  # fmt: skip
+        return DeadLetterBlock(
             reason=reason,
             original_queue=job.delivery.queue,
             failed_at=self._now_ms(),
@@ -358,24 +409,24 @@ class PhpmqTransport(Transport):
             message_id=job.message_id,
         )
 
-    def _end(self, job: Job, how: End) -> None:
+    def _end(self, job: WorkerJob, how: Settlement) -> None:
         job.is_ended = True
         self.link.end(job.delivery, how, self._left_s(job))
-        if how is not End.REQUEUE:
+        if how is not Settlement.REQUEUE:
             self._ended[job.message_id] = how
             if len(self._ended) > _ENDED_LIMIT:
                 self._ended.popitem(last=False)
 
-    def _left_s(self, job: Job) -> int:
+    def _left_s(self, job: WorkerJob) -> int:
         """Give the seconds to live of a message now; at least 1, for 0 is for ever."""
         if not job.delivery.ttl_s:
             return 0
         return max(1, ceil(job.delivery.ttl_s - (self._monotonic() - job.taken_s)))
 
-    def _dead_queue(self, job: Job) -> str:
+    def _dead_queue(self, job: WorkerJob) -> str:
         return self.dead_letter_queue or job.delivery.queue + DEAD_SUFFIX
 
-    def _safely(self, job: Job, act: Callable[[], None]) -> None:
+    def _safely(self, job: WorkerJob, act: Callable[[], None]) -> None:
         """Do it; where it fails the message goes back as it is, after a pause that grows."""
         try:
             act()
@@ -383,11 +434,11 @@ class PhpmqTransport(Transport):
             self._tell_job("error", "process.failed", job, reason=_named(error))
             if not job.is_ended:
                 self._sleep(self._pause.next_s())
-                self._end(job, End.REQUEUE)
+                self._end(job, Settlement.REQUEUE)
         else:
             self._pause.reset()
 
-    def _claimed(self, job: Job, *, is_done: bool) -> None:
+    def _claimed(self, job: WorkerJob, *, is_done: bool) -> None:
         """End the claim of a job; trouble with the store keeps no message from its end."""
         if self.claims is None or job.claim is None:
             return
@@ -408,10 +459,12 @@ class PhpmqTransport(Transport):
             self._is_away = True
             self._tell("error", "reserve.failed", queue, reason=_named(error))
 
-    def _tell(self, level: Level, event: Event, queue: str, **context: Any) -> None:
+    def _tell(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
         self.events.emit(level, event, queue=queue, **context)
 
-    def _tell_job(self, level: Level, event: Event, job: Job, **context: Any) -> None:
+    def _tell_job(
+        self, level: EventLevel, event: EventName, job: WorkerJob, **context: Any
+    ) -> None:
         index = job.verdict.index
         self.events.emit(
             level,
@@ -432,9 +485,9 @@ def _ignore(_reason: str) -> None:
     """Go on: nobody asked to be stopped."""
 
 
-def _job_of(message: ReceivedMessage) -> Job:
+def _job_of(message: ReceivedMessage) -> WorkerJob:
     job = message.handle
-    if not isinstance(job, Job):
+    if not isinstance(job, WorkerJob):
         raise TypeError("this message was not taken by this transport")
     return job
 

@@ -1,47 +1,28 @@
-"""What an envelope says and whether it is right.  Pure and total: any bytes have a verdict.
-
-Three layers: A, may it be read at all; B, may a consumer handle it; C, all that a producer owes.
-"""
+"""Whether an envelope is valid, and why not.  Pure and total: any bytes have a verdict."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from phpmq_lite.envelopes import strict
-from phpmq_lite.envelopes.index import (
+import msgspec
+
+from phpmq_lite.envelopes import strict_json
+from phpmq_lite.envelopes.indexed_fields import (
+    AFTER_BLANKS,
     BLANK,
-    INDEX_BYTES,
-    INDEX_CHARACTERS,
     INT64_MAX,
     INT64_MIN,
-    Index,
-    clamped,
+    IndexedFields,
+    Text,
+    clamp_int64,
     index_of,
+    indexed_text,
     is_blank,
-    kept,
 )
-
-__all__ = [
-    "BLANK",
-    "CONVENTION",
-    "DEPTH_LIMIT",
-    "INDEX_BYTES",
-    "INDEX_CHARACTERS",
-    "LANGUAGES",
-    "OUTDATED",
-    "REASONS",
-    "EmptyListData",
-    "Index",
-    "Problem",
-    "Verdict",
-    "index_of",
-    "is_blank",
-    "judge",
-    "lint",
-]
+from phpmq_lite.model import Indexed
 
 EmptyListData = Literal["php", "never", "always"]  # where ``data: []`` counts as ``{}``
 
@@ -56,7 +37,7 @@ REASONS: Final = (  # of layers A and B, the first that applies
     "schema_mismatch",
 )
 CONVENTION: Final = "convention"  # of lint: a hint about the URN, never a reason to refuse it
-DEPTH_LIMIT: Final = strict.DEPTH_LIMIT  # levels
+DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # levels
 LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # those a producer may name
 OUTDATED: Final = (  # (container, name): consumers drop them, producers are refused
     ("", "timestamp"),
@@ -99,7 +80,7 @@ _Pairs = tuple[tuple[str, Any], ...]  # an object, repeated members included
 
 
 @dataclass(slots=True, frozen=True)
-class Problem:
+class EnvelopeProblem:
     """One thing that is wrong."""
 
     reason: str  # of REASONS, or of the producer schema
@@ -111,8 +92,8 @@ class Problem:
 class Verdict:
     """What became of layers A and B."""
 
-    problem: Problem | None  # None: a consumer may handle it
-    index: Index | None  # None: it is no JSON object
+    problem: EnvelopeProblem | None  # None: a consumer may handle it
+    index: IndexedFields | None  # None: it is no JSON object
     is_tolerated: bool = False  # ``data: []`` was read as ``{}``
     warnings: tuple[str, ...] = ()  # outdated members, a job of another type
 
@@ -136,38 +117,38 @@ class _Body:
     def is_tolerated(self) -> bool:
         return self.tolerates_empty_list and self.last.get("data") == []
 
-    def index(self) -> Index:
+    def index(self) -> IndexedFields:
         meta_id = self.meta.get("id")
         attempts = self.last.get("attempts")
-        return Index(
+        return IndexedFields(
             self._text("job") or self._text("urn"),
             self._text("trace_id"),
-            kept(meta_id) if type(meta_id) is str else None,
-            clamped(attempts) if type(attempts) is int else None,
+            indexed_text(meta_id) if type(meta_id) is str else None,
+            clamp_int64(attempts) if type(attempts) is int else None,
         )
 
     def _text(self, name: str) -> str | None:
         value = self.last.get(name)
-        return kept(value) if type(value) is str else None
+        return indexed_text(value) if type(value) is str else None
 
 
-def _read(content: bytes, mode: EmptyListData) -> _Body | Problem:
+def _read(content: bytes, mode: EmptyListData) -> _Body | EnvelopeProblem:
     """Read a body as far as types do not matter: reasons 1, 2 and the first part of 3."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        return Problem("poison", f"byte {error.start} is not UTF-8")
-    if strict.is_too_deep(content):
-        return Problem("too_deep", f"more than {DEPTH_LIMIT} levels")
-    is_wary = strict.has_long_numbers(content)
+        return EnvelopeProblem("poison", f"byte {error.start} is not UTF-8")
+    if strict_json.is_too_deep(content):
+        return EnvelopeProblem("too_deep", f"more than {DEPTH_LIMIT} levels")
+    is_wary = strict_json.has_long_numbers(content)
     try:
-        root = strict.parse(text, is_wary=is_wary)
+        root = strict_json.parse_json(text, is_wary=is_wary)
     except ValueError as error:
-        return Problem("poison", f"not one JSON value: {error}")
+        return EnvelopeProblem("poison", f"not one JSON value: {error}")
     if type(root) is not tuple:
-        return Problem("poison", f"the root is {_named(root)}, not an object")
-    if strict.has_lone_surrogate(content):
-        return Problem("poison", "an escape is half of a surrogate pair")
+        return EnvelopeProblem("poison", f"the root is {_named(root)}, not an object")
+    if strict_json.has_lone_surrogate(content):
+        return EnvelopeProblem("poison", "an escape is half of a surrogate pair")
     return _Body(root, is_wary, mode)
 
 
@@ -178,13 +159,13 @@ def _named(value: Any) -> str:
     if type(value) is bool:
         return "true" if value else "false"
     if type(value) is int:
-        return "an integer beyond 64 bits" if clamped(value) != value else str(value)
+        return "an integer beyond 64 bits" if clamp_int64(value) != value else str(value)
     if type(value) is float:
         return "a number with a fraction or an exponent"
     return "a text" if type(value) is str else "a list" if type(value) is list else "an object"
 
 
-def _type_problem(kind: str, value: Any, pointer: str) -> Problem | None:
+def _type_problem(kind: str, value: Any, pointer: str) -> EnvelopeProblem | None:
     if value is None:
         return None
     if kind == "integer":
@@ -194,10 +175,10 @@ def _type_problem(kind: str, value: Any, pointer: str) -> Problem | None:
     if is_right:
         return None
     name = pointer[1:].replace("/", ".")
-    return Problem("poison", f"{name} is {_named(value)}, not {_WANTED[kind]}", pointer)
+    return EnvelopeProblem("poison", f"{name} is {_named(value)}, not {_WANTED[kind]}", pointer)
 
 
-def _type_problems(body: _Body) -> Iterator[Problem]:
+def _type_problems(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield wrong types: every occurrence of every known member counts."""
     for name, value in body.pairs:
         kind = _TOP.get(name)
@@ -206,8 +187,8 @@ def _type_problems(body: _Body) -> Iterator[Problem]:
         problem = _type_problem(kind, value, f"/{name}")
         if problem is not None:
             yield problem
-        elif name == "data" and body.has_long_numbers and not strict.is_finite(value):
-            yield Problem("poison", "data holds a number that is no finite double", "/data")
+        elif name == "data" and body.has_long_numbers and not strict_json.is_finite(value):
+            yield EnvelopeProblem("poison", "data holds a number that is no finite double", "/data")
         elif name in _NESTED and value is not None:
             nested = _NESTED[name]
             for inner, item in value:
@@ -224,32 +205,34 @@ def _has_identity(body: _Body) -> bool:
     )
 
 
-def _layer_a(body: _Body) -> Iterator[Problem]:
+def _layer_a(body: _Body) -> Iterator[EnvelopeProblem]:
     yield from _type_problems(body)
     if not _has_identity(body):
-        yield Problem("poison", "missing_urn")
+        yield EnvelopeProblem("poison", "missing_urn")
 
 
-def _layer_b(body: _Body) -> Iterator[Problem]:
+def _layer_b(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield what a consumer cannot handle; wrong types are layer A's."""
     last = body.last
     version = body.meta.get("schema_version")
     if last.get("meta") is None:
-        yield Problem("missing_meta", _absence(last, "meta"), "/meta")
+        yield EnvelopeProblem("missing_meta", _absence(last, "meta"), "/meta")
     elif version is None or (type(version) is int and version != 1):
         said = _absence(body.meta, "schema_version")
         if version is not None:
             said = f"schema_version is {_named(version)}"
         pointer = "/meta/schema_version"
-        yield Problem("unsupported_schema_version", f"meta.{said}; only 1 is known", pointer)
+        yield EnvelopeProblem(
+            "unsupported_schema_version", f"meta.{said}; only 1 is known", pointer
+        )
     if last.get("data") is None:
-        yield Problem("invalid_data", _absence(last, "data"), "/data")
+        yield EnvelopeProblem("invalid_data", _absence(last, "data"), "/data")
     trace_id = last.get("trace_id")
     if trace_id is None or (type(trace_id) is str and is_blank(trace_id)):
         said = _absence(last, "trace_id") if trace_id is None else "trace_id is blank"
-        yield Problem("missing_trace_id", said, "/trace_id")
+        yield EnvelopeProblem("missing_trace_id", said, "/trace_id")
     if last.get("attempts") is None:
-        yield Problem("invalid_attempts", _absence(last, "attempts"), "/attempts")
+        yield EnvelopeProblem("invalid_attempts", _absence(last, "attempts"), "/attempts")
 
 
 def _absence(members: dict[str, Any], name: str) -> str:
@@ -280,15 +263,17 @@ def judge(content: bytes | str, empty_list_data: EmptyListData = "php") -> Verdi
     Raises:
         EnvelopeError: the body is neither bytes nor text.
     """
-    content = strict.to_bytes(content)
+    content = strict_json.to_bytes(content)
     body = _read(content, empty_list_data)
-    if isinstance(body, Problem):
+    if isinstance(body, EnvelopeProblem):
         return Verdict(body, index_of(content))
     problem = next(chain(_layer_a(body), _layer_b(body)), None)
     return Verdict(problem, body.index(), body.is_tolerated, _warnings(body))
 
 
-def lint(content: bytes | str, empty_list_data: EmptyListData = "php") -> tuple[Problem, ...]:
+def lint(
+    content: bytes | str, empty_list_data: EmptyListData = "php"
+) -> tuple[EnvelopeProblem, ...]:
     """Return all problems, those of a producer (layer C) too; empty: nothing to say.
 
     The last may be ``CONVENTION``, a hint that no rule enforces.
@@ -296,60 +281,64 @@ def lint(content: bytes | str, empty_list_data: EmptyListData = "php") -> tuple[
     Raises:
         EnvelopeError: the body is neither bytes nor text.
     """
-    body = _read(strict.to_bytes(content), empty_list_data)
-    if isinstance(body, Problem):
+    body = _read(strict_json.to_bytes(content), empty_list_data)
+    if isinstance(body, EnvelopeProblem):
         return (body,)
     return tuple(chain(_layer_a(body), _layer_b(body), _layer_c(body)))
 
 
-def _layer_c(body: _Body) -> Iterator[Problem]:
+def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield what a producer owes beyond layers A and B."""
     last, meta = body.last, body.meta
     job = last.get("job")
     if type(job) is not str or is_blank(job):
-        yield Problem("missing_job", "a producer writes job; urn is only read", "/job")
+        yield EnvelopeProblem("missing_job", "a producer writes job; urn is only read", "/job")
     elif job != job.strip(BLANK):
-        yield Problem("untrimmed", "job begins or ends with blank", "/job")
+        yield EnvelopeProblem("untrimmed", "job begins or ends with blank", "/job")
     if "urn" in last:
-        yield Problem("alias", "urn is only read; a producer writes job", "/urn")
+        yield EnvelopeProblem("alias", "urn is only read; a producer writes job", "/urn")
     trace_id = last.get("trace_id")
     if type(trace_id) is str and not is_blank(trace_id) and not _is_uuid(trace_id):
-        yield Problem("not_uuid", "trace_id is not a UUID", "/trace_id")
+        yield EnvelopeProblem("not_uuid", "trace_id is not a UUID", "/trace_id")
     if body.is_tolerated:
-        yield Problem("empty_list_data", "data is [], which other languages refuse", "/data")
+        yield EnvelopeProblem(
+            "empty_list_data", "data is [], which other languages refuse", "/data"
+        )
     if last.get("meta") is not None:
         yield from _layer_c_of_meta(meta)
     attempts = last.get("attempts")
     if type(attempts) is int and attempts < 0:
-        yield Problem("negative", "attempts is below 0", "/attempts")
+        yield EnvelopeProblem("negative", "attempts is below 0", "/attempts")
     if "dead_letter" in last:
-        yield Problem("dead_letter", "a producer writes no dead_letter", "/dead_letter")
+        yield EnvelopeProblem("dead_letter", "a producer writes no dead_letter", "/dead_letter")
     for pointer in _outdated(body):
-        yield Problem("outdated", f"{pointer[1:].replace('/', '.')} is outdated", pointer)
+        yield EnvelopeProblem("outdated", f"{pointer[1:].replace('/', '.')} is outdated", pointer)
     yield from _repeated(body)
     yield from _convention(body)
 
 
-def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[Problem]:
+def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
     for name in ("id", "queue", "lang"):
         value = meta.get(name)
         if value is None or (type(value) is str and is_blank(value)):
             said = _absence(meta, name) if value is None else f"{name} is blank"
-            yield Problem(f"missing_{name}", f"meta.{said}", f"/meta/{name}")
+            yield EnvelopeProblem(f"missing_{name}", f"meta.{said}", f"/meta/{name}")
     meta_id, lang, created_at = meta.get("id"), meta.get("lang"), meta.get("created_at")
     if type(meta_id) is str and not is_blank(meta_id) and not _is_uuid(meta_id):
-        yield Problem("not_uuid", "meta.id is not a UUID", "/meta/id")
+        yield EnvelopeProblem("not_uuid", "meta.id is not a UUID", "/meta/id")
     if type(lang) is str and not is_blank(lang) and lang not in LANGUAGES:
-        yield Problem("unknown_lang", f"meta.lang is none of {' '.join(LANGUAGES)}", "/meta/lang")
+        yield EnvelopeProblem(
+            "unknown_lang", f"meta.lang is none of {' '.join(LANGUAGES)}", "/meta/lang"
+        )
     if created_at is None:
-        yield Problem(
+        yield EnvelopeProblem(
             "missing_created_at", f"meta.{_absence(meta, 'created_at')}", "/meta/created_at"
         )
     elif type(created_at) is int and created_at < 0:
-        yield Problem("negative", "meta.created_at is below 0", "/meta/created_at")
+        yield EnvelopeProblem("negative", "meta.created_at is below 0", "/meta/created_at")
 
 
-def _repeated(body: _Body) -> Iterator[Problem]:
+def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield known members that are written twice; the last counts, but not all parsers agree."""
     for prefix, pairs, known in (
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
@@ -361,11 +350,13 @@ def _repeated(body: _Body) -> Iterator[Problem]:
         seen: set[str] = set()
         for name in names:
             if name in seen:
-                yield Problem("repeated", f"{name} is written more than once", f"{prefix}/{name}")
+                yield EnvelopeProblem(
+                    "repeated", f"{name} is written more than once", f"{prefix}/{name}"
+                )
             seen.add(name)
 
 
-def _convention(body: _Body) -> Iterator[Problem]:
+def _convention(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield a hint where the URN does not follow the recommended form."""
     for name in ("job", "urn"):
         urn = body.last.get(name)
@@ -385,7 +376,7 @@ def _convention(body: _Body) -> Iterator[Problem]:
     else:
         why = "has another form"
     shown = urn if len(urn) <= _SHOWN_CHARACTERS else f"{urn[:_SHOWN_CHARACTERS]}…"
-    yield Problem(
+    yield EnvelopeProblem(
         CONVENTION,
         f"{shown} {why}; the convention is urn:babel:<context>:<event> in lowercase,"
         " dots inside the event, as urn:babel:orders:invoice.requested",
@@ -399,3 +390,58 @@ def _is_uuid(text: str) -> bool:
         return str(UUID(text)) == text.lower()
     except ValueError:
         return False
+
+
+_SHORT: Final = 384  # bytes: too few for 257 levels, and for a right one with 309 digits in it
+
+# With int alone 1.0 would be read as 1, also where the member is repeated and that one is not kept.
+_NoFloat = Annotated[float, msgspec.Meta(gt=1.0, lt=1.0)]
+_Integer = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] | _NoFloat
+
+
+class _Meta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    schema_version: Annotated[int, msgspec.Meta(ge=1, le=1)] | _NoFloat
+    id: Text
+    queue: str | None = None
+    lang: str | None = None
+    created_at: _Integer = 0
+
+
+class _Whole(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """An envelope as a producer writes it; what is unknown or outdated is not usual."""
+
+    job: Text
+    trace_id: Text
+    data: dict[str, Any]
+    meta: _Meta
+    attempts: _Integer
+
+
+_decode = msgspec.json.Decoder(_Whole).decode
+
+
+def fast_verdict(content: bytes) -> Indexed | None:
+    """Read what is indexed of an envelope that a consumer may handle, without any warning."""
+    try:
+        whole = _decode(content)
+    except (ValueError, RecursionError):
+        return None
+    urn, trace_id, meta_id, attempts = whole.job, whole.trace_id, whole.meta.id, whole.attempts
+    if (
+        urn > AFTER_BLANKS
+        and trace_id > AFTER_BLANKS
+        and meta_id > AFTER_BLANKS
+        and type(attempts) is int
+        and _is_plain(content)
+    ):
+        return urn, trace_id, meta_id, attempts
+    return None
+
+
+def _is_plain(content: bytes) -> bool:
+    """Tell that nothing is in it about which msgspec is wider than ``strict``."""
+    if b"\\" in content and b"\\u" in content:  # the first is a tenth of the second
+        return False
+    return len(content) <= _SHORT or not (
+        strict_json.is_too_deep(content) or strict_json.has_long_numbers(content)
+    )

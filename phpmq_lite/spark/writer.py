@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from phpmq_lite.spark.errors import OptionError, PipelineError, ShortReadError
-from phpmq_lite.spark.options import WriteOptions, nearest
-from phpmq_lite.spark.transport import Broker
+from phpmq_lite.spark.pipeline_client import PipelineClient
+from phpmq_lite.spark.source_options import WriteOptions, nearest_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """What one task staged: tokens, how many rows; and of which query's batch it is."""
 
     tokens: tuple[str, ...]
@@ -42,7 +42,7 @@ class Staged(WriterCommitMessage):
     query_id: str | None = None
 
 
-def check_schema(schema: StructType, options: WriteOptions) -> None:
+def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """Refuse rows that cannot become messages.
 
     Raises:
@@ -50,7 +50,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
     """
     for field in schema:
         if field.name not in WRITTEN:
-            near = nearest(field.name, tuple(WRITTEN))
+            near = nearest_name(field.name, tuple(WRITTEN))
             raise OptionError(
                 f"column {field.name!r} cannot be written"
                 + (f": did you mean {near!r}?" if near else "; there are body, queue and ttl_s")
@@ -66,9 +66,9 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         raise OptionError("give the option queue, or a column queue")
 
 
-def stage(
+def stage_rows(
     batches: Iterator["pa.RecordBatch"], options: WriteOptions, query_id: str | None
-) -> Staged:
+) -> StagedRows:
     """Send the rows of one task, in pieces, each under a random token; publishes nothing.
 
     On an error what was sent is dropped again, as far as the broker answers; it forgets the rest
@@ -77,7 +77,7 @@ def stage(
     Raises:
         PipelineError: a row has no body or no queue.
     """
-    broker = Broker(options.connection)
+    broker = PipelineClient(options.connection)
     tokens: list[str] = []
     rows = 0
     try:
@@ -89,10 +89,10 @@ def stage(
     except BaseException:
         _drop(broker, tokens)
         raise
-    return Staged(tuple(tokens), rows, query_id)
+    return StagedRows(tuple(tokens), rows, query_id)
 
 
-def publish(
+def publish_staged(
     messages: list[WriterCommitMessage | None],
     options: WriteOptions,
     app_id: str,
@@ -114,7 +114,7 @@ def publish(
     tokens = [token for message in staged for token in message.tokens]
     if not tokens:
         return  # an empty batch needs no key: repeated, it is empty again
-    broker = Broker(options.connection)
+    broker = PipelineClient(options.connection)
     done = broker.publish(app_id, version, tokens, is_single=is_single)
     if not done.is_repeated and not done.is_resumed:
         _check_count(rows, done.rows + done.remaining, "the broker took")
@@ -122,17 +122,17 @@ def publish(
         done = broker.publish(app_id, version, (), is_single=is_single)
 
 
-def _all_staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-    staged = [message for message in messages if isinstance(message, Staged)]
+def _all_staged(messages: list[WriterCommitMessage | None]) -> list[StagedRows]:
+    staged = [message for message in messages if isinstance(message, StagedRows)]
     if len(staged) != len(messages):
         raise PipelineError("a task ended without saying what it staged; nothing is published")
     return staged
 
 
-def unstage(messages: list[WriterCommitMessage | None], options: WriteOptions) -> None:
+def drop_staged(messages: list[WriterCommitMessage | None], options: WriteOptions) -> None:
     """Drop what tasks staged; never raises, as Spark calls it on the way to another error."""
-    tokens = [t for message in messages if isinstance(message, Staged) for t in message.tokens]
-    _drop(Broker(options.connection), tokens)
+    tokens = [t for message in messages if isinstance(message, StagedRows) for t in message.tokens]
+    _drop(PipelineClient(options.connection), tokens)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -141,22 +141,22 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator["pa.RecordBatch"]) -> Staged:
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> StagedRows:
         """Stage the rows of one task."""
-        return stage(iterator, self._options, None)
+        return stage_rows(iterator, self._options, None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish them all."""
         app_id, version = self._options.app_id, self._options.version
         if app_id is None or version is None:
             app_id = f"batch-{uuid.uuid4().hex}"  # nobody else's: never a repeat
-            publish(messages, self._options, app_id, 0, is_single=True)
+            publish_staged(messages, self._options, app_id, 0, is_single=True)
             return
-        publish(messages, self._options, app_id, version)
+        publish_staged(messages, self._options, app_id, version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what is staged."""
-        unstage(messages, self._options)
+        drop_staged(messages, self._options)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -165,7 +165,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator["pa.RecordBatch"]) -> Staged:
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> StagedRows:
         """Stage the rows of one task; only here the query's id can be asked for."""
         from pyspark import TaskContext
 
@@ -173,7 +173,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query_id:
             raise PipelineError("Spark does not say which query this is; nothing is staged")
-        return stage(iterator, self._options, query_id)
+        return stage_rows(iterator, self._options, query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish the batch; planned again after a crash, it is published once all the same."""
@@ -182,11 +182,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         if len(ids) > 1 or None in ids:
             raise PipelineError(f"rows of several queries in one batch: {ids}")
-        publish(messages, self._options, str(ids.pop()), batchId)
+        publish_staged(messages, self._options, str(ids.pop()), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Drop what is staged."""
-        unstage(messages, self._options)
+        drop_staged(messages, self._options)
 
 
 def _check_count(sent: int, taken: int, verb: str) -> None:
@@ -261,7 +261,7 @@ def _encoded(batch: "pa.RecordBatch") -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _drop(broker: Broker, tokens: list[str]) -> None:
+def _drop(broker: PipelineClient, tokens: list[str]) -> None:
     if not tokens:
         return
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.envelopes import record
+from phpmq_lite.envelopes import dead_letter_record
 from tests.acceptance.cutting_proxy import CuttingProxy, Moment
 from tests.acceptance.peers import Admin, Peer
 from tests.envelope_cases import CASES, Case, record_of
@@ -174,7 +174,7 @@ def test_failing_job_is_tried_with_growing_gaps_then_dead(
     (content,) = taken(peer, f"{crew.queue}.dlq", 1)
     original = written(made | {"attempts": 4})
     assert content.startswith(original[:-1] + b',"dead_letter":{')
-    block = record.read_block(content)
+    block = dead_letter_record.read_block(content)
     assert block is not None
     assert (block.reason, block.attempts, block.original_queue) == ("failed", 4, crew.queue)
     assert (block.error, block.exception) == ("failed at 3", "ValueError")
@@ -199,7 +199,7 @@ def test_unknown_urn(strategy: str, crew: Crew, peer: Peer, admin: Admin) -> Non
     assert len(waiting) == (strategy == "release")
     if records:
         (found,) = taken(peer, f"{crew.queue}.dlq", 1)
-        block = record.read_block(found)
+        block = dead_letter_record.read_block(found)
         assert block is not None
         assert (block.reason, block.attempts) == ("unknown_urn", 4 if strategy == "fail" else 0)
     if waiting:
@@ -237,7 +237,7 @@ def _assert_record(case: Case, found: bytes, queue: str) -> None:
         return
     told = found[found.rindex(b'"dead_letter":') + 14 : -1]
     assert found == record_of(case, told), case.name
-    block = record.read_block(found)
+    block = dead_letter_record.read_block(found)
     assert block is not None
     assert (block.reason, block.detail, block.original_queue) == ("poison", case.reason, queue)
 
@@ -462,10 +462,10 @@ def test_worker_killed_in_a_dead_letter_loses_nothing(
     made = envelope("fail")
     peer.store(crew.queue, written(made))
     (dead,) = left_after_kill(crew, peer, admin, step, "dlq", "--max-attempts", "1")
-    block = record.read_block(dead)
+    block = dead_letter_record.read_block(dead)
     assert block is not None
     assert (block.reason, block.attempts) == ("failed", 1)
-    assert record.revive(dead) == written(made)
+    assert dead_letter_record.redrive_content(dead) == written(made)
     assert [row["state"] for row in settled(admin, crew.queue)] == ["dead"]
     assert len(crew.runs) in ((1, 2) if runs is None else (runs,))
 
@@ -476,4 +476,4 @@ def test_worker_killed_in_a_quarantine_loses_nothing(
 ) -> None:
     peer.store(crew.queue, b"no envelope \xff")
     (found,) = left_after_kill(crew, peer, admin, step, "dlq")
-    assert record.revive(found) == b"no envelope \xff"
+    assert dead_letter_record.redrive_content(found) == b"no envelope \xff"

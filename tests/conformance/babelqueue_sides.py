@@ -18,10 +18,14 @@ from babelqueue.idempotency import InMemoryStore, wrap
 from babelqueue.schema import validate_schema
 
 from phpmq_lite import errors
-from phpmq_lite.envelopes import codec, record
-from phpmq_lite.envelopes.delays import Delays
-from phpmq_lite.envelopes.idempotency import Claim, SqliteClaims, key_of
-from phpmq_lite.envelopes.schema import read_schema
+from phpmq_lite.envelopes import codec, dead_letter_record
+from phpmq_lite.envelopes.idempotency import (
+    IdempotencyDecision,
+    SqliteIdempotencyStore,
+    idempotency_key,
+)
+from phpmq_lite.envelopes.payload_schema import read_schema
+from phpmq_lite.envelopes.retry_delays import RetryDelays
 from phpmq_lite.envelopes.verdict import judge
 
 Refused = (errors.EnvelopeError, BabelQueueError)
@@ -170,10 +174,12 @@ class Ours:
         return problem is not None and problem.reason in ("poison", "too_deep")
 
     def record(self, content: bytes, reason: str, queue: str, attempts: int) -> bytes:
-        return record.build(content, record.Block(reason, queue, 1, attempts))
+        return dead_letter_record.build_record(
+            content, dead_letter_record.DeadLetterBlock(reason, queue, 1, attempts)
+        )
 
     def delay(self, case: Mapping[str, Any], uniform: Callable[[float, float], float]) -> float:
-        return Delays(
+        return RetryDelays(
             base_s=case["retry_backoff"],
             multiplier=case["retry_backoff_multiplier"],
             longest_s=case["retry_backoff_max"],
@@ -192,14 +198,16 @@ class OursOnce:
 
     def __init__(self, folder: Path) -> None:
         self._now_ms = 0
-        self._claims = SqliteClaims(folder / "claims.db", keep_s=60, now_ms=lambda: self._now_ms)
+        self._claims = SqliteIdempotencyStore(
+            folder / "claims.db", keep_s=60, now_ms=lambda: self._now_ms
+        )
 
     def handle(self, envelope: dict[str, Any], handler: Callable[[], None]) -> None:
-        key = key_of(envelope)
+        key = idempotency_key(envelope)
         if key is None:
             handler()
             return
-        if self._claims.claim(key) is not Claim.RUN:
+        if self._claims.claim(key) is not IdempotencyDecision.RUN:
             return
         try:
             handler()

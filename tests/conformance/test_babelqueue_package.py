@@ -11,7 +11,7 @@ import pytest
 from babelqueue import EnvelopeCodec
 from babelqueue._poison_record import build_poison_record
 
-from phpmq_lite.envelopes.record import Block, build
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from tests.conformance.babelqueue_differences import TABLE, Comparison
 from tests.conformance.generated_bodies import bodies
 from tests.envelope_cases import CASES, Case, body, nested
@@ -64,9 +64,9 @@ def test_poison_record_has_the_members_of_the_packages(case: Case) -> None:
     if case.reason != "poison":
         return
     text = case.content.decode("utf-8", "surrogateescape")
-    block = json.loads(build(b"{}", Block("poison", "q", 1, 0)))["dead_letter"]
+    block = json.loads(build_record(b"{}", DeadLetterBlock("poison", "q", 1, 0)))["dead_letter"]
     theirs = build_poison_record(text, block).encode()
-    ours = build(case.content, Block("poison", "q", 1, 0))
+    ours = build_record(case.content, DeadLetterBlock("poison", "q", 1, 0))
     if case.name in ("like a wrapper", "like a wrapper of base64"):
         assert theirs != ours  # theirs could not be told from a wrapper
     elif case.name == "integer of 5,000 digits":

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.envelopes.members import members
-from phpmq_lite.envelopes.record import with_attempts
+from phpmq_lite.envelopes.dead_letter_record import with_attempts
+from phpmq_lite.envelopes.json_edit import find_members
 from tests.conformance.babelqueue_sides import Ours, Package, Refused, Side, parsed, warned
 from tests.conformance.babelqueue_suite import Suite
 
@@ -120,7 +120,7 @@ def check_data_shape(side: Side, suite: Suite, case: Case) -> Fault:
         verdict = side.accepts(suite.fixture(case["file"]))
         return None if verdict == case["valid"] else f"accepted: {verdict}"
     content = side.encode(side.make(case["urn"], case["data"], queue=case["queue"]))
-    found = next(member for member in members(content) if member.name == "data")
+    found = next(member for member in find_members(content) if member.name == "data")
     written = content[found.value_start : found.end].decode()
     return None if written == case["expect_encoded_data_json"] else f"data is {written}"
 

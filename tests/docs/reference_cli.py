@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 
 _HEAD: Final = """\
 # Command line
@@ -50,7 +50,7 @@ def page() -> str:
     found = list(every_command())
     counts = Counter(option for _, context in found for option in _options(context))
     shared = {option: None for option, count in counts.items() if count >= _SHARED_BY}
-    parts = [_HEAD.format(epilog="\n".join(wrap(commands.epilog or "", 100)))]
+    parts = [_HEAD.format(epilog="\n".join(wrap(root_command.epilog or "", 100)))]
     parts += [_index(context for path, context in found if path.count(" ") == 1)]
     parts += ["## Options that many commands have\n", _table(list(shared))]
     parts += [_described(path, context, set(shared)) for path, context in found]
@@ -59,7 +59,7 @@ def page() -> str:
 
 def every_command() -> Iterator[tuple[str, click.Context]]:
     """Yield each command as it is called, with a context to ask it in."""
-    return _commands("phpmq-lite", commands, None)
+    return _commands("phpmq-lite", root_command, None)
 
 
 def _index(contexts: Iterable[click.Context]) -> str:
@@ -105,7 +105,7 @@ def _described(path: str, context: click.Context, shared: set[Option]) -> str:
         parts.append(_table(own))
     if others := [_flag(option) for option in options if option in shared]:
         parts.append(f"Also: {', '.join(others)}.\n")
-    if command.epilog and command is not commands:
+    if command.epilog and command is not root_command:
         parts.append(f"{command.epilog}\n")
     return "\n".join(parts)
 

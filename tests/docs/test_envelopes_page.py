@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from phpmq_lite.envelopes import verdict
-from phpmq_lite.envelopes.record import Block
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
 from phpmq_lite.envelopes.verdict import LANGUAGES, OUTDATED, REASONS
 from tests.conformance.babelqueue_differences import TABLE
 from tests.docs import pages
@@ -52,7 +52,7 @@ def test_reasons_of_layer_c_are_all_named() -> None:
 
 def test_block_has_the_members_of_the_page() -> None:
     named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows("| member | is |")))
-    assert sorted(named) == sorted(field.name for field in fields(Block))
+    assert sorted(named) == sorted(field.name for field in fields(DeadLetterBlock))
 
 
 def test_differences_are_those_of_the_comparison() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from phpmq_lite.bench.plan import WORKLOADS
+from phpmq_lite.bench.workloads import WORKLOADS
 from phpmq_lite.broker.flow_control import LEAST_PER_BATCH, PER_PUBLISHER
 from phpmq_lite.cli.bench import bench
 from phpmq_lite.settings.model import LimitSettings

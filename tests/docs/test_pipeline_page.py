@@ -5,9 +5,9 @@ from functools import partial
 
 import click
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.cli.pipeline import COMMANDS, pipeline
-from phpmq_lite.spark import options, schema
+from phpmq_lite.spark import columns, source_options
 from tests.docs import pages
 
 NAME = "docs/pipeline.md"
@@ -39,7 +39,7 @@ def test_commands_are_those_of_the_command_line() -> None:
 
 
 def test_each_command_is_called_like_its_function_and_helped_without_spark() -> None:
-    context = click.Context(commands)
+    context = click.Context(root_command)
     assert [command(name).name for name in COMMANDS] == list(COMMANDS)
     assert all(command(name).get_help(context) for name in COMMANDS)
 
@@ -61,26 +61,29 @@ def test_flags_of_the_text_exist() -> None:
 
 def test_source_options_are_those_of_the_source() -> None:
     table = rows("| option | for |")
-    assert [row[0].strip("`") for row in table] == list(options.OPTIONS)
+    assert [row[0].strip("`") for row in table] == list(source_options.OPTIONS)
     uses = {
-        "all": set(options.Use),
-        "reads": {use for use in options.Use if "read" in use},
-        "history": {options.Use.BATCH_READ, options.Use.HISTORY_STREAM},
-        "batch reads": {options.Use.BATCH_READ},
-        "history streams": {options.Use.HISTORY_STREAM},
-        "queue streams": {options.Use.QUEUE_STREAM},
-        "batch writes": {options.Use.BATCH_WRITE},
-        "stream writes": {options.Use.STREAM_WRITE},
+        "all": set(source_options.SourceUse),
+        "reads": {use for use in source_options.SourceUse if "read" in use},
+        "history": {source_options.SourceUse.BATCH_READ, source_options.SourceUse.HISTORY_STREAM},
+        "batch reads": {source_options.SourceUse.BATCH_READ},
+        "history streams": {source_options.SourceUse.HISTORY_STREAM},
+        "queue streams": {source_options.SourceUse.QUEUE_STREAM},
+        "batch writes": {source_options.SourceUse.BATCH_WRITE},
+        "stream writes": {source_options.SourceUse.STREAM_WRITE},
     }
     for name, use, _ in table:
-        assert uses[use] == options.OPTIONS[name.strip("`")], name
+        assert uses[use] == source_options.OPTIONS[name.strip("`")], name
 
 
 def test_names_of_kafka_are_those_that_are_refused() -> None:
     told = {row[0].strip("`"): row[1].replace("`", "") for row in rows("| Kafka's |")}
-    assert told == dict(options.KAFKAS)
+    assert told == dict(source_options.KAFKA_NAMES)
 
 
 def test_columns_are_those_of_the_source() -> None:
     told = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in rows("| of | columns |")}
-    assert told == {"history": schema.HISTORY.names, "a queue": schema.QUEUE.names}
+    assert told == {
+        "history": columns.HISTORY_COLUMNS.names,
+        "a queue": columns.QUEUE_COLUMNS.names,
+    }

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.cli.main import _exit_code
+from phpmq_lite.cli.errors import exit_code_of
 from phpmq_lite.errors import (
     DataDamagedError,
     NotWritableError,
@@ -59,9 +59,9 @@ def test_command_is_taken_and_works_on_the_folder_of_the_unit() -> None:
 
 def test_start_is_not_repeated_where_somebody_has_to_look() -> None:
     no_more = set(map(int, value("RestartPreventExitStatus").split()))
-    assert no_more == {_exit_code(DataDamagedError("")), _exit_code(SettingsError(""))}
+    assert no_more == {exit_code_of(DataDamagedError("")), exit_code_of(SettingsError(""))}
     again = {NotWritableError, OutcomeUnknownError, StartRefusedError}
-    assert not no_more & {_exit_code(kind("")) for kind in again}
+    assert not no_more & {exit_code_of(kind("")) for kind in again}
     assert value("Restart") == "on-failure"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.backup.backups import read_backup
 from phpmq_lite.storage.backup.restore import drill
@@ -132,7 +132,7 @@ def run(folder: Path, seed: int, number: int, take: "Take | None" = None) -> lis
 
 def asked(data: Path) -> Path:
     """Have the broker make a backup, as the command does."""
-    made = Node(data / "control.sock").post("/backups")
+    made = AdminClient(data / "control.sock").post("/backups")
     assert not made["is_running"], made
     backup = read_backup(data / "backups" / made["items"][0]["id"])
     assert backup is not None

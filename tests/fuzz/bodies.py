@@ -15,15 +15,15 @@ import re
 from random import Random
 from typing import Any, Final
 
-from phpmq_lite.envelopes import index, quick, record, verdict
-from phpmq_lite.envelopes.intake import Intake
-from phpmq_lite.envelopes.members import members
+from phpmq_lite.envelopes import dead_letter_record, indexed_fields, verdict
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
+from phpmq_lite.envelopes.json_edit import find_members
 from phpmq_lite.model import DeadLetterCause, Indexed
 from phpmq_lite.queue_settings import QueueSettings
 from tests.envelope_cases import BLOCK, CASES, MEMBERS, META, written
 from tests.fuzz.target import LONGEST, Target
 
-_INTAKE: Final = Intake()
+_INTAKE: Final = BabelQueueInspector()
 _MODES: Final[tuple[verdict.EmptyListData, ...]] = ("php", "never", "always")
 _DEATH: Final = DeadLetterCause("orders", b"0" * 32, "max_deliveries", "21 \ud800 deliveries", 1)
 _INT64: Final = range(-(1 << 63), 1 << 63)
@@ -32,8 +32,10 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 def check_body(content: bytes) -> str:
     """Check one body."""
     found = verdict.judge(content)
-    assert index.indexed(content) == index._indexed_of_odd(content), "two ways of indexing differ"
-    right = quick.indexed_where_right(content)
+    assert indexed_fields.read_indexed(content) == indexed_fields._indexed_of_odd(content), (
+        "two ways of indexing differ"
+    )
+    right = verdict.fast_verdict(content)
     for mode in _MODES:
         judged = verdict.judge(content, mode)
         if right is not None:
@@ -51,7 +53,7 @@ def check_body(content: bytes) -> str:
 
 def _check_indexed(indexed: Indexed) -> None:
     for text in indexed[:3]:
-        assert text is None or 0 < len(text) <= index.INDEX_CHARACTERS
+        assert text is None or 0 < len(text) <= indexed_fields.INDEX_CHARACTERS
     assert indexed[3] is None or indexed[3] in _INT64
 
 
@@ -110,14 +112,14 @@ def _check_record(content: bytes, found: verdict.Verdict) -> None:
 
 def _has_block(content: bytes) -> bool:
     try:
-        return any(member.name == "dead_letter" for member in members(content))
+        return any(member.name == "dead_letter" for member in find_members(content))
     except ValueError:
         return False
 
 
 def _without_attempts(content: bytes) -> bytes:
     try:
-        return record.with_attempts(content, 0)
+        return dead_letter_record.with_attempts(content, 0)
     except ValueError:
         return content
 

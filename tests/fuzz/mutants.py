@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from phpmq_lite.admin.base import search_query
-from phpmq_lite.envelopes import members, quick, strict, verdict
+from phpmq_lite.envelopes import json_edit, strict_json, verdict
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
 from tests.fuzz.bodies import BODIES
@@ -101,17 +101,17 @@ def reads_reasons_strictly(patch: pytest.MonkeyPatch) -> None:
 
 def goes_too_deep(patch: pytest.MonkeyPatch) -> None:
     """Has no limit of levels."""
-    patch.setattr(strict, "is_too_deep", lambda _content: False)
+    patch.setattr(strict_json, "is_too_deep", lambda _content: False)
 
 
 def is_too_quick(patch: pytest.MonkeyPatch) -> None:
     """Leaves to msgspec what it does not refuse."""
-    patch.setattr(quick, "_is_plain", lambda _content: True)
+    patch.setattr(verdict, "_is_plain", lambda _content: True)
 
 
 def takes_characters_for_bytes(patch: pytest.MonkeyPatch) -> None:
     """Splices records at the wrong place where a text is not ASCII."""
-    patch.setattr(members, "_in_bytes", lambda _text, found: found)
+    patch.setattr(json_edit, "_in_bytes", lambda _text, found: found)
 
 
 def passes_over_types(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from phpmq_lite.export.process import Exports
+from phpmq_lite.export.exports import ExportProcesses
 from phpmq_lite.testing import Running, running_service
 from tests.integration.settled import (
     read_counted,
@@ -29,7 +29,7 @@ class Site:
     session: aiohttp.ClientSession
 
     @property
-    def exports(self) -> Exports:
+    def exports(self) -> ExportProcesses:
         context = self.broker.service._context
         assert context is not None
         return context.exports

@@ -14,8 +14,8 @@ from unittest.mock import patch
 from phpmq_lite.cli import outbox as command
 from phpmq_lite.cli.main import main
 from phpmq_lite.client.publish_each import KeyedMessage, Outcome, publish_each
-from phpmq_lite.envelopes import relay
-from phpmq_lite.envelopes.outbox import SqliteOutboxStore, Waiting
+from phpmq_lite.envelopes import outbox_relay
+from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 
 PLACES = ("leased", "half sent", "sent", "answered", "marked")
 
@@ -30,7 +30,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
 
     real_take, real_mark = SqliteOutboxStore.take, SqliteOutboxStore.mark_published
 
-    def take(self: SqliteOutboxStore, *given: Any) -> list[Waiting]:
+    def take(self: SqliteOutboxStore, *given: Any) -> list[OutboxRow]:
         rows = real_take(self, *given)
         pass_by("leased")
         return rows
@@ -58,10 +58,10 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         numbers = count()
         prefix = os.urandom(8).hex()
 
-        def outgoing(row: Waiting) -> KeyedMessage:
+        def outgoing(row: OutboxRow) -> KeyedMessage:
             return KeyedMessage(row.queue, row.body, 0, f"{prefix}{next(numbers)}".encode())
 
-        patch.object(relay, "_outgoing", outgoing).start()
+        patch.object(outbox_relay, "_outgoing", outgoing).start()
     sys.argv = ["phpmq-lite", *arguments]
     main()
 

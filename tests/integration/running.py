@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from tests.preloaded import BrokerProcess
 
 Run = Callable[..., Result]
@@ -22,7 +22,7 @@ def runner(broker: BrokerProcess) -> Run:
             where = ["--url", f"phpmq://{broker.phpmq[0]}"]
         at = arguments.index("--") if "--" in arguments else len(arguments)
         given = [*arguments[:at], *where, *arguments[at:]]
-        result = CliRunner().invoke(commands, given, input=input, catch_exceptions=False)
+        result = CliRunner().invoke(root_command, given, input=input, catch_exceptions=False)
         assert result.exit_code == code, result.output + result.stderr
         return result
 

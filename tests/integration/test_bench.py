@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.bench import clients
+from phpmq_lite.bench import traffic
 from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.connections import allow_files
-from phpmq_lite.bench.processes import Job, run
-from phpmq_lite.cli.main import commands
+from phpmq_lite.bench.processes import BenchJob, run_together
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import ClientError, StartRefusedError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,7 +26,7 @@ SHORT = ("bench", "--seconds", "0.1", "--size", "32")
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(commands, [*SHORT, *arguments])
+    result = CliRunner().invoke(root_command, [*SHORT, *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -56,7 +56,9 @@ def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> N
         url = "phpmq://{}:{}".format(*broker.address)
         arguments = ("--url", url, "--workloads", "publish", "--data", str(tmp_path))
         code, stdout, _ = invoke(*arguments, "-o", "json")
-        listed = CliRunner().invoke(commands, ["queues", "--data", str(broker.data), "-o", "json"])
+        listed = CliRunner().invoke(
+            root_command, ["queues", "--data", str(broker.data), "-o", "json"]
+        )
     assert code == 0
     [rate] = json.loads(stdout)["rates"]
     assert rate["load"]["broker"] is None
@@ -84,14 +86,17 @@ def test_bench_writes_a_report_of_what_brokers_of_its_own_showed(tmp_path: Path)
 @pytest.mark.parametrize("left", [0, 5_000])
 def test_drain_takes_what_it_is_told_and_leaves_the_rest(tmp_path: Path, left: int) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
-        run({"fill": Job(clients.fill, (broker.address, "few", 32, 1_000 + left))}, 60)
-        job = Job(clients.drain, (broker.address, "few", 32, 1_000, 100))
-        taken = run({"drain": job}, 60)["drain"].value
+        run_together(
+            {"fill": BenchJob(traffic.publish_number, (broker.address, "few", 32, 1_000 + left))},
+            60,
+        )
+        job = BenchJob(traffic.drain, (broker.address, "few", 32, 1_000, 100))
+        taken = run_together({"drain": job}, 60)["drain"].value
         assert 1_000 <= taken <= 1_100
         rest = 1_000 + left - taken
         if rest:
-            again = Job(clients.drain, (broker.address, "few", 32, rest, 100))
-            assert run({"drain": again}, 60)["drain"].value == rest
+            again = BenchJob(traffic.drain, (broker.address, "few", 32, rest, 100))
+            assert run_together({"drain": again}, 60)["drain"].value == rest
 
 
 def test_connections_name_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +221,12 @@ def test_broker_process_serves_again_after_a_kill(tmp_path: Path) -> None:
 
 def test_run_tells_which_job_failed() -> None:
     with pytest.raises(ClientError, match=r"producer: .*refused"):
-        run({"producer": Job(_connect_to_nobody)}, 10)
+        run_together({"producer": BenchJob(_connect_to_nobody)}, 10)
 
 
 def test_run_ends_jobs_that_take_too_long() -> None:
     with pytest.raises(ClientError, match="waiter: not done within 0 s"):
-        run({"waiter": Job(_wait_for_ever)}, 0.3)
+        run_together({"waiter": BenchJob(_wait_for_ever)}, 0.3)
 
 
 def _connect_to_nobody() -> Generator[None, None, None]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite import testing
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server import maintenance
 from phpmq_lite.server.maintenance import Maintenance
@@ -45,7 +45,7 @@ def last_round(data: Path) -> ScrubRound:
 def until_failed(data: Path) -> dict[str, Any]:
     """Wait until a backup has failed."""
     ends = time.monotonic() + WAIT_S
-    while not (told := Node(data / "control.sock").get("/backups"))["error"]:
+    while not (told := AdminClient(data / "control.sock").get("/backups"))["error"]:
         assert time.monotonic() < ends
         time.sleep(0.02)
     return dict(told)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.main import root_command
 from tests.acceptance.peers import Peer
 from tests.preloaded import BrokerProcess, broker_process
 
@@ -34,7 +34,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def run(broker: BrokerProcess) -> Run:
     def call(*arguments: str, code: int = 0) -> Result:
         line = [*arguments, "--data", str(broker.data)]
-        result = CliRunner().invoke(commands, line, catch_exceptions=False)
+        result = CliRunner().invoke(root_command, line, catch_exceptions=False)
         assert result.exit_code == code, result.output + result.stderr
         return result
 
@@ -69,7 +69,7 @@ def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
         copy["made_at"] / 1_000
     )
     assert run("check", "backup").stdout.startswith("OK")
-    audit = Node(broker.data / "control.sock").get("/audit", limit=20)["items"]
+    audit = AdminClient(broker.data / "control.sock").get("/audit", limit=20)["items"]
     assert [row["result"] for row in audit if row["action"] == "backup.make"] == ["done", "done"]
 
 
@@ -115,7 +115,7 @@ def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProce
     [found] = rows(run("scrub", code=65))
     assert (found["bad_alive"], found["seqs"]) == (1, [2])
     assert metrics(broker)["phpmq_damage_found"] == 1
-    [dead] = Node(broker.data / "control.sock").get("/messages", q="reason:crc")["items"]
+    [dead] = AdminClient(broker.data / "control.sock").get("/messages", q="reason:crc")["items"]
     assert (dead["state"], dead["queue"]) == ("dead", "orders")
     assert rows(run("scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
     assert metrics(broker)["phpmq_damage_found"] == 0
@@ -138,7 +138,7 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
 
     def call(*arguments: str, code: int = 0) -> Result:
         result = CliRunner().invoke(
-            commands, [*arguments, "--data", str(data)], catch_exceptions=False
+            root_command, [*arguments, "--data", str(data)], catch_exceptions=False
         )
         assert result.exit_code == code, result.output + result.stderr
         return result
@@ -163,12 +163,12 @@ def test_command_names_what_is_not_there(tmp_path: Path) -> None:
         (["verify"], 3),
     ):
         line = [*arguments, "--data", str(tmp_path / "nothing")]
-        assert CliRunner().invoke(commands, line).exit_code == code
+        assert CliRunner().invoke(root_command, line).exit_code == code
 
 
 def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path) -> None:
     def verified(path: Path) -> Result:
-        return CliRunner().invoke(commands, ["verify", str(path)], catch_exceptions=False)
+        return CliRunner().invoke(root_command, ["verify", str(path)], catch_exceptions=False)
 
     result = verified(tmp_path)
     assert (result.exit_code, result.stderr) == (
@@ -181,7 +181,7 @@ def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path
 def test_verify_of_what_is_no_database_says_so_in_each_line(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("no database, whatever it is called\n" * 500)
-    result = CliRunner().invoke(commands, ["verify", str(path)])
+    result = CliRunner().invoke(root_command, ["verify", str(path)])
     assert result.exit_code == 65
     assert all(row["found"] for row in rows(result))
 
@@ -190,8 +190,8 @@ def test_backup_of_an_older_broker_is_the_first_of_its_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
-    monkeypatch.setattr(Node, "post", lambda *_: told)
-    result = CliRunner().invoke(commands, ["backup", "--url", "http://127.0.0.1:9"])
+    monkeypatch.setattr(AdminClient, "post", lambda *_: told)
+    result = CliRunner().invoke(root_command, ["backup", "--url", "http://127.0.0.1:9"])
     assert rows(result) == [{"id": "b"}]
 
 
@@ -200,7 +200,7 @@ def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:
     address = f"{broker.admin[0]}system/backups/{made['id']}"
     with urllib.request.urlopen(address) as answer:
         assert answer.read(15) == b"SQLite format 3"
-    node = Node(broker.data / "control.sock")
+    node = AdminClient(broker.data / "control.sock")
     found = [row for row in node.get("/audit")["items"] if row["action"] == "backup.download"]
     assert [(row["target"], row["actor"], row["result"]) for row in found] == [
         (made["id"], "local", "done")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from tests.preloaded import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
@@ -41,7 +41,7 @@ def run(broker: BrokerProcess) -> Run:
         if arguments[0] in ("publish", "consume"):
             where = ["--url", f"phpmq://{broker.phpmq[0]}"]
         return CliRunner().invoke(
-            commands, [*arguments, *where], input=input, catch_exceptions=False
+            root_command, [*arguments, *where], input=input, catch_exceptions=False
         )
 
     return call
@@ -116,7 +116,7 @@ def test_publish_refuses_content_above_the_limit(run: Run, queue: str) -> None:
 
 def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
     where = f"unix:{tmp_path}/no.sock"
-    result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", "--url", where])
+    result = CliRunner().invoke(root_command, ["publish", "q", "--data", "x", "--url", where])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: cannot connect to {where}: ")
 
@@ -127,14 +127,14 @@ def test_consume_refuses_a_queue_that_does_not_exist(
     run("publish", queue, "--data", "x")
     here = ["--set", f"data={broker.data}"]
     typo = queue.replace("consume", "comsume")
-    refused = CliRunner().invoke(commands, ["consume", typo, "-n", "1", *here])
+    refused = CliRunner().invoke(root_command, ["consume", typo, "-n", "1", *here])
     assert refused.exit_code == 3
     assert f"there is no queue {typo!r}; did you mean {queue!r}" in refused.stderr
     assert typo not in run("queues", "-o", "jsonl").stdout
-    taken = CliRunner().invoke(commands, ["consume", queue, "-n", "1", *here])
+    taken = CliRunner().invoke(root_command, ["consume", queue, "-n", "1", *here])
     assert taken.stdout == "x\n"
     wait = ["consume", typo, "-n", "1", "--create", "--timeout", "0", *here]
-    assert CliRunner().invoke(commands, wait).exit_code == 5
+    assert CliRunner().invoke(root_command, wait).exit_code == 5
     assert typo in run("queues", "-o", "jsonl").stdout
 
 
@@ -223,7 +223,7 @@ def test_list_goes_on_over_pages(run: Run, queue: str) -> None:
     for i in range(3):
         run("publish", f"{queue}.{i}", "--data", "x")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("phpmq_lite.cli.node._PAGE", 1)
+        patch.setattr("phpmq_lite.cli.admin_client._PAGE", 1)
         names = [json.loads(line)["name"] for line in run("queues").stdout.splitlines()]
     assert [n for n in names if n.startswith(queue)] == [f"{queue}.{i}" for i in range(3)]
     assert len(names) == len(set(names))
@@ -265,12 +265,12 @@ def test_dead_letters_are_listed_and_redriven(run: Run, broker: BrokerProcess, q
 
 def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> None:
     run("publish", queue, "--data", "x")
-    result = CliRunner().invoke(commands, ["queues", "--url", broker.admin[0]])
+    result = CliRunner().invoke(root_command, ["queues", "--url", broker.admin[0]])
     assert queue in [json.loads(line)["name"] for line in result.stdout.splitlines()]
 
 
 def test_nobody_answers_when_no_broker_runs(tmp_path: Path) -> None:
-    result = CliRunner().invoke(commands, ["queues", "--data", str(tmp_path)])
+    result = CliRunner().invoke(root_command, ["queues", "--data", str(tmp_path)])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock: No such")
 
@@ -286,14 +286,14 @@ def test_migrate_is_refused_while_the_broker_runs(run: Run) -> None:
 
 
 def test_migrate_of_no_database_exits_with_3(tmp_path: Path) -> None:
-    result = CliRunner().invoke(commands, ["migrate", "--data", str(tmp_path / "no")])
+    result = CliRunner().invoke(root_command, ["migrate", "--data", str(tmp_path / "no")])
     assert result.exit_code == 3
     assert not (tmp_path / "no").exists()
 
 
 def test_serve_refuses_wrong_settings_with_78(tmp_path: Path) -> None:
     arguments = ["serve", "--data", str(tmp_path / "d"), "--listen", "0.0.0.0:0"]
-    result = CliRunner().invoke(commands, arguments)
+    result = CliRunner().invoke(root_command, arguments)
     assert result.exit_code == 78
     assert result.stderr.startswith("Error: tcp.listen 0.0.0.0:0 ")
     assert not (tmp_path / "d").exists()
@@ -304,7 +304,7 @@ def test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate(tmp_path: Pa
     with broker_process(data, "--admin", "none") as broker:
         assert broker.admin == []
         assert broker.terminate() == 0
-    result = CliRunner().invoke(commands, ["migrate", "--data", str(data)])
+    result = CliRunner().invoke(root_command, ["migrate", "--data", str(data)])
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "nothing is pending\n"
     with broker_process(data, "--admin", "none") as broker:

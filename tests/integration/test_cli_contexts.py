@@ -10,8 +10,8 @@ from babelqueue import BabelQueue
 from click.testing import CliRunner, Result
 
 from phpmq_lite import envelopes, settings
-from phpmq_lite.cli import connect, contexts, node, worker
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli import admin_client, broker_connection, contexts, worker
+from phpmq_lite.cli.main import root_command
 from tests.preloaded import broker_process
 
 
@@ -21,23 +21,23 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(commands, ["context", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(root_command, ["context", *arguments], catch_exceptions=False)
 
 
 def test_first_context_is_in_use_until_another_is_chosen() -> None:
     run("add", "here", "--data", "/var/lib/phpmq")
     run("add", "there", "--url", "https://mq.example")
-    assert contexts.current() == contexts.Context("here", data=Path("/var/lib/phpmq"))
+    assert contexts.current_context() == contexts.BrokerContext("here", data=Path("/var/lib/phpmq"))
     run("use", "there")
     rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
     assert [(row["name"], row["in_use"]) for row in rows] == [("here", False), ("there", True)]
     run("rm", "there")
-    assert contexts.current() is None
+    assert contexts.current_context() is None
 
 
 def test_file_of_contexts_is_for_its_owner_only() -> None:
     run("add", "here", "--data", "/tmp")
-    assert contexts.file().stat().st_mode & 0o077 == 0
+    assert contexts.contexts_file().stat().st_mode & 0o077 == 0
 
 
 def test_unknown_context_is_not_found() -> None:
@@ -46,8 +46,8 @@ def test_unknown_context_is_not_found() -> None:
 
 
 def test_damaged_file_is_named() -> None:
-    contexts.file().parent.mkdir(parents=True)
-    contexts.file().write_text("[]")
+    contexts.contexts_file().parent.mkdir(parents=True)
+    contexts.contexts_file().write_text("[]")
     result = run("ls")
     assert result.exit_code == 1
     assert "contexts.json cannot be read" in result.stderr
@@ -55,7 +55,7 @@ def test_damaged_file_is_named() -> None:
 
 def test_command_goes_to_the_broker_of_the_context() -> None:
     run("add", "there", "--url", "http://127.0.0.1:9")
-    result = CliRunner().invoke(commands, ["queues"])
+    result = CliRunner().invoke(root_command, ["queues"])
     assert "no broker answers on http://127.0.0.1:9" in result.stderr
 
 
@@ -64,10 +64,10 @@ def test_address_without_a_scheme_is_a_wrong_use() -> None:
         ["context", "add", "x", "--url", "mq:9601"],
         ["queues", "--url", "mq:9601"],
     ):
-        result = CliRunner().invoke(commands, arguments)
+        result = CliRunner().invoke(root_command, arguments)
         assert result.exit_code == 2
         assert "'mq:9601' has no scheme; write http://mq:9601" in result.stderr
-    assert contexts.current() is None
+    assert contexts.current_context() is None
 
 
 @pytest.mark.parametrize("url", ["ftp://mq", "http://", "http://mq:x", "http://[::1"])
@@ -78,8 +78,8 @@ def test_address_of_no_admin_is_a_wrong_use(url: str) -> None:
 
 
 def test_context_without_a_scheme_that_is_remembered_is_a_wrong_use() -> None:
-    contexts.save("x", {"x": contexts.Context("x", url="mq:9601")})
-    result = CliRunner().invoke(commands, ["queues"])
+    contexts.save_contexts("x", {"x": contexts.BrokerContext("x", url="mq:9601")})
+    result = CliRunner().invoke(root_command, ["queues"])
     assert (result.exit_code, "write http://mq:9601" in result.stderr) == (2, True)
 
 
@@ -90,7 +90,7 @@ def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool)
     if in_use:
         run("add", "here", "--data", str(tmp_path))
     where = [] if in_use else ["--data", str(tmp_path)]
-    result = CliRunner().invoke(commands, ["queues", "--token-file", str(path), *where])
+    result = CliRunner().invoke(root_command, ["queues", "--token-file", str(path), *where])
     assert result.exit_code == 2
     assert "--token-file goes with --url" in result.stderr
 
@@ -100,7 +100,7 @@ def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     path.write_text("phpmq_x", encoding="utf-16")
     path.chmod(0o600)
     arguments = ["queues", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
-    result = CliRunner().invoke(commands, arguments)
+    result = CliRunner().invoke(root_command, arguments)
     assert (result.exit_code, result.stderr) == (
         1, f"Error: {path} is not UTF-8; a token is plain text\n"
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_token_file_must_be_private(tmp_path: Path) -> None:
     path.write_text("phpmq_x")
     path.chmod(0o644)
     arguments = ["queues", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
-    result = CliRunner().invoke(commands, arguments)
+    result = CliRunner().invoke(root_command, arguments)
     assert result.exit_code == 4
     assert "can be read by others" in result.stderr
 
@@ -130,16 +130,16 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.db").touch()
-    CliRunner().invoke(commands, ["outbox", "init", "--database", "app.db"])
+    CliRunner().invoke(root_command, ["outbox", "init", "--database", "app.db"])
     given: list[str] = []
-    monkeypatch.setattr(connect, "_client", lambda url, *_, **__: given.append(url))
+    monkeypatch.setattr(broker_connection, "_client", lambda url, *_, **__: given.append(url))
     monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
     run("add", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
     for flags, expected in (
         ([], "phpmq://mq.example"),
         (["--url", "phpmqs://other:1"], "phpmqs://other:1"),
     ):
-        CliRunner().invoke(commands, [*arguments, *flags])
+        CliRunner().invoke(root_command, [*arguments, *flags])
         assert given.pop() == expected
 
 
@@ -149,7 +149,9 @@ def test_app_of_a_worker_that_has_an_address_needs_none_of_a_context(
     where = f"unix:{tmp_path}/no.sock"
     monkeypatch.setattr(worker, "load_app", lambda _: envelopes.connect(where, queue="q"))
     run("add", "prod", "--url", "https://mq.example")
-    result = CliRunner().invoke(commands, ["worker", "--app", "some:app", "--max-runtime", "1s"])
+    result = CliRunner().invoke(
+        root_command, ["worker", "--app", "some:app", "--max-runtime", "1s"]
+    )
     assert "context prod" not in result.stderr
     assert where in result.stderr
 
@@ -165,7 +167,7 @@ def test_flags_that_name_a_broker_win_over_the_context(tmp_path: Path) -> None:
         (["--set", f"data={data}"], f"{data}/control.sock"),
         (["--config", str(config)], f"{data}/control.sock"),
     ):
-        result = CliRunner().invoke(commands, ["publish", "q", "--data", "x", *more])
+        result = CliRunner().invoke(root_command, ["publish", "q", "--data", "x", *more])
         assert named in result.stderr
 
 
@@ -176,7 +178,7 @@ def test_listener_of_a_context_is_checked_and_whole() -> None:
     rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
     assert [row["connect"] for row in rows] == [f"unix:{Path.cwd()}/mq.sock", "phpmqs://[::1]"]
     run("use", "y")
-    asked = CliRunner().invoke(commands, ["queues"])
+    asked = CliRunner().invoke(root_command, ["queues"])
     assert "phpmqs://[::1] is a PHPMQ listener; this asks the admin" in asked.stderr
 
 
@@ -199,11 +201,13 @@ def test_every_command_looks_for_the_broker_in_one_order(
     monkeypatch.setattr(settings, "SYSTEM_FILE", folder / "none.toml")
 
     def asked() -> str:
-        result = CliRunner().invoke(commands, arguments)
+        result = CliRunner().invoke(root_command, arguments)
         assert result.exit_code == 1
         return result.stderr
 
-    monkeypatch.setattr(node, "url_of", lambda _: "http://127.0.0.1:9")  # instead of 9101
+    monkeypatch.setattr(
+        admin_client, "admin_url_of", lambda _: "http://127.0.0.1:9"
+    )  # instead of 9101
     default = asked()
     assert "no broker is named, and there is no phpmq-data here: trying http://127.0.0.1" in default
     assert "no broker answers on http://127.0.0.1:9" in default
@@ -222,7 +226,7 @@ def test_commands_read_the_address_of_the_admin_from_config_toml(
 ) -> None:
     monkeypatch.setattr(settings, "SYSTEM_FILE", folder / "none.toml")
     (folder / "config.toml").write_text('[admin]\nlisten = ["127.0.0.1:9"]\n')
-    result = CliRunner().invoke(commands, ["queues"])
+    result = CliRunner().invoke(root_command, ["queues"])
     words = "Error: no broker answers on http://127.0.0.1:9: Connection refused. Start one with"
     assert result.stderr.startswith(words)
 
@@ -235,26 +239,26 @@ def test_publish_and_consume_learn_the_listener_from_the_broker(tmp_path: Path) 
         for where in (["--set", f"data={data}"], ["--url", admin], []):
             if not where:
                 run("add", "there", "--url", admin)
-            stored = CliRunner().invoke(commands, ["publish", "q", "--data", "x", *where])
+            stored = CliRunner().invoke(root_command, ["publish", "q", "--data", "x", *where])
             assert stored.stderr == f"1 message stored in q by the broker on {broker.phpmq[0]}\n"
-            taken = CliRunner().invoke(commands, ["consume", "q", "-n", "1", *where])
+            taken = CliRunner().invoke(root_command, ["consume", "q", "-n", "1", *where])
             assert (taken.stdout, taken.exit_code) == ("x\n", 0)
 
 
 def test_broker_and_commands_read_what_init_wrote(folder: Path) -> None:
     """Its folder, its admin and its only listener, a Unix socket, are in ./config.toml alone."""
     flags = ["--data", "store", "--listen", "unix:mq.sock", "--legacy-listen", "none"]
-    written = CliRunner().invoke(commands, ["init", *flags, "--admin", "none"])
+    written = CliRunner().invoke(root_command, ["init", *flags, "--admin", "none"])
     assert written.stderr.endswith("  phpmq-lite doctor\n  phpmq-lite serve\n")
     serve = [sys.executable, "-m", "phpmq_lite", "serve"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as broker:
         try:
             assert broker.stdout is not None
             assert broker.stdout.readline() == "listening phpmq unix:mq.sock\n"
-            stored = CliRunner().invoke(commands, ["publish", "q", "--data", "x"])
+            stored = CliRunner().invoke(root_command, ["publish", "q", "--data", "x"])
             where = f"unix:{folder}/mq.sock"
             assert stored.stderr == f"1 message stored in q by the broker on {where}\n"
-            listed = CliRunner().invoke(commands, ["queues", "-o", "jsonl"])
+            listed = CliRunner().invoke(root_command, ["queues", "-o", "jsonl"])
             assert json.loads(listed.stdout)["ready"] == 1
             assert (folder / "store" / "phpmq.db").exists()
         finally:
@@ -263,7 +267,7 @@ def test_broker_and_commands_read_what_init_wrote(folder: Path) -> None:
 
 def test_config_toml_of_another_program_is_named(folder: Path) -> None:
     (folder / "config.toml").write_text("baseURL = 'https://example.org'\n")
-    result = CliRunner().invoke(commands, ["queues"])
+    result = CliRunner().invoke(root_command, ["queues"])
     assert result.exit_code == 78
     assert "baseURL in config.toml is no setting" in result.stderr
     assert "name yours with --config" in result.stderr
@@ -273,16 +277,16 @@ def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
         here, url = ["--data", str(broker.data)], ["--url", broker.admin[0]]
         CliRunner().invoke(
-            commands, ["user", "add", "anna", "--role", "admin", "--password-file", "-", *here],
+            root_command, ["user", "add", "anna", "--role", "admin", "--password-file", "-", *here],
             input="a long password", catch_exceptions=False,
         )  # fmt: skip
         publish = ["publish", "q", "--data", "x", *url]
-        refused = CliRunner().invoke(commands, publish)
+        refused = CliRunner().invoke(root_command, publish)
         assert refused.exit_code == 4
         assert "this broker has users: give --token-file FILE" in refused.stderr
-        made = CliRunner().invoke(commands, ["token", "add", "t", "--role", "viewer", *here])
+        made = CliRunner().invoke(root_command, ["token", "add", "t", "--role", "viewer", *here])
         token = tmp_path / "token"
         token.touch(0o600)
         token.write_text(made.stdout)
-        stored = CliRunner().invoke(commands, [*publish, "--token-file", str(token)])
+        stored = CliRunner().invoke(root_command, [*publish, "--token-file", str(token)])
         assert (stored.exit_code, stored.stderr[:16]) == (0, "1 message stored")

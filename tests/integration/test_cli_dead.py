@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.admin_client import AdminClient
 from tests.integration.running import Run
 from tests.integration.test_cli_groups import broker, fill, queue, rows, run
 
@@ -67,11 +67,11 @@ def test_counts_say_how_many_records_were_looked_at(
     items = [group | {"count": 2}, group | {"cause": "y", "count": 3}]
     asked: list[dict[str, Any]] = []
 
-    def get(_node: Node, _path: str, **query: Any) -> Any:
+    def get(_node: AdminClient, _path: str, **query: Any) -> Any:
         asked.append(query)
         return {"items": items, "looked": 5, "total": 15_022}
 
-    monkeypatch.setattr(Node, "get", get)
+    monkeypatch.setattr(AdminClient, "get", get)
     shown, groups = run("dead", "ls"), run("dead", "groups")
     assert rows(shown) == [{"queue": "a.dlq", "origin": "a", "reason": "failed", "count": 5}]
     assert rows(groups) == items

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite import settings
-from phpmq_lite.cli.main import COMMANDS, SECTIONS, commands
+from phpmq_lite.cli.main import COMMANDS, SECTIONS, root_command
 from tests.preloaded import BrokerProcess, broker_process
 
 RAW = re.compile(  # what Python, pydantic, aiohttp and OpenSSL say to programmers
@@ -37,7 +37,7 @@ def leaves(
         yield from leaves(inner, (*path, name), context)
 
 
-LEAVES = dict(leaves(commands))
+LEAVES = dict(leaves(root_command))
 ASKING = [path for path in LEAVES if path[0] not in NO_BROKER]
 
 
@@ -56,7 +56,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def ask(*arguments: str) -> Result:
-    result = CliRunner().invoke(commands, arguments, input="", catch_exceptions=False)
+    result = CliRunner().invoke(root_command, arguments, input="", catch_exceptions=False)
     assert not RAW.search(result.output), result.output
     return result
 

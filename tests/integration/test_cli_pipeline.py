@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.main import root_command
 from tests.preloaded import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
@@ -22,7 +22,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     data = tmp_path_factory.mktemp("pipeline") / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as running:
         added = CliRunner().invoke(
-            commands,
+            root_command,
             ["user", "add", "anna", "--password-file", "-", "--data", str(data)],
             input="a long password for anna\n",
         )
@@ -32,7 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def token_file(broker: BrokerProcess, folder: Path, role: str) -> Path:
     arguments = ["token", "add", f"{role}-{folder.name}", "--role", role, "--data"]
-    made = CliRunner().invoke(commands, [*arguments, str(broker.data)])
+    made = CliRunner().invoke(root_command, [*arguments, str(broker.data)])
     assert made.exit_code == 0, made.output
     path = folder / role
     path.touch(mode=0o600)
@@ -47,7 +47,7 @@ def doctor(broker: BrokerProcess, tmp_path: Path) -> Doctor:
     def call(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
         where = ["--url", broker.admin[0], "--out", str(tmp_path / "out"), "-o", "jsonl"]
         done = CliRunner().invoke(
-            commands, ["pipeline", "doctor", *where, *arguments], catch_exceptions=False
+            root_command, ["pipeline", "doctor", *where, *arguments], catch_exceptions=False
         )
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         return done.exit_code, {row["check"]: row for row in rows}
@@ -97,7 +97,7 @@ def test_doctor_finds_a_master_that_does_not_listen(doctor: Doctor) -> None:
 def test_doctor_tells_a_database_from_another_file(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database")
     arguments = ["pipeline", "doctor", "-o", "jsonl", "--out", str(tmp_path / "out"), "--path"]
-    done = CliRunner().invoke(commands, [*arguments, str(tmp_path / "notes.txt")])
+    done = CliRunner().invoke(root_command, [*arguments, str(tmp_path / "notes.txt")])
     assert done.exit_code == 1
     assert "this is no SQLite database" in done.stdout
 
@@ -107,7 +107,7 @@ def test_status_asks_the_broker_where_no_summary_lies_here(
 ) -> None:
     token = token_file(broker, tmp_path, "viewer")
     done = CliRunner().invoke(
-        commands,
+        root_command,
         ["pipeline", "status", "--url", broker.admin[0], "--token-file", str(token),
          "--out", str(tmp_path / "none")],
     )  # fmt: skip
@@ -116,7 +116,7 @@ def test_status_asks_the_broker_where_no_summary_lies_here(
 
 
 def test_package_names_the_zip_that_it_built(tmp_path: Path) -> None:
-    done = CliRunner().invoke(commands, ["pipeline", "package", "--to", str(tmp_path)])
+    done = CliRunner().invoke(root_command, ["pipeline", "package", "--to", str(tmp_path)])
     assert done.exit_code == 0
     path = Path(done.stdout.strip())
     assert path.parent == tmp_path
@@ -125,12 +125,14 @@ def test_package_names_the_zip_that_it_built(tmp_path: Path) -> None:
 
 def test_app_ids_are_listed_and_transferred(broker: BrokerProcess) -> None:
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(commands, ["pipeline", *arguments, "--data", str(broker.data)])
+        return CliRunner().invoke(
+            root_command, ["pipeline", *arguments, "--data", str(broker.data)]
+        )
 
     made = run("transfer", "nightly", "--to", "anna")
     assert (made.exit_code, "othing was published under 'nightly'" in made.stderr) == (3, True)
     asked = {"app_id": "nightly", "version": 7, "tokens": []}
-    Node(broker.data / "control.sock").post("/pipeline/publish", asked)
+    AdminClient(broker.data / "control.sock").post("/pipeline/publish", asked)
     [row] = [json.loads(line) for line in run("app-ids", "-o", "jsonl").stdout.splitlines()]
     assert (row["app_id"], row["owner"], row["version"]) == ("nightly", "control", 7)
     assert "belongs to anna" in run("transfer", "nightly", "--to", "anna").stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.envelopes.codec import decode
 from tests.integration.test_schema_registry import ORDER, URN, write, write_folder
 
@@ -22,7 +22,7 @@ def run() -> Run:
 
     def call(*arguments: str | Path, code: int = 0, input: str | bytes | None = None) -> Result:
         result = CliRunner().invoke(
-            commands, [str(one) for one in arguments], input=input, catch_exceptions=False
+            root_command, [str(one) for one in arguments], input=input, catch_exceptions=False
         )
         assert result.exit_code == code, result.output + result.stderr
         return result

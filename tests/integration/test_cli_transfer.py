@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from tests.preloaded import BrokerProcess, broker_process
 
 MAX_CONTENT = 256 << 10
@@ -27,7 +27,10 @@ def run(broker: BrokerProcess) -> Run:
 
     def call(*arguments: str, code: int = 0, input: str | None = None) -> Result:
         result = CliRunner().invoke(
-            commands, [*arguments, "--data", str(broker.data)], input=input, catch_exceptions=False
+            root_command,
+            [*arguments, "--data", str(broker.data)],
+            input=input,
+            catch_exceptions=False,
         )
         assert result.exit_code == code, (result.output + result.stderr)[-2_000:]
         return result
@@ -81,7 +84,7 @@ def test_line_whose_content_was_gone_is_left_out(run: Run) -> None:
 def test_import_without_a_broker_says_what_is_not_known() -> None:
     line = json.dumps({"queue": "a", "content": "x"})
     result = CliRunner().invoke(
-        commands, ["import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
+        root_command, ["import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
     )
     assert result.exit_code == 1
     told = "0 messages stored, from the beginning of it; of the next 1, from line 2 on, it is not"

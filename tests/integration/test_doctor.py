@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, read_meta
 from phpmq_lite.storage.integrity.stopped_database import read_stopped
@@ -43,7 +43,7 @@ class Visit(NamedTuple):
 def visit(*arguments: str, data: Path | None = None) -> Visit:
     where = () if data is None else ("--data", str(data))
     done = CliRunner().invoke(
-        commands, ["doctor", "-o", "jsonl", *where, *arguments], catch_exceptions=False
+        root_command, ["doctor", "-o", "jsonl", *where, *arguments], catch_exceptions=False
     )
     rows: dict[str, list[dict[str, str]]] = {}
     for line in done.stdout.splitlines():
@@ -324,7 +324,7 @@ def test_part_that_cannot_be_looked_at_is_a_finding(
     def fail(*_: object) -> None:
         raise KeyError("storing_stopped")
 
-    monkeypatch.setattr("phpmq_lite.cli.doctor.backups.look", fail)
+    monkeypatch.setattr("phpmq_lite.cli.doctor.database.check_backups", fail)
     found = visit(*NOWHERE, data=data)
     assert found.bad == ["backups"]
     assert found.the("backups")[1] == "cannot be looked at: KeyError('storing_stopped')"

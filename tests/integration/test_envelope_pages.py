@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from phpmq_lite.envelopes.record import Block, build
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from tests.integration.site import Site, error_of, running_site
 
 TRACE = "4bf92f35-77b3-4da6-a3ce-929d0e0e4736"
@@ -33,7 +33,7 @@ def record(content: str, **changes: Any) -> str:
         "failed_at": 1,
         "attempts": 3,
     }
-    return build(content.encode(), Block(**(given | changes))).decode()
+    return build_record(content.encode(), DeadLetterBlock(**(given | changes))).decode()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.client import connect_blocking
-from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from tests.envelope_cases import body
 from tests.integration.site import Site, running_site
 from tests.preloaded import broker_process
@@ -64,15 +64,15 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
 ) -> None:
     threads = []
     intake = site.broker.service.front.engine.core.state.inspector  # type: ignore[union-attr]
-    assert isinstance(intake, Intake)
-    judge = Intake.validate
+    assert isinstance(intake, BabelQueueInspector)
+    judge = BabelQueueInspector.validate
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
         if len(content) > BACKGROUND_BYTES:
             threads.append(threading.current_thread().name)
         return judge(self, content, settings)
 
-    monkeypatch.setattr(Intake, "validate", note)
+    monkeypatch.setattr(BabelQueueInspector, "validate", note)
     contents = [body(attempts="1"), LARGE, body(attempts="2"), LARGE_BAD, LARGE, body(attempts="3")]
     async with site.client() as client:
         await client.publish_many("orders", contents)
@@ -186,13 +186,13 @@ async def test_receipt_waits_for_the_record_of_a_large_dead_letter_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    make = Intake.make_record
+    make = BabelQueueInspector.make_record
 
     def wait(self: Any, *given: Any) -> bytes:
         release.wait(10)
         return make(self, *given)
 
-    monkeypatch.setattr(Intake, "make_record", wait)
+    monkeypatch.setattr(BabelQueueInspector, "make_record", wait)
     async with running_site(tmp_path / "data") as site, site.client() as client:
         await client.publish_confirmed("orders", LARGE)
         async with client.consume("orders") as deliveries:
@@ -209,7 +209,7 @@ async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_t
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    judge = Intake.validate
+    judge = BabelQueueInspector.validate
 
     def note(self: Any, content: bytes, settings: Any) -> Any:
         threads.append(threading.current_thread().name.partition("_")[0])
@@ -218,7 +218,7 @@ async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_t
     await site.api("PUT", "/queues/orders", {"max_messages": 1})
     async with site.client() as client, client.consume("other") as _:
         await client.publish_confirmed("orders", body())
-        monkeypatch.setattr(Intake, "validate", note)
+        monkeypatch.setattr(BabelQueueInspector, "validate", note)
         await client.publish("orders", LARGE)
         for _ in range(250):
             if live(site, "orders") == 2:

@@ -10,7 +10,7 @@ import pytest
 from phpmq_lite.broker.broker import Result
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.state import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
-from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import DeadLetterCause, Inspection, Limits
 from phpmq_lite.queue_settings import QueueSettings
@@ -20,7 +20,7 @@ from tests.envelope_cases import body
 Make = Callable[..., Driver]
 
 
-class Counting(Intake):
+class Counting(BabelQueueInspector):
     """Counts the bytes that are judged or made into records."""
 
     def __init__(self) -> None:
@@ -444,6 +444,6 @@ def test_list_that_is_judged_ahead_makes_no_queue_that_it_may_not_make(make: Mak
 def test_reason_of_a_client_has_no_control_characters() -> None:
     block = {"reason": "a\0b\nc\u202ed\x9be", "original_queue": "q", "message_id": "x"}
     content = json.dumps({"dead_letter": block}).encode()
-    source = Intake().record_source(content)
+    source = BabelQueueInspector().record_source(content)
     assert source is not None
     assert source.reason == "a\ufffdb\ufffdc\ufffdd\ufffde"

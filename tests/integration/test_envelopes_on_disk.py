@@ -8,7 +8,7 @@ import pytest
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.broker.state import BACKGROUND_BYTES
-from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import QueueSettings
@@ -26,7 +26,7 @@ ALL_FOUR = "urn, trace_id, meta_id, attempts"
 @pytest.fixture
 def make(make: MakeDriver) -> MakeDriver:
     """Make a driver that knows envelopes, by the settings of its queues."""
-    return lambda **settings: make(None, QueueSettings(**settings), Intake())
+    return lambda **settings: make(None, QueueSettings(**settings), BabelQueueInspector())
 
 
 def content(driver: Driver, seq: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.envelopes import record
+from phpmq_lite.envelopes import dead_letter_record
 from tests.acceptance.peers import Admin, Peer
 from tests.preloaded import BrokerProcess, broker_of_all
 
@@ -399,6 +399,6 @@ def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:
     assert "mail to anna@example.org, trace " in done.stdout
     with Peer(broker.port) as peer:
         peer.consume("orders.dlq", 1)
-        block = record.read_block(peer.dispatches(1)[0].content)
+        block = dead_letter_record.read_block(peer.dispatches(1)[0].content)
     assert block is not None
     assert block.error == "order 43 costs -1.0"

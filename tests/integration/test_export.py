@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from phpmq_lite.admin.resources import arrow_export
 from phpmq_lite.client import connect
-from phpmq_lite.export import process as module
+from phpmq_lite.export import exports as module
 from phpmq_lite.installation import install_command
 from phpmq_lite.model import checksum
 from tests.integration.export_site import ROWS, Site, large_site, site_on

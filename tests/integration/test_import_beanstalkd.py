@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
-from phpmq_lite.envelopes.record import read_block, revive
-from phpmq_lite.moving.beanstalkd import Beanstalkd, Lot
+from phpmq_lite.envelopes.dead_letter_record import read_block, redrive_content
+from phpmq_lite.importers.beanstalkd import BeanstalkdClient, JobGroup
 from tests.acceptance.peers import Admin
 from tests.beanstalkd import Source, beanstalkd_process, needs_beanstalkd, until
 from tests.preloaded import BrokerProcess, Process, broker_process
@@ -51,7 +51,7 @@ def run(broker: BrokerProcess, source: Source, *flags: str) -> Result:
         "-o",
         "jsonl",
     ]
-    return CliRunner().invoke(commands, [*where, *flags], catch_exceptions=False)
+    return CliRunner().invoke(root_command, [*where, *flags], catch_exceptions=False)
 
 
 def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
@@ -87,7 +87,7 @@ def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
     ((record, _),) = take(broker, f"{queue}.dlq")
     block = read_block(record)
     assert block is not None
-    assert revive(record) == b"broken"  # what a redrive publishes
+    assert redrive_content(record) == b"broken"  # what a redrive publishes
     assert (block.original_queue, block.detail, block.attempts) == (queue, "buried", 1)
 
 
@@ -112,7 +112,9 @@ def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
     assert_all_arrived(broker, tube)
     assert states(source) == before == {"ready": 3, "delayed": 1, "buried": 1, "reserved": 0}
     assert source.server.tubes() == ["default", tube]
-    jobs = source.server.take([(Lot(tube, 0, 0), job_id) for job_id in range(1, 6)], is_held=False)
+    jobs = source.server.take(
+        [(JobGroup(tube, 0, 0), job_id) for job_id in range(1, 6)], is_held=False
+    )
     assert [job and job.reserves for job in jobs] == [0, 0, 0, 0, 1]  # the last by ``fill``
 
 
@@ -287,13 +289,13 @@ def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
     broker: BrokerProcess, source: Source, tube: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(source, tube)
-    begin = Beanstalkd.__init__
+    begin = BeanstalkdClient.__init__
 
-    def older(self: Beanstalkd, *given: Any) -> None:
+    def older(self: BeanstalkdClient, *given: Any) -> None:
         begin(self, *given)
         self.can_reserve = False
 
-    monkeypatch.setattr(Beanstalkd, "__init__", older)
+    monkeypatch.setattr(BeanstalkdClient, "__init__", older)
     done = run(broker, source, "--move")
     assert done.stderr.startswith("this beanstalkd cannot reserve a job by its id")
     assert done.exit_code == 0
@@ -306,14 +308,14 @@ def test_beanstalkd_that_goes_away_is_an_error_and_what_it_had_is_moved_later(
     """Stored here, and not deleted there when it went: such a job comes twice."""
     source.put(tube, b"once or twice")
 
-    delete = Beanstalkd.delete
+    delete = BeanstalkdClient.delete
 
-    def gone(self: Beanstalkd, job_ids: list[int]) -> int:
+    def gone(self: BeanstalkdClient, job_ids: list[int]) -> int:
         source.stop()
         return delete(self, job_ids)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Beanstalkd, "delete", gone)
+        patch.setattr(BeanstalkdClient, "delete", gone)
         done = run(broker, source, "--move")
     assert done.exit_code == 1
     assert done.stderr.startswith("Error: beanstalkd")
@@ -376,6 +378,6 @@ def test_address_of_no_beanstalkd_is_named(broker: BrokerProcess) -> None:
         ("127.0.0.1:port", "is no address"),
         ("unix:/tmp/socket", "is no HOST:PORT"),
     ):
-        done = CliRunner().invoke(commands, ["import-beanstalkd", address])
+        done = CliRunner().invoke(root_command, ["import-beanstalkd", address])
         assert done.exit_code != 0
         assert message in done.stderr

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import producer
-from phpmq_lite.envelopes.record import read_block
+from phpmq_lite.envelopes.dead_letter_record import read_block
 from tests.preloaded import BrokerProcess, broker_process
 from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
 
@@ -52,8 +52,8 @@ def at(seconds: float = 0) -> str:
 
 
 def payload(number: int, attempts: int = 0) -> bytes:
-    envelope = producer.make(URN, {"n": number}, queue="orders") | {"attempts": attempts}
-    return producer.prepare(envelope).content
+    envelope = producer.make_envelope(URN, {"n": number}, queue="orders") | {"attempts": attempts}
+    return producer.prepare_publish(envelope).content
 
 
 def insert(database: Path, table: str, **columns: Any) -> None:
@@ -89,7 +89,7 @@ def fill(database: Path, queue: str) -> list[bytes]:
 
 def run(broker: BrokerProcess, database: Path, *flags: str) -> Result:
     where = ["import-initphp", str(database), "--url", f"phpmq://{broker.phpmq[0]}", "-o", "jsonl"]
-    return CliRunner().invoke(commands, [*where, *flags], catch_exceptions=False)
+    return CliRunner().invoke(root_command, [*where, *flags], catch_exceptions=False)
 
 
 def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:

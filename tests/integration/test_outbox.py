@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.outbox import Outbox, create_tables
 from tests.integration.killed_relay import PLACES
@@ -55,7 +55,7 @@ def sell(database: Path, queue: str, *numbers: int) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(commands, ["outbox", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(root_command, ["outbox", *arguments], catch_exceptions=False)
 
 
 def relay(broker: BrokerProcess, database: Path, *flags: str) -> Result:
@@ -130,7 +130,7 @@ def test_paused_queue_keeps_its_rows_and_its_order(
     sell(database, queue, 1)
     assert relay(broker, database).exit_code == 0  # makes the queue
     pause = ["queue", "pause", queue, "--side", "publishing", "--data", str(broker.data)]
-    assert CliRunner().invoke(commands, pause).exit_code == 0
+    assert CliRunner().invoke(root_command, pause).exit_code == 0
     sell(database, queue, 2, 3)
     sell(database, other, 4)
     done = relay(broker, database)
@@ -138,7 +138,7 @@ def test_paused_queue_keeps_its_rows_and_its_order(
     assert "1 sent\n" in done.stderr
     assert "paused" in done.stderr
     resume = ["queue", "resume", queue, "--side", "publishing", "--data", str(broker.data)]
-    assert CliRunner().invoke(commands, resume).exit_code == 0
+    assert CliRunner().invoke(root_command, resume).exit_code == 0
     assert relay(broker, database).exit_code == 0
     assert (stored(broker, queue), stored(broker, other)) == ([1, 2, 3], [4])
 

@@ -14,9 +14,8 @@ import pytest
 
 from phpmq_lite.envelopes import app as apps
 from phpmq_lite.envelopes import codec
-from phpmq_lite.envelopes.limits import Limits
 from phpmq_lite.envelopes.verdict import judge
-from phpmq_lite.envelopes.worker import run
+from phpmq_lite.envelopes.worker import WorkerLimits, run_worker
 from tests.acceptance.peers import Admin, Peer
 from tests.envelope_cases import body, edit, with_meta
 from tests.integration.authority import Authority
@@ -81,7 +80,7 @@ def python_works(queue: str, broker: BrokerProcess) -> list[tuple[Any, Any]]:
     def handle(data: Any, meta: Any) -> None:
         got.append((data, meta))
 
-    run(app, limits=Limits(stop_when_empty=True), handle_signals=False)
+    run_worker(app, limits=WorkerLimits(stop_when_empty=True), handle_signals=False)
     return got
 
 

@@ -11,7 +11,7 @@ import pytest
 from phpmq_lite.client import Client, connect, connect_blocking
 from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, publish_each
 from phpmq_lite.client.session import Backoff
-from phpmq_lite.envelopes import codec, producer, trace
+from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
 from phpmq_lite.errors import EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
@@ -61,7 +61,7 @@ async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: Runni
 
 
 async def test_envelope_published_twice_is_stored_once(broker: Running) -> None:
-    envelope = producer.make(URN, {"n": 1}, queue="orders")
+    envelope = producer.make_envelope(URN, {"n": 1}, queue="orders")
     for _ in range(2):  # the second as after a restart, on another connection
         async with AsyncProducer(f"127.0.0.1:{broker.port}") as orders:
             await orders.publish_envelope(envelope)
@@ -77,7 +77,7 @@ async def test_trace_goes_on_over_two_hops(broker: Running) -> None:
         await hop.publish(URN, {"hop": 0}, trace_id="t-0")
         for number, (here, there) in enumerate([("first", "second"), ("second", "third")], 1):
             (body,) = await take(client, here)
-            with trace.handling(codec.decode(body)):
+            with codec.continue_trace(codec.decode(body)):
                 await hop.publish(URN, {"hop": number}, queue=there)
         (body,) = await take(client, "third")
         assert client.is_connected  # it is not the producer's to close

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.envelopes.schema import RegistryError, Schemas, read_registry
-from phpmq_lite.envelopes.schema.registry import FILE_BYTES
+from phpmq_lite.envelopes.schema_registry import (
+    FILE_BYTES,
+    ActiveSchemas,
+    RegistryError,
+    read_registry,
+)
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.testing import running_service
 
@@ -121,16 +125,16 @@ def test_every_wrong_file_is_named_once(tmp_path: Path) -> None:
         ("s", ""),
     ]
     with pytest.raises(RegistryError, match=r"a\.json#/properties/n/type: .*strnig.*and 2 more"):
-        Schemas(folder).load()
+        ActiveSchemas(folder).load()
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"registry\.json: No such file"):
-        Schemas(tmp_path / "nowhere").load()
+        ActiveSchemas(tmp_path / "nowhere").load()
 
 
 def test_without_a_folder_everything_passes() -> None:
-    schemas = Schemas(None)
+    schemas = ActiveSchemas(None)
     schemas.load()
     assert not schemas.is_registered(URN)
     assert schemas.check(URN, {"anything": object()}) is None
@@ -138,7 +142,7 @@ def test_without_a_folder_everything_passes() -> None:
 
 
 def test_payloads_are_counted_by_urn(tmp_path: Path) -> None:
-    schemas = Schemas(write_folder(tmp_path / "s", {URN: "order.json"}, order=ORDER))
+    schemas = ActiveSchemas(write_folder(tmp_path / "s", {URN: "order.json"}, order=ORDER))
     schemas.load()
     assert schemas.is_registered(URN)
     assert schemas.check(URN, {"order_id": 1}) is None
@@ -153,7 +157,7 @@ def test_payloads_are_counted_by_urn(tmp_path: Path) -> None:
 
 def test_change_is_read_and_a_wrong_one_leaves_what_was(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "s", {URN: "order.json"}, order=ORDER)
-    schemas = Schemas(folder)
+    schemas = ActiveSchemas(folder)
     schemas.load()
     assert not schemas.refresh()
     write(folder / "order.json", b"{")
@@ -174,7 +178,7 @@ def test_change_is_read_and_a_wrong_one_leaves_what_was(tmp_path: Path) -> None:
 
 def test_new_urn_is_known_after_the_manifest_has_changed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "s", {}, order=ORDER)
-    schemas = Schemas(folder)
+    schemas = ActiveSchemas(folder)
     schemas.load()
     assert not schemas.is_registered(URN)
     write_folder(folder, {URN: "order.json"})
@@ -184,7 +188,7 @@ def test_new_urn_is_known_after_the_manifest_has_changed(tmp_path: Path) -> None
 
 async def test_watch_reads_what_changes_and_tells(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "s", {URN: "order.json"}, order=ORDER)
-    schemas = Schemas(folder)
+    schemas = ActiveSchemas(folder)
     schemas.load()
     told: asyncio.Queue[RegistryError | None] = asyncio.Queue()
     task = asyncio.create_task(schemas.watch(told.put_nowait, every_s=0.01))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from phpmq_lite.envelopes.codec import encode, make
-from phpmq_lite.envelopes.schema import RegistryError
+from phpmq_lite.envelopes.schema_registry import RegistryError
 from tests.integration.site import Site, running_site
 from tests.integration.test_schema_registry import ORDER, URN, write, write_folder
 from tests.integration.visitors import Visitor, house, shown

@@ -8,7 +8,7 @@ import pytest
 from phpmq_lite.broker.pipeline import staging, state
 from phpmq_lite.broker.pipeline.staging import ANY_WRITER, PublishedStage, Staged
 from phpmq_lite.broker.pipeline.state import StageWriter
-from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.model import Limits, checksum
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write import retention
@@ -25,7 +25,7 @@ def make(make: MakeDriver) -> MakeDriver:
     """Make a driver that knows envelopes, by its limits and the settings of its queues."""
 
     def make_it(limits: Limits | None = None, **settings: Any) -> Driver:
-        return make(limits, QueueSettings(**settings), Intake())
+        return make(limits, QueueSettings(**settings), BabelQueueInspector())
 
     return make_it
 

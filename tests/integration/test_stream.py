@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from phpmq_lite.cli.consume import Interruption
+from phpmq_lite.cli.signals import Interruption
 from phpmq_lite.client.blocking_client import BufferedSocket
 
 

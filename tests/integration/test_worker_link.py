@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.client.session import Delivery
-from phpmq_lite.envelopes.link import End, Link, client_of
+from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ConnectionLostError
 from tests.preloaded import BrokerProcess, broker_process
 
@@ -22,13 +23,13 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def link(broker: BrokerProcess) -> Iterator[Link]:
-    link = Link(client_of(f"phpmq://127.0.0.1:{broker.port}"))
+def link(broker: BrokerProcess) -> Iterator[WorkerConnection]:
+    link = WorkerConnection(client_from_url(f"phpmq://127.0.0.1:{broker.port}"))
     yield link
     link.close()
 
 
-def taken(link: Link, timeout_s: float = 10.0) -> Delivery:
+def taken(link: WorkerConnection, timeout_s: float = 10.0) -> Delivery:
     """Take the next message, over lost connections as a worker does."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -42,7 +43,7 @@ def taken(link: Link, timeout_s: float = 10.0) -> Delivery:
 
 
 def test_end_that_could_not_leave_goes_first_on_the_next_connection(
-    broker: BrokerProcess, link: Link
+    broker: BrokerProcess, link: WorkerConnection
 ) -> None:
     link.confirm("q", b"1")
     link.confirm("q", b"2")
@@ -50,12 +51,14 @@ def test_end_that_could_not_leave_goes_first_on_the_next_connection(
     broker.kill()
     with pytest.raises(ConnectionLostError):
         link.take("other", 0.2)  # notices it
-    link.end(held, End.ACK)
+    link.end(held, Settlement.ACK)
     broker.start()
     assert taken(link).body == b"2"
 
 
-def test_publish_goes_on_when_the_broker_comes_back(broker: BrokerProcess, link: Link) -> None:
+def test_publish_goes_on_when_the_broker_comes_back(
+    broker: BrokerProcess, link: WorkerConnection
+) -> None:
     link.confirm("q", b"1", key=b"a")
     broker.kill()
     restart = threading.Timer(0.5, broker.start)
@@ -66,13 +69,13 @@ def test_publish_goes_on_when_the_broker_comes_back(broker: BrokerProcess, link:
     for expected in (b"1", b"2"):
         delivery = taken(link)
         assert delivery.body == expected
-        link.end(delivery, End.ACK)
+        link.end(delivery, Settlement.ACK)
     assert link.take("q", 0.2) is None
 
 
 def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> None:
     slept: list[float] = []
-    link = Link(client_of(f"127.0.0.1:{broker.port}"), sleep=slept.append)
+    link = WorkerConnection(client_from_url(f"127.0.0.1:{broker.port}"), sleep=slept.append)
     broker.kill()
     for _ in range(20):
         with pytest.raises(ConnectionLostError):
@@ -80,12 +83,12 @@ def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> No
     assert max(slept) <= 0.3
 
 
-def test_what_is_given_back_keeps_its_place(link: Link) -> None:
+def test_what_is_given_back_keeps_its_place(link: WorkerConnection) -> None:
     link.confirm("q", b"1")
     link.confirm("q", b"2")
     assert taken(link).body == b"1"
     link.give_back("q")
     first = taken(link)
     assert first.body == b"1"
-    link.end(first, End.REQUEUE)
+    link.end(first, Settlement.REQUEUE)
     assert taken(link).body == b"2"

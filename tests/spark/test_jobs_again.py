@@ -8,10 +8,11 @@ from shutil import rmtree
 import pytest
 from pyspark.sql import SparkSession
 
-from phpmq_lite.spark.jobs import metrics, places
-from phpmq_lite.spark.jobs.batches import Target, write_batch
-from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.jobs import metrics
 from phpmq_lite.spark.jobs.options import MetricsOptions
+from phpmq_lite.spark.jobs.stream_writer import StreamTarget, write_batch
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 from tests.spark.lives import DAY_MS, START_MS, life, to_parquet
 
 ROWS = 20
@@ -21,15 +22,15 @@ def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark removes the old files of a date, then renames the new ones; no new row touches it."""
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     for day in range(2):
         lived = [life(n, published_at=START_MS + day * DAY_MS + n) for n in range(1, ROWS + 1)]
         folder = f"archive/date=2026-03-0{day + 1}/batch=x-00000000"
         to_parquet([row | {"offset": row["offset"] + day * ROWS} for row in lived],
                    tmp_path / folder / "part.parquet")  # fmt: skip
     end = json.dumps({"history": "h", "offset": 2 * ROWS})
-    files.write(f"{places.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{end}")
-    files.write(f"{places.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
+    files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{end}")
+    files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
     two = {name: metrics.TABLES[name] for name in ("minutes", "deaths")}
     monkeypatch.setattr(metrics, "TABLES", two)
     everything = MetricsOptions(connection=None, out=str(tmp_path))
@@ -63,11 +64,13 @@ def test_batch_that_comes_again_with_fewer_rows_or_none_keeps_no_old_ones(
 
     Dates keep what they had: there only retention takes rows, and they do not come again.
     """
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     files.write("checkpoint/metadata", '{"id": "0123456789"}')
     rows = spark.createDataFrame([(n, date(2026, 3, 1)) for n in range(4)], "claim long, date date")
-    consumed = Target(name="c", folder="consumed", checkpoint="checkpoint")
-    archived = Target(name="a", folder="archive", checkpoint="checkpoint", partitions=("date",))
+    consumed = StreamTarget(name="c", folder="consumed", checkpoint="checkpoint")
+    archived = StreamTarget(
+        name="a", folder="archive", checkpoint="checkpoint", partitions=("date",)
+    )
     write_batch(rows, files, consumed, 0)
     for again, kept in ((rows, 4), (rows.where("claim > 0"), 3), (rows.limit(0), 0)):
         write_batch(rows, files, consumed, 1)

@@ -12,17 +12,17 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs.checkpoint import Done
-from phpmq_lite.spark.jobs.files import HadoopFiles, LocalFiles
-from phpmq_lite.spark.jobs.gaps import ledger
+from phpmq_lite.spark.checkpoints import CommittedBatch
+from phpmq_lite.spark.jobs.archive_gaps import read_gaps
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
-    Common,
     CompactOptions,
     ConsumeOptions,
+    JobOptions,
     MetricsOptions,
 )
-from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.results_folder import HadoopResultsFolder, LocalResultsFolder
+from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.lives import DAY_MS, START_MS, Row, life, lives, stream, to_parquet
 
@@ -37,7 +37,7 @@ class Site:
         self.spark = spark
         self.source = folder / "source"
         self.out = folder / "out"
-        self.files = LocalFiles(self.out)
+        self.files = LocalResultsFolder(self.out)
         self._batches = 0
 
     def settle(self, rows: list[Row]) -> None:
@@ -46,10 +46,10 @@ class Site:
         self._batches += 1
 
     def archive(self, **given: Any) -> Any:
-        from phpmq_lite.spark.jobs.archive import archive
+        from phpmq_lite.spark.jobs.archive import archive_stream
 
         options = ArchiveOptions(connection=None, out=str(self.out))
-        return archive(self.spark, stream(self.spark, self.source), options, **given)
+        return archive_stream(self.spark, stream(self.spark, self.source), options, **given)
 
     def metrics(self) -> Any:
         from phpmq_lite.spark.jobs.metrics import run
@@ -62,7 +62,7 @@ class Site:
         return run(self.spark, CompactOptions(connection=None, out=str(self.out)))
 
     def offsets(self) -> list[int]:
-        from phpmq_lite.spark.jobs.archived import read_archive
+        from phpmq_lite.spark.results_folder import read_archive
 
         rows = read_archive(self.spark, self.files).select("offset").collect()
         return sorted(row["offset"] for row in rows)
@@ -105,12 +105,12 @@ def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> 
 def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     site: Site, broker: FakeBroker
 ) -> None:
+    from phpmq_lite.spark.insights_summary import write_summary
     from phpmq_lite.spark.jobs.archive import run
-    from phpmq_lite.spark.summary import write
 
     def options(fails: bool) -> ArchiveOptions:
         return ArchiveOptions(
-            connection=Connection(broker.url), out=str(site.out), fail_on_data_loss=fails
+            connection=SourceConnection(broker.url), out=str(site.out), fail_on_data_loss=fails
         )
 
     broker.settle(10)
@@ -120,24 +120,25 @@ def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     broker.lo_deleted = 70
     with pytest.raises(StreamingQueryException, match="up to 70"):
         run(site.spark, options(True))
-    assert ledger(site.files) == []
+    assert read_gaps(site.files) == []
     [told] = run(site.spark, options(False)).notes
     assert "offsets 11 to 70 lack 60 rows" in told
     site.forget_last_commit()
     run(site.spark, options(False))  # the batch comes again, and so does its entry
     assert site.offsets() == [*range(1, 11), *range(71, 101)]
-    [gap] = ledger(HadoopFiles(site.spark, f"file://{site.out}"))
+    [gap] = read_gaps(HadoopResultsFolder(site.spark, f"file://{site.out}"))
     assert (gap.lo, gap.hi, gap.rows, gap.history_id) == (10, 70, 60, broker.history_id)
     broker.settle(5)
     assert run(site.spark, options(False)).notes == ()
-    write(site.spark, Common(connection=None, out=str(site.out)), [], now_ms=START_MS)
+    write_summary(site.spark, JobOptions(connection=None, out=str(site.out)), [], now_ms=START_MS)
     summary = json.loads((site.out / "summary.json").read_text())
     assert [(g["lo"], g["hi"], g["rows"]) for g in summary["gaps"]] == [(10, 70, 60)]
     assert (summary["archive"]["gaps"], summary["archive"]["missing"]) == (1, 60)
 
 
 def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> None:
-    from phpmq_lite.spark.jobs.archived import TIMES, read_archive
+    from phpmq_lite.spark.columns import TIME_COLUMNS
+    from phpmq_lite.spark.results_folder import read_archive
 
     def kinds(date: str) -> dict[str, tuple[str, bool]]:
         found = {}
@@ -154,7 +155,7 @@ def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> N
 
     def times() -> list[Any]:
         rows = read_archive(site.spark, site.files)
-        millis = [sf.unix_millis(name) for name in TIMES]
+        millis = [sf.unix_millis(name) for name in TIME_COLUMNS]
         return sorted(map(tuple, rows.select("offset", *millis).collect()))
 
     output = "spark.sql.parquet.outputTimestampType"
@@ -175,7 +176,7 @@ def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> N
     site.archive()
     expected = times()
     assert expected == sorted(
-        (row["offset"], *(row[name] for name in TIMES)) for row in rows + more
+        (row["offset"], *(row[name] for name in TIME_COLUMNS)) for row in rows + more
     )
     assert site.metrics().rows == 64
     tables = {name: site.table(name) for name in ("minutes", "hours", "paths")}
@@ -208,13 +209,13 @@ def test_archive_stops_between_batches_and_goes_on(site: Site) -> None:
 
 
 def test_archive_refuses_other_queues(site: Site) -> None:
-    from phpmq_lite.spark.jobs.archive import keep_selection
+    from phpmq_lite.spark.jobs.archive import check_selection
 
     options = ArchiveOptions(connection=None, out=str(site.out), queues=("a", "b"))
-    keep_selection(site.files, options)
-    keep_selection(site.files, options)
+    check_selection(site.files, options)
+    check_selection(site.files, options)
     with pytest.raises(RefusedError, match="take the same one, or another folder"):
-        keep_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
+        check_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
 
 
 def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
@@ -253,7 +254,7 @@ class _CrashError(Exception):
     pass
 
 
-class Failing(LocalFiles):
+class Failing(LocalResultsFolder):
     """Files of a machine that goes down before the n-th change."""
 
     def __init__(self, root: Path, changes: int) -> None:
@@ -279,7 +280,7 @@ class Failing(LocalFiles):
 
 
 def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
-    from phpmq_lite.spark.jobs.compact import _stage, settle
+    from phpmq_lite.spark.jobs.compact import _stage, finish_swap
 
     for n in range(3):
         site.settle(days(n * 10 + 1, n * 10 + 11, 0))
@@ -292,12 +293,12 @@ def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
         files = Failing(site.out, crashes)
         try:
             _stage(site.spark, files, "date=2026-03-01", 1)
-            settle(files)
+            finish_swap(files)
         except _CrashError:
             crashes += 1
         else:
             break
-        settle(site.files)  # what the next job does first
+        finish_swap(site.files)  # what the next job does first
         assert site.offsets() == list(range(1, 41))
         assert site.files.names("compact") == []
         shutil.rmtree(site.out)
@@ -336,7 +337,9 @@ def test_metrics_compute_only_dates_of_new_rows(
 
     offsets = iter([20, 20, 30, 30])
     monkeypatch.setattr(metrics, "TABLES", {"deaths": metrics.TABLES["deaths"]})
-    monkeypatch.setattr(metrics, "last_done", lambda *_: Done(0, "h", next(offsets)))
+    monkeypatch.setattr(
+        metrics, "last_committed_batch", lambda *_: CommittedBatch(0, "h", next(offsets))
+    )
     site.settle(days(1, 11, 0) + days(11, 21, 1))
     site.archive()
     assert site.metrics().details["dates"] == 2
@@ -354,20 +357,20 @@ def test_metrics_of_no_archive_say_so(site: Site) -> None:
 
 
 def test_consumed_messages_are_there_once(site: Site) -> None:
-    from phpmq_lite.spark.jobs.consume import consume
+    from phpmq_lite.spark.jobs.consume import consume_stream
 
     options = ConsumeOptions(connection=None, out=str(site.out), queue="a/b", subscription=".s")
     site.settle(days(1, 11, 0))
     site.settle(days(11, 21, 0))
     for _ in range(2):
-        consume(site.spark, stream(site.spark, site.source), options)
+        consume_stream(site.spark, stream(site.spark, site.source), options)
         folder = site.out / "consumed" / "a%2Fb"
         assert site.spark.read.parquet(str(folder)).count() == 20
         site.forget_last_commit("checkpoints/consume/%2Es")
 
 
 def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
-    from phpmq_lite.spark.summary import JobRun, write
+    from phpmq_lite.spark.insights_summary import JobRun, write_summary
 
     rows = [*days(1, 31, 0), life(31, outcome="dead", reason="poison", urn="u", attempts=2)]
     rows += [life(n, queue="mail", urn="u", trace_id="t", attempts=0) for n in (32, 33)]
@@ -385,10 +388,10 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     site.settle(rows)
     site.archive()
     site.metrics()
-    common = Common(connection=None, out=str(site.out))
+    common = JobOptions(connection=None, out=str(site.out))
     run = JobRun(name="archive", state="done", started_at=1, finished_at=2)
     now = START_MS + DAY_MS // 2
-    assert write(site.spark, common, [run], now_ms=now) == ()
+    assert write_summary(site.spark, common, [run], now_ms=now) == ()
     summary = json.loads((site.out / "summary.json").read_text())
     assert (summary["version"], summary["finished_at"]) == (1, now)
     assert summary["archive"]["rows"] == 34
@@ -409,7 +412,7 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
 
 
 def test_hadoop_files_do_what_local_ones_do(spark: "SparkSession", tmp_path: Path) -> None:
-    files = HadoopFiles(spark, f"file://{tmp_path}")
+    files = HadoopResultsFolder(spark, f"file://{tmp_path}")
     assert files.read("a/b.json") is None
     files.write("a/b.json", "é")
     files.write("a/b.json", "ü")

@@ -10,22 +10,22 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
-from phpmq_lite.spark.history import Request, bounds, open_history
-from phpmq_lite.spark.jobs import archive, compact, consume, metrics, places, plans, replay
-from phpmq_lite.spark.jobs.archived import read_archive
-from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history
+from phpmq_lite.spark.insights_summary import JobRun, write_summary
+from phpmq_lite.spark.jobs import archive, compact, consume, metrics, replay, replay_plans
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
-    Common,
     CompactOptions,
     ConsumeOptions,
+    JobOptions,
     MetricsOptions,
     ReplayOptions,
 )
-from phpmq_lite.spark.options import Connection
-from phpmq_lite.spark.summary import JobRun, write
+from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import BrokerProcess, broker_process
 
 ROWS = 250
@@ -38,8 +38,8 @@ def broker_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
 
 
 @pytest.fixture
-def connection(broker_of_jobs: BrokerProcess) -> Connection:
-    return Connection(broker_of_jobs.admin[0])
+def connection(broker_of_jobs: BrokerProcess) -> SourceConnection:
+    return SourceConnection(broker_of_jobs.admin[0])
 
 
 def settle(broker: BrokerProcess, queue: str, count: int) -> list[bytes]:
@@ -56,7 +56,7 @@ def settle(broker: BrokerProcess, queue: str, count: int) -> list[bytes]:
 
 
 def test_history_goes_to_summary_and_back_into_a_queue(
-    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: SourceConnection, tmp_path: Path
 ) -> None:
     settle(broker_of_jobs, "orders", ROWS)
     out = str(tmp_path)
@@ -69,7 +69,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     (commits / str(last)).unlink()
     (commits / f".{last}.crc").unlink()
     archive.run(spark, asked)
-    offsets = [row["offset"] for row in read_archive(spark, LocalFiles(tmp_path)).collect()]
+    offsets = [row["offset"] for row in read_archive(spark, LocalResultsFolder(tmp_path)).collect()]
     assert sorted(offsets) == list(range(1, ROWS + 1))
 
     done = metrics.run(spark, MetricsOptions(connection=connection, out=out))
@@ -77,10 +77,13 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     assert metrics.run(spark, MetricsOptions(connection=connection, out=out)).rows == 0
     compact.run(spark, CompactOptions(connection=connection, out=out))
 
-    end = bounds(connection).hi
+    end = history_bounds(connection).hi
     now = int(time.time() * 1000)
     run = JobRun(name="archive", state="done", started_at=now, finished_at=now)
-    assert write(spark, Common(connection=connection, out=out), [run], now_ms=now + 1000) == ()
+    assert (
+        write_summary(spark, JobOptions(connection=connection, out=out), [run], now_ms=now + 1000)
+        == ()
+    )
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["lag"] == {"offset": end, "rows": 0}
     assert summary["queues"][0]["acked"] == ROWS
@@ -92,7 +95,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     )
     assert replay.run(spark, again).batches == 2
     assert replay.run(spark, again).rows == 0
-    (tmp_path / "replays").joinpath(f"{plans.plan_name(again)}.done").write_text("1")
+    (tmp_path / "replays").joinpath(f"{replay_plans.plan_name(again)}.done").write_text("1")
     assert replay.run(spark, again).rows == 50  # sent to the broker, which has had this version
     with (
         connect_blocking(broker_of_jobs.phpmq[0]) as client,
@@ -107,7 +110,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
 
 
 def test_history_without_an_archive_is_replayed(
-    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: SourceConnection, tmp_path: Path
 ) -> None:
     settle(broker_of_jobs, "direct", 20)
     asked = ReplayOptions(
@@ -118,11 +121,11 @@ def test_history_without_an_archive_is_replayed(
 
 
 def test_consumed_queue_is_empty_and_in_parquet_once(
-    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: SourceConnection, tmp_path: Path
 ) -> None:
     with connect_blocking(broker_of_jobs.phpmq[0]) as client:
         client.publish_many("eat", (b"%d" % n for n in range(120)))
-    before = bounds(connection).hi
+    before = history_bounds(connection).hi
     asked = ConsumeOptions(
         connection=connection, out=str(tmp_path), queue="eat", subscription="s", max_messages=50
     )
@@ -131,14 +134,14 @@ def test_consumed_queue_is_empty_and_in_parquet_once(
     assert consume.run(spark, asked).rows == 0
     rows = spark.read.parquet(str(tmp_path / "consumed" / "eat")).collect()
     assert Counter(bytes(row["body"]) for row in rows) == Counter(b"%d" % n for n in range(120))
-    assert bounds(connection).hi == before + 120  # all of them are settled
+    assert history_bounds(connection).hi == before + 120  # all of them are settled
 
 
 @pytest.mark.parametrize("name", ["~til2", "..", "ä" * 100, "eat,more"])
 def test_queue_of_any_name_is_consumed(
     spark: SparkSession,
     broker_of_jobs: BrokerProcess,
-    connection: Connection,
+    connection: SourceConnection,
     tmp_path: Path,
     name: str,
 ) -> None:
@@ -149,12 +152,12 @@ def test_queue_of_any_name_is_consumed(
     )
     result = consume.run(spark, asked)
     assert (result.rows, result.details["acked_at_end"], result.notes) == (3, 3, ())
-    rows = spark.read.parquet(str(tmp_path / places.consumed(name))).collect()
+    rows = spark.read.parquet(str(tmp_path / results_folder.consumed_folder(name))).collect()
     assert {row["queue"] for row in rows} == {name}
 
 
 def test_queue_that_is_not_there_is_told(
-    spark: SparkSession, connection: Connection, tmp_path: Path
+    spark: SparkSession, connection: SourceConnection, tmp_path: Path
 ) -> None:
     asked = ConsumeOptions(
         connection=connection, out=str(tmp_path), queue="nowhere", subscription="nobody"
@@ -164,26 +167,26 @@ def test_queue_that_is_not_there_is_told(
 
 
 def test_archive_of_a_queue_with_a_comma_has_its_rows_only(
-    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: Connection, tmp_path: Path
+    spark: SparkSession, broker_of_jobs: BrokerProcess, connection: SourceConnection, tmp_path: Path
 ) -> None:
     for name in ("a,b", "a", "b"):
         settle(broker_of_jobs, name, 3)
     asked = ArchiveOptions(connection=connection, out=str(tmp_path), queues=("a,b",))
     assert archive.run(spark, asked).rows == 3
-    rows = read_archive(spark, LocalFiles(tmp_path)).collect()
+    rows = read_archive(spark, LocalResultsFolder(tmp_path)).collect()
     assert {row["queue"] for row in rows} == {"a,b"}
 
 
 def test_queues_that_are_too_many_for_a_request_are_read(
-    broker_of_jobs: BrokerProcess, connection: Connection
+    broker_of_jobs: BrokerProcess, connection: SourceConnection
 ) -> None:
     names = [f"{n:02d}{'ä' * 98}" for n in range(30)]
-    lo = bounds(connection).hi
+    lo = history_bounds(connection).hi
     for name in [*names[:15], "not me", *names[15:]]:
         settle(broker_of_jobs, name, 1)
     history = open_history(connection)
     ends = history.bounds()
-    asked = Request(
+    asked = HistoryRequest(
         history_id=ends.history_id, lo=lo, hi=ends.hi, columns=("offset",), queues=tuple(names)
     )
     found = [row for batch in history.rows(asked) for row in batch.column("offset").to_pylist()]
@@ -194,13 +197,15 @@ def test_token_that_may_only_look_keeps_the_summary_here_and_says_so(
     spark: SparkSession, broker_of_jobs: BrokerProcess, tmp_path: Path
 ) -> None:
     arguments = ["token", "add", "viewer", "--role", "viewer", "--data", str(broker_of_jobs.data)]
-    token = CliRunner().invoke(commands, arguments, catch_exceptions=False).stdout.strip()
-    viewing = Connection(broker_of_jobs.admin[0], token)
+    token = CliRunner().invoke(root_command, arguments, catch_exceptions=False).stdout.strip()
+    viewing = SourceConnection(broker_of_jobs.admin[0], token)
     settle(broker_of_jobs, "seen", 5)
     archived = archive.run(spark, ArchiveOptions(connection=viewing, out=str(tmp_path)))
-    assert archived.offset == bounds(viewing).hi
+    assert archived.offset == history_bounds(viewing).hi
     run = JobRun(name="archive", state="done", started_at=1, finished_at=2)
-    [note] = write(spark, Common(connection=viewing, out=str(tmp_path)), [run], now_ms=3)
+    [note] = write_summary(
+        spark, JobOptions(connection=viewing, out=str(tmp_path)), [run], now_ms=3
+    )
     assert note.startswith("the broker did not take the summary: ")
     assert " 403 " in note
     assert note.endswith("; the token's role or queues do not allow it")

@@ -190,8 +190,8 @@ def test_tables_of_days_equal_sql(
 
 
 def test_paths_equal_a_plain_count(archive: "DataFrame", rows: list[Row]) -> None:
+    from phpmq_lite.spark.insights_summary import path_item
     from phpmq_lite.spark.jobs.metrics import transform
-    from phpmq_lite.spark.summary import path_item
 
     traces: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
@@ -281,14 +281,14 @@ def repeated(offset: int, seq: int, attempts: int, **given: Any) -> Row:
 def test_retry_is_told_from_redrive(
     spark: "SparkSession", rows: list[Row], retried: set[int]
 ) -> None:
-    from phpmq_lite.spark.jobs.metrics import rows_of
+    from phpmq_lite.spark.jobs.metrics import rows_of_dates
 
-    marked = rows_of(as_archive(spark, rows), [FIRST]).where("retried").collect()
+    marked = rows_of_dates(as_archive(spark, rows), [FIRST]).where("retried").collect()
     assert {row["offset"] for row in marked} == retried
 
 
 def test_new_rows_touch_the_dates_of_all_their_times(spark: "SparkSession") -> None:
-    from phpmq_lite.spark.jobs.metrics import touched
+    from phpmq_lite.spark.jobs.metrics import touched_dates
 
     row = life(
         1,
@@ -298,13 +298,13 @@ def test_new_rows_touch_the_dates_of_all_their_times(spark: "SparkSession") -> N
         settled_at=START_MS + 4 * DAY_MS - 1,
     )
     never = life(2, first_dispatched_at=None, last_dispatched_at=None, deliveries=0)
-    dates = touched(as_archive(spark, [row, never]))
+    dates = touched_dates(as_archive(spark, [row, never]))
     assert dates == {FIRST + timedelta(days=n) for n in (0, 2, 3)}
 
 
 def test_late_retry_touches_the_date_of_what_it_repeats(spark: "SparkSession") -> None:
     """The retry is published before midnight, the acknowledgement comes after it."""
-    from phpmq_lite.spark.jobs.metrics import touched, touched_by_retries
+    from phpmq_lite.spark.jobs.metrics import dates_touched_by_retries, touched_dates
 
     midnight = START_MS + DAY_MS
     first = repeated(1, 1, 0, published_at=midnight - 90, settled_at=midnight + 5)
@@ -319,5 +319,5 @@ def test_late_retry_touches_the_date_of_what_it_repeats(spark: "SparkSession") -
     )
     archive = as_archive(spark, [first, again])
     new = archive.where("offset = 2")
-    assert touched(new) == {FIRST, FIRST + timedelta(days=2)}
-    assert touched_by_retries(new, archive) == {FIRST + timedelta(days=1)}
+    assert touched_dates(new) == {FIRST, FIRST + timedelta(days=2)}
+    assert dates_touched_by_retries(new, archive) == {FIRST + timedelta(days=1)}

@@ -35,7 +35,7 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    monkeypatch.setattr(replay, "write", broker.write)
+    monkeypatch.setattr(replay, "publish_piece", broker.write)
     return broker
 
 
@@ -43,8 +43,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 def out(spark: "SparkSession", tmp_path: Path) -> str:
     """Make an archive of 30 rows with bodies."""
     from phpmq_lite.spark.jobs.archive import transform
-    from phpmq_lite.spark.jobs.batches import write_batch
-    from phpmq_lite.spark.jobs.files import LocalFiles
+    from phpmq_lite.spark.jobs.stream_writer import write_batch
+    from phpmq_lite.spark.results_folder import LocalResultsFolder
 
     body = (
         b'{"job":"u","attempts":%d,"trace_id":"t","data":{},"meta":{"id":"m%d","schema_version":1}}'
@@ -61,7 +61,7 @@ def out(spark: "SparkSession", tmp_path: Path) -> str:
     from phpmq_lite.spark.jobs.archive import TARGET
 
     frame = transform(spark.createDataFrame(to_arrow(rows)))
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     files.write("checkpoints/archive/metadata", '{"id":"x"}')
     write_batch(frame, files, TARGET, 0)
     return str(tmp_path)
@@ -83,10 +83,9 @@ def asked(out: str, **given: Any) -> ReplayOptions:
     ],
 )
 def test_selection(spark: "SparkSession", out: str, given: dict[str, Any], offsets: Any) -> None:
-    from phpmq_lite.spark.jobs.archived import read_archive
-    from phpmq_lite.spark.jobs.files import LocalFiles
+    from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
 
-    archive = read_archive(spark, LocalFiles(Path(out)))
+    archive = read_archive(spark, LocalResultsFolder(Path(out)))
     rows = replay.transform(archive, asked(out, **given)).collect()
     assert sorted(row["offset"] for row in rows) == list(offsets)
 
@@ -176,7 +175,7 @@ def test_rate_holds_after_a_slow_piece(
         broker.write(*given)
 
     monkeypatch.setattr(replay, "time", clock)
-    monkeypatch.setattr(replay, "write", write)
+    monkeypatch.setattr(replay, "publish_piece", write)
     assert replay.run(spark, asked(out, rate=8.0)).rows == 29
     assert begun == [0, 10, 11, 12]
 

@@ -20,14 +20,12 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from phpmq_lite.client import connect_blocking
-from phpmq_lite.spark.checkpoint import final_ack
+from phpmq_lite.spark.checkpoints import final_ack, last_committed_batch
 from phpmq_lite.spark.jobs import archive, consume, metrics
-from phpmq_lite.spark.jobs.archived import read_archive
-from phpmq_lite.spark.jobs.checkpoint import last_done
-from phpmq_lite.spark.jobs.files import LocalFiles
 from phpmq_lite.spark.jobs.options import MetricsOptions
-from phpmq_lite.spark.options import Connection
-from phpmq_lite.spark.transport import Broker
+from phpmq_lite.spark.pipeline_client import PipelineClient
+from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.spark.driver import (
     BATCH,
@@ -58,8 +56,8 @@ class Site:
         return self.process.admin[0]
 
     @property
-    def broker(self) -> Broker:
-        return Broker(Connection(self.url))
+    def broker(self) -> PipelineClient:
+        return PipelineClient(SourceConnection(self.url))
 
     def settle(self, numbers: range) -> None:
         """Publish envelopes to ``orders`` and settle them, one in twenty as dead."""
@@ -190,7 +188,7 @@ def assert_all_is_half_done(site: Site) -> None:
 def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: str) -> None:
     out = site.folder / point
     archive.run(spark, archive_options(site.url, out))
-    found = [row["offset"] for row in read_archive(spark, LocalFiles(out)).collect()]
+    found = [row["offset"] for row in read_archive(spark, LocalResultsFolder(out)).collect()]
     assert sorted(found) == site.rows("SELECT offset FROM history ORDER BY offset")
     assert not list(out.glob("archive/.spark-staging-*"))
 
@@ -204,7 +202,7 @@ def test_metrics_equal_those_of_a_run_that_was_never_killed(
         copytree(killed / part, tmp_path / part)
     for out in (killed, tmp_path):
         done = metrics.run(spark, MetricsOptions(connection=None, out=str(out)))
-        expected = last_done(LocalFiles(out), "checkpoints/archive")
+        expected = last_committed_batch(LocalResultsFolder(out), "checkpoints/archive")
         assert expected is not None
         assert done.offset == expected.offset
     tables = [rows_of(out / "metrics") for out in (killed, tmp_path)]
@@ -242,7 +240,7 @@ def test_sink_that_appends_doubles_within_the_one_batch_only(
 ) -> None:
     out = site.folder / "append"
     append(spark, site.url, out)
-    final_ack(Connection(site.url), "append", str(out / "checkpoint"))
+    final_ack(SourceConnection(site.url), "append", str(out / "checkpoint"))
     rows = spark.read.parquet(str(out / "rows"))
     assert bodies_of(rows.dropDuplicates(["batch", "claim"])) == EACH_ONCE
     doubled = bodies_of(rows.where(rows["batch"] == HALTED_BATCH))

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from phpmq_lite.cli.main import commands
-from phpmq_lite.spark import summary
+from phpmq_lite.cli.main import root_command
+from phpmq_lite.spark import insights_summary
 from tests.docs.deviations import SPARK
 from tests.docs.extras import EXTRAS
 from tests.docs.pages import COMMANDS, PAGES, blocks
@@ -34,7 +34,7 @@ def run_here(line: str, walk: Walk) -> None:
         runpy.run_path(str(walk.folder / arguments[0]))
         return
     assert program == "phpmq-lite"
-    done = CliRunner().invoke(commands, arguments)
+    done = CliRunner().invoke(root_command, arguments)
     assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
@@ -45,7 +45,7 @@ def test_page_works_with_spark(
     """The summary takes seconds, and is that of other tests."""
     skip_where_lacking(page)
     monkeypatch.setattr(spark, "stop", lambda: None)
-    monkeypatch.setattr(summary, "write", lambda *given, **options: ())
+    monkeypatch.setattr(insights_summary, "write_summary", lambda *given, **options: ())
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     extra = EXTRAS.get(page)
     with walk(tmp_path) as it:

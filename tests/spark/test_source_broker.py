@@ -17,12 +17,12 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from phpmq_lite.client import BlockingClient, connect_blocking
-from phpmq_lite.spark.checkpoint import final_ack
+from phpmq_lite.spark.checkpoints import final_ack
 from phpmq_lite.spark.errors import BrokerError
-from phpmq_lite.spark.history import bounds
-from phpmq_lite.spark.options import Connection, Use, write_options
+from phpmq_lite.spark.history import history_bounds
+from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource
-from phpmq_lite.spark.transport import Broker
+from phpmq_lite.spark.source_options import SourceConnection, SourceUse, write_options
 from phpmq_lite.spark.writer import BatchWriter
 from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.integration.settled import settled_folder
@@ -44,12 +44,12 @@ class Place:
         return address if "://" in address else f"http://{address}"
 
     @property
-    def connection(self) -> Connection:
-        return Connection(self.url)
+    def connection(self) -> SourceConnection:
+        return SourceConnection(self.url)
 
     @property
     def hi(self) -> int:
-        return bounds(self.connection).hi
+        return history_bounds(self.connection).hi
 
     @contextmanager
     def client(self) -> Iterator[BlockingClient]:
@@ -182,7 +182,7 @@ def test_queue_is_consumed_and_acknowledged_to_the_last(
     assert final_ack(place.connection, place.queue, str(tmp_path)) == 50
     assert place.hi == lo + 50
     assert final_ack(place.connection, place.queue, str(tmp_path)) == 0
-    assert Broker(place.connection).ready(place.queue) == 0
+    assert PipelineClient(place.connection).ready(place.queue) == 0
 
 
 def test_rows_are_published_once_over_failures(
@@ -212,7 +212,7 @@ def test_rows_are_published_once_over_failures(
     publish()
     forget_commit(tmp_path, 1)
     publish()
-    assert Broker(place.connection).ready(target.queue) == 150
+    assert PipelineClient(place.connection).ready(target.queue) == 150
     assert sorted(map(int, target.consume(150))) == list(range(150))
 
 
@@ -222,7 +222,7 @@ def test_batch_with_a_key_is_published_once(spark: SparkSession, place: Place) -
         frame.write.format("phpmq").mode("append").options(
             url=place.url, queue=place.queue, txnAppId=place.queue, txnVersion="3"
         ).save()
-    assert Broker(place.connection).ready(place.queue) == 100
+    assert PipelineClient(place.connection).ready(place.queue) == 100
 
 
 def test_abort_after_a_lost_answer_takes_nothing_back(spark: SparkSession, place: Place) -> None:
@@ -237,21 +237,21 @@ def test_abort_after_a_lost_answer_takes_nothing_back(spark: SparkSession, place
             return "losing"
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            return Losing(write_options(self.options, Use.BATCH_WRITE))
+            return Losing(write_options(self.options, SourceUse.BATCH_WRITE))
 
     spark.dataSource.register(LosingSource)
     options = {"url": place.url, "queue": place.queue, "txnAppId": place.queue, "txnVersion": "1"}
     frame = spark.range(100).select(f.col("id").cast("string").alias("body"))
     with pytest.raises(PySparkException, match="the answer is lost"):
         frame.write.format("losing").mode("append").options(**options).save()
-    assert Broker(place.connection).ready(place.queue) == 100
+    assert PipelineClient(place.connection).ready(place.queue) == 100
     frame.write.format("phpmq").mode("append").options(**options).save()
     assert sorted(map(int, place.consume(100))) == list(range(100))
-    assert Broker(place.connection).ready(place.queue) == 0
+    assert PipelineClient(place.connection).ready(place.queue) == 0
 
 
 def test_unknown_subscription_is_at_zero_and_refusals_have_their_words(place: Place) -> None:
-    broker = Broker(place.connection)
+    broker = PipelineClient(place.connection)
     assert broker.claimed("never-seen").hi == 0
     with pytest.raises(BrokerError) as caught:
         broker.publish("app", 1, ["no-such-token"])

@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from phpmq_lite.spark.schema import HISTORY
+from phpmq_lite.spark.columns import HISTORY_COLUMNS
 from phpmq_lite.spark.source import PhpmqSource
 from tests.spark.fake_broker import START_MS, FakeBroker
 from tests.spark.queries import Batches, forget_commit, read, run
@@ -24,7 +24,7 @@ def test_batch_reads_each_row_once_whatever_the_partitions(
 ) -> None:
     broker.settle(1_234)
     frame = read(spark, url=broker.url, numPartitions=5)
-    assert frame.schema == HISTORY
+    assert frame.schema == HISTORY_COLUMNS
     assert frame.rdd.getNumPartitions() == 5
     assert frame.select(f.count("*"), f.sum("offset")).first() == (1_234, 1_234 * 1_235 // 2)
 
@@ -57,7 +57,7 @@ def test_columns_and_body_come_as_asked(spark: SparkSession, broker: FakeBroker)
         ("orders", b"\x00\xff", 1),
         ("orders", b"\x00\xff", 2),
     ]
-    assert read(spark, url=broker.url, includeBody=True).columns == [*HISTORY.names, "body"]
+    assert read(spark, url=broker.url, includeBody=True).columns == [*HISTORY_COLUMNS.names, "body"]
     only = read(spark, url=broker.url, columns="body").collect()
     assert [row.body for row in only] == [b"\x00\xff"] * 2
 

@@ -6,10 +6,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from phpmq_lite.spark.checkpoint import final_ack
+from phpmq_lite.spark.checkpoints import final_ack
+from phpmq_lite.spark.columns import QUEUE_COLUMNS
 from phpmq_lite.spark.errors import DataLossError, PipelineError
-from phpmq_lite.spark.options import Connection
-from phpmq_lite.spark.schema import QUEUE
+from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.queries import Batches, forget_commit, run
 
@@ -32,7 +32,7 @@ def test_last_batch_stays_claimed_until_final_ack(
     run(spark, tmp_path, sink, **options(broker))
     assert sink.all == list(range(1, 251))
     assert sorted(broker.held) == list(range(201, 251))  # Spark never commits the last batch
-    connection = Connection(broker.url)
+    connection = SourceConnection(broker.url)
     assert final_ack(connection, "s", str(tmp_path)) == 50
     assert broker.held == {}
     assert final_ack(connection, "s", f"file://{tmp_path}") == 0
@@ -48,13 +48,17 @@ def test_claims_come_again_in_the_same_batch_after_a_failure(
     sink = Batches("claim", fails_at=1)
     with pytest.raises(PySparkException):
         run(spark, tmp_path, sink, **options(broker))
-    assert final_ack(Connection(broker.url), "s", str(tmp_path)) == 0  # batch 0 was acknowledged
+    assert (
+        final_ack(SourceConnection(broker.url), "s", str(tmp_path)) == 0
+    )  # batch 0 was acknowledged
     broker.ready = [b"new"]
     run(spark, tmp_path, sink, **options(broker))
     assert sink.runs == [0, 1, 1, 2]
     assert sink.all == list(range(1, 152))
     forget_commit(tmp_path, 2)
-    assert final_ack(Connection(broker.url), "s", str(tmp_path)) == 0  # planned, not committed
+    assert (
+        final_ack(SourceConnection(broker.url), "s", str(tmp_path)) == 0
+    )  # planned, not committed
     again = Batches("claim")
     run(spark, tmp_path, again, **options(broker))
     assert again.kept == {2: [151]}
@@ -92,12 +96,12 @@ def test_checkpoint_of_another_subscription_or_history_is_refused(
     with pytest.raises(PySparkException, match="checkpoint is of subscription 's'"):
         run(spark, tmp_path, Batches("claim"), **(options(broker) | {"subscription": "t"}))
     with pytest.raises(PipelineError, match="is not of subscription 't'; it has 's'"):
-        final_ack(Connection(broker.url), "t", str(tmp_path))
+        final_ack(SourceConnection(broker.url), "t", str(tmp_path))
     broker.history_id = "b" * 32
     with pytest.raises(PySparkException, match="was restored"):
         run(spark, tmp_path, Batches("claim"), **options(broker))
     with pytest.raises(DataLossError, match="nothing is acknowledged"):
-        final_ack(Connection(broker.url), "s", str(tmp_path))
+        final_ack(SourceConnection(broker.url), "s", str(tmp_path))
     assert list(broker.held) == [1]
 
 
@@ -105,4 +109,4 @@ def test_columns_are_those_of_a_queue(spark: SparkSession, broker: FakeBroker) -
     reader = spark.readStream.format("phpmq")
     for name, value in options(broker).items():
         reader = reader.option(name, str(value))
-    assert reader.load().schema == QUEUE
+    assert reader.load().schema == QUEUE_COLUMNS

@@ -7,19 +7,25 @@ import pytest
 
 from phpmq_lite.admin.base.urls import decode_name, encode_name
 from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
-from phpmq_lite.spark.history import Request, bounds, open_history, resolve
-from phpmq_lite.spark.options import Connection, Position
-from phpmq_lite.spark.transport import BUSY_PATIENCE_S, GONE_WAITS_S, Broker, counted, segment_of
+from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history, resolve_position
+from phpmq_lite.spark.pipeline_client import (
+    BUSY_PATIENCE_S,
+    GONE_WAITS_S,
+    PipelineClient,
+    check_row_count,
+    queue_segment,
+)
+from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
 from tests.spark.fake_broker import START_MS, FakeBroker
 
 
-def request(broker: FakeBroker, **changes: object) -> Request:
+def request(broker: FakeBroker, **changes: object) -> HistoryRequest:
     given: dict[str, object] = {"lo": 0, "hi": broker.hi, "columns": ("offset",)} | changes
-    return Request(history_id=broker.history_id, **given)  # type: ignore[arg-type]
+    return HistoryRequest(history_id=broker.history_id, **given)  # type: ignore[arg-type]
 
 
 def offsets(broker: FakeBroker, **changes: object) -> list[int]:
-    history = open_history(Connection(broker.url))
+    history = open_history(SourceConnection(broker.url))
     batches = history.rows(request(broker, **changes))
     return [value for batch in batches for value in batch.column("offset").to_pylist()]
 
@@ -44,7 +50,7 @@ def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None
 def test_more_rows_than_announced_raise() -> None:
     batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
     with pytest.raises(ShortReadError, match="2 rows came, 1 were announced"):
-        list(counted(iter([batch]), 1))
+        list(check_row_count(iter([batch]), 1))
 
 
 def test_gap_and_another_history_are_data_loss(broker: FakeBroker) -> None:
@@ -56,14 +62,14 @@ def test_gap_and_another_history_are_data_loss(broker: FakeBroker) -> None:
     asked = request(broker, lo=5)
     broker.history_id = "b" * 32
     with pytest.raises(DataLossError, match="this is the history b"):
-        list(open_history(Connection(broker.url)).rows(asked))
+        list(open_history(SourceConnection(broker.url)).rows(asked))
 
 
 @pytest.mark.parametrize(
     "name", ["a", "~til2", "~", "~~", ".", "..", "a.b", "a/b", "ä %", "a,b", ""]
 )
 def test_name_of_a_queue_stands_in_a_path_as_the_admin_reads_it(name: str) -> None:
-    segment = segment_of(name)
+    segment = queue_segment(name)
     assert segment == encode_name(name)
     assert decode_name(segment) == name
 
@@ -73,12 +79,12 @@ def test_queue_that_is_not_there_has_nothing_ready_but_a_wrong_address_is_an_err
 ) -> None:
     broker.ready = [b"1", b"2"]
     broker.missing = {"til"}
-    api = Broker(Connection(broker.url))
+    api = PipelineClient(SourceConnection(broker.url))
     assert (api.ready("~til"), api.ready_if_there("~til")) == (2, 2)  # not those of til
     broker.missing = {"~til"}
     assert (api.ready("~til"), api.ready_if_there("~til")) == (0, None)
     with pytest.raises(BrokerError, match="404 unknown_route"):
-        Broker(Connection(f"{broker.url}/elsewhere")).ready("~til")
+        PipelineClient(SourceConnection(f"{broker.url}/elsewhere")).ready("~til")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_queues_that_are_too_many_for_a_request_are_picked_here(
         offset for offset in range(1, broker.hi + 1) if offset != len(names) + 1
     ]
     columns = ("size", "queue")
-    found = open_history(Connection(broker.url)).rows(
+    found = open_history(SourceConnection(broker.url)).rows(
         request(broker, queues=tuple(names), columns=columns)
     )
     assert {name for batch in found for name in batch.column("queue").to_pylist()} == set(names)
@@ -111,7 +117,7 @@ def test_busy_broker_is_left_alone_for_as_long_as_it_says(broker: FakeBroker) ->
     broker.settle(1)
     broker.faults.busy = 3
     asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 1), ("columns", "offset")]
-    api = Broker(Connection(broker.url), sleep=waits.append)
+    api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
     assert sum(batch.num_rows for batch in api.history(asked, broker.history_id)) == 1
     assert waits == [1, 1, 1]
 
@@ -120,7 +126,7 @@ def test_busy_broker_is_given_up_after_minutes(broker: FakeBroker) -> None:
     waits: list[float] = []
     broker.faults.busy = 1_000
     asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 0), ("columns", "offset")]
-    api = Broker(Connection(broker.url), sleep=waits.append)
+    api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
     with pytest.raises(BrokerError, match="503 busy: two exports run"):
         list(api.history(asked, broker.history_id))
     assert sum(waits) == BUSY_PATIENCE_S
@@ -130,7 +136,7 @@ def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # nobody listens here once it is closed
     waits: list[float] = []
-    api = Broker(Connection(f"http://127.0.0.1:{port}"), sleep=waits.append)
+    api = PipelineClient(SourceConnection(f"http://127.0.0.1:{port}"), sleep=waits.append)
     with pytest.raises(BrokerError, match=f"http://127.0.0.1:{port} does not answer"):
         api.bounds()
     assert waits == list(GONE_WAITS_S)
@@ -138,31 +144,31 @@ def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
 
 def test_token_goes_along_and_a_wrong_one_is_explained(broker: FakeBroker) -> None:
     broker.token = "right"
-    assert bounds(Connection(broker.url, "right")).hi == 0
+    assert history_bounds(SourceConnection(broker.url, "right")).hi == 0
     with pytest.raises(
         BrokerError, match="401 unauthorized: no such token; give a token"
     ) as caught:
-        bounds(Connection(broker.url, "wrong"))
+        history_bounds(SourceConnection(broker.url, "wrong"))
     assert (caught.value.status, caught.value.code) == (401, "unauthorized")
 
 
 def test_positions_become_offsets(broker: FakeBroker) -> None:
     broker.settle(10)
     broker.lo = 2
-    history = open_history(Connection(broker.url))
+    history = open_history(SourceConnection(broker.url))
     ends = history.bounds()
     found = [
-        resolve(history, ends, position)
+        resolve_position(history, ends, position)
         for position in (
-            Position("earliest"),
-            Position("latest"),
-            Position("offset", 7),
-            Position("time", START_MS + 5),
+            HistoryPosition("earliest"),
+            HistoryPosition("latest"),
+            HistoryPosition("offset", 7),
+            HistoryPosition("time", START_MS + 5),
         )
     ]
     assert found == [2, 10, 6, 4]  # a range begins after its first number: offset 7 is included
 
 
 def test_reader_is_noted_with_its_position(broker: FakeBroker) -> None:
-    bounds(Connection(broker.url), "archive", 7)
+    history_bounds(SourceConnection(broker.url), "archive", 7)
     assert broker.notes == [("archive", 7)]

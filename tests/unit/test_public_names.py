@@ -23,7 +23,6 @@ PACKAGES = {
         "phpmq_lite",
         "phpmq_lite.client",
         "phpmq_lite.envelopes",
-        "phpmq_lite.envelopes.schema",
         "phpmq_lite.spark",
     )
 }
@@ -73,7 +72,7 @@ def test_names_of_the_package_are_those_of_the_clients() -> None:
         ("phpmq_lite.client", "asyncio ssl"),
         # the broker imports these two; the SDK and the clients are for programs
         ("phpmq_lite.envelopes.verdict", "babelqueue phpmq_lite.client asyncio"),
-        ("phpmq_lite.envelopes.record", "babelqueue phpmq_lite.client asyncio"),
+        ("phpmq_lite.envelopes.dead_letter_record", "babelqueue phpmq_lite.client asyncio"),
         ("phpmq_lite.spark", "pyspark pyarrow aiohttp"),
     ],
 )

@@ -22,8 +22,8 @@ from phpmq_lite.admin.monitoring.http_counters import HttpCounters
 from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
 from phpmq_lite.admin.monitoring.metric_labels import MetricLabels
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.envelopes.schema import Schemas
-from phpmq_lite.export.process import Exports
+from phpmq_lite.envelopes.schema_registry import ActiveSchemas
+from phpmq_lite.export.exports import ExportProcesses
 from phpmq_lite.model import AuditEntry, Batch
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.maintenance import Maintenance
@@ -106,7 +106,9 @@ class Context:
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
     care: Maintenance | None = None  # backups and scrub, once it serves
-    schemas: Schemas = field(default_factory=lambda: Schemas(None))  # of payloads, by URN
+    schemas: ActiveSchemas = field(
+        default_factory=lambda: ActiveSchemas(None)
+    )  # of payloads, by URN
     doors: ConnectionLimits = field(init=False)  # connections to the admin
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams, and who waits
     http: HttpCounters = field(default_factory=HttpCounters)
@@ -116,7 +118,7 @@ class Context:
     )  # route, method, status
     uploads: FairSlots = field(default_factory=lambda: FairSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # what the pipeline's jobs found out
-    exports: Exports = field(init=False)  # to Arrow, in processes of their own
+    exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own
     memory: HttpMemory = field(init=False)  # of large requests and answers
     acting: ActionState = field(init=False)  # selections, bulk work, what can be taken back
 
@@ -126,7 +128,9 @@ class Context:
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
         self.acting = ActionState(self.now_ms)
         self.summaries = SummaryFile(self.settings.data)
-        self.exports = Exports(self.readers.path, passed=lambda: self.engine.figures.bytes_in)
+        self.exports = ExportProcesses(
+            self.readers.path, passed=lambda: self.engine.figures.bytes_in
+        )
 
 
 CONTEXT: Final = web.AppKey("context", Context)

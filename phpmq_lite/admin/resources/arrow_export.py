@@ -17,7 +17,7 @@ from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.export.process import Export
+from phpmq_lite.export.exports import RunningExport
 from phpmq_lite.installation import install_command
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
@@ -182,7 +182,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
     return response
 
 
-def _response(export: Export) -> web.StreamResponse:
+def _response(export: RunningExport) -> web.StreamResponse:
     head = export.head
     return web.StreamResponse(
         headers={
@@ -195,7 +195,7 @@ def _response(export: Export) -> web.StreamResponse:
     )
 
 
-async def _relay(request: web.Request, response: web.StreamResponse, export: Export) -> bool:
+async def _relay(request: web.Request, response: web.StreamResponse, export: RunningExport) -> bool:
     """Pass all pieces on; False: it was not all, and the connection is broken."""
     end, reason = "broken", ""
     try:

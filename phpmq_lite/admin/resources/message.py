@@ -63,7 +63,7 @@ class ProblemView(BaseModel):
     pointer: str  # RFC 6901; empty: the whole
 
     @classmethod
-    def of(cls, problem: verdict.Problem) -> Self:
+    def of(cls, problem: verdict.EnvelopeProblem) -> Self:
         """Take over what a verdict says; a text of a program is cut."""
         cut = envelope_card.shorten
         return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))

@@ -24,19 +24,17 @@ from phpmq_lite.admin.base.request_body import parse_large
 from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.envelopes.index import INDEX_CHARACTERS
-from phpmq_lite.envelopes.schema import (
-    Change,
-    Entry,
-    Place,
-    Schema,
+from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
+from phpmq_lite.envelopes.payload_schema import (
+    PayloadSchema,
     SchemaError,
-    Tally,
-    compare,
-    places,
+    SchemaField,
     read_json,
     read_schema,
+    schema_fields,
 )
+from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_changes
+from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
 
 DOCUMENT_BYTES: Final = 1 << 20  # of a schema that is compared
 
@@ -60,7 +58,7 @@ class SchemaFieldView(BaseModel):
     title: str
 
     @classmethod
-    def of(cls, place: Place) -> Self:
+    def of(cls, place: SchemaField) -> Self:
         """Take over a place."""
         return cls(
             path=place.path,
@@ -87,7 +85,7 @@ class SchemaView(BaseModel):
     last_failure: str | None
 
     @classmethod
-    def of(cls, entry: Entry, tally: Tally | None) -> Self:
+    def of(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
         """Take over an entry of the registry."""
         last = tally.last if tally else None
         return cls(
@@ -96,7 +94,7 @@ class SchemaView(BaseModel):
             file=entry.file,
             owner=entry.owner,
             status=entry.status,
-            fields=[SchemaFieldView.of(place) for place in places(entry.schema.rule)],
+            fields=[SchemaFieldView.of(place) for place in schema_fields(entry.schema.rule)],
             unchecked=list(entry.schema.unchecked),
             passed=tally.passed if tally else None,
             failed=tally.failed if tally else None,
@@ -149,13 +147,13 @@ def list_registered(request: web.Request) -> list[SchemaView]:
     return [SchemaView.of(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
 
-def _tally(request: web.Request, urn: str) -> Tally | None:
+def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
     """Give the counts, which are over all queues, to those who may see all."""
     is_limited = allowed_queues(request) is not None
     return None if is_limited else context_of(request).schemas.tally(urn)
 
 
-def find_registered(request: web.Request, urn: str) -> Entry:
+def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
     """Give what is registered for a URN.
 
     Raises:
@@ -168,8 +166,8 @@ def find_registered(request: web.Request, urn: str) -> Entry:
 
 
 async def compare_schemas(
-    request: web.Request, entry: Entry, content: bytes
-) -> tuple[Schema, tuple[Change, ...]]:
+    request: web.Request, entry: RegisteredSchema, content: bytes
+) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
     """Compare a new version with what is registered, beside the loop.
 
     Raises:
@@ -181,9 +179,9 @@ async def compare_schemas(
             bound=f"at most {DOCUMENT_BYTES} bytes",
         )  # fmt: skip
 
-    def work() -> tuple[Schema, tuple[Change, ...]]:
+    def work() -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
         schema = read_schema(read_json(content))
-        return schema, compare(entry.schema, schema)
+        return schema, schema_changes(entry.schema, schema)
 
     try:
         return await parse_large(request, content, work)
@@ -279,7 +277,7 @@ class SchemaCheckForm:
 
     urn: str = ""
     document: str = ""
-    changes: tuple[Change, ...] | None = None  # None: not asked yet
+    changes: tuple[SchemaChange, ...] | None = None  # None: not asked yet
     unchecked: tuple[str, ...] = ()
     error: str = ""
 

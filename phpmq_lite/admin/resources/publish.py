@@ -42,7 +42,7 @@ from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.admin.views import envelope_card
 from phpmq_lite.admin.views.bodies import from_content
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.envelopes.schema.rules import REASON as MISMATCH
+from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.accounts import NAME_MAX

@@ -9,10 +9,17 @@ from typing import Any, Final
 from aiohttp import web
 
 from phpmq_lite.admin.base.context import Context, status_of
-from phpmq_lite.envelopes.index import INDEX_BYTES, Index
-from phpmq_lite.envelopes.record import Block, read_block, revive
-from phpmq_lite.envelopes.schema import Registry
-from phpmq_lite.envelopes.verdict import REASONS, EmptyListData, Problem, Verdict, judge, lint
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, read_block, redrive_content
+from phpmq_lite.envelopes.indexed_fields import INDEX_BYTES, IndexedFields
+from phpmq_lite.envelopes.schema_registry import SchemaRegistry
+from phpmq_lite.envelopes.verdict import (
+    REASONS,
+    EmptyListData,
+    EnvelopeProblem,
+    Verdict,
+    judge,
+    lint,
+)
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
@@ -33,12 +40,12 @@ class EnvelopeCard:
     read.
     """
 
-    index: Index
+    index: IndexedFields
     said: Mapping[str, Any]
     verdict: Verdict
-    problems: tuple[Problem, ...]  # the verdict's first; at most ``PROBLEMS_SHOWN``
+    problems: tuple[EnvelopeProblem, ...]  # the verdict's first; at most ``PROBLEMS_SHOWN``
     hidden: int  # problems left out
-    block: Block | None
+    block: DeadLetterBlock | None
     is_wrapped: bool  # the record has the original bytes as a text
 
     @property
@@ -64,7 +71,7 @@ class VerdictBadge:
 # -- one message
 
 
-def is_claimed(index: Index | None) -> bool:
+def is_claimed(index: IndexedFields | None) -> bool:
     """Tell whether a content means to be an envelope: it names a URN, or two other members."""
     if index is None:
         return False
@@ -94,7 +101,7 @@ async def card_of(
 async def judge_content(
     content: bytes,
     settings: QueueSettings | None,
-    schemas: Registry | None = None,
+    schemas: SchemaRegistry | None = None,
     *,
     is_asked: bool = False,
 ) -> EnvelopeCard | None:
@@ -122,20 +129,20 @@ class JudgeOptions:
     empty_list_data: EmptyListData = "php"
     is_meant: bool = False
     is_strict: bool = False
-    schemas: Registry | None = None
+    schemas: SchemaRegistry | None = None
 
 
 def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     """Judge a content; None where it is no envelope and none was meant.  Pure."""
     block = read_block(content)
-    original = content if block is None else revive(content)
+    original = content if block is None else redrive_content(content)
     verdict = judge(original, asked.empty_list_data)
     if not (asked.is_meant or block is not None or is_claimed(verdict.index)):
         return None
     is_wrapped = block is not None and original != content and _is_wrapper(content)
     read = _read(original if is_wrapped else content) if verdict.index is not None else {}
     problems = list(lint(original, asked.empty_list_data))
-    index, first = verdict.index or Index(None, None, None, None), verdict.problem
+    index, first = verdict.index or IndexedFields(None, None, None, None), verdict.problem
     if first is None:
         first = _mismatch(index, {} if verdict.is_tolerated else read.get("data"), asked.schemas)
         if asked.is_strict and first is not None:
@@ -145,7 +152,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     attempts = read.get("attempts")
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
         # A redrive starts again at 0; the page says what the record has.
-        index = Index(index.urn, index.trace_id, index.meta_id, attempts)
+        index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
     return EnvelopeCard(
         index,
         _said(read.get("meta")),
@@ -157,7 +164,9 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     )
 
 
-def _mismatch(index: Index, data: Any, schemas: Registry | None) -> Problem | None:
+def _mismatch(
+    index: IndexedFields, data: Any, schemas: SchemaRegistry | None
+) -> EnvelopeProblem | None:
     if schemas is None or index.urn is None:
         return None
     return schemas.check(index.urn, data, is_sent=True)

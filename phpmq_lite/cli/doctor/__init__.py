@@ -1,18 +1,22 @@
 """``doctor``: look whether a broker can run here, or how the one that runs is, and say what to do.
 
 A file for each part of the world looked at.  In each the functions that judge take facts and give
-findings, and ``look`` gathers the facts.  Nothing is changed: one small file is written to the data
-folder and removed, to see how long the disk takes.
+findings, and ``check_…`` gathers the facts.  Nothing is changed: one small file is written to the
+data folder and removed, to see how long the disk takes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import click
 
-from phpmq_lite.cli.findings import Finding, bad, end_with
-from phpmq_lite.cli.given import Given, data_option, listener_options, settings_options
+from phpmq_lite.cli.doctor.findings import Finding, report_findings, run_check
 from phpmq_lite.cli.output import output_option
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.cli.settings_options import (
+    SettingsArguments,
+    data_option,
+    listener_options,
+    settings_options,
+)
 
 
 @click.command()
@@ -20,7 +24,7 @@ from phpmq_lite.errors import PhpmqError
 @listener_options
 @settings_options
 @output_option
-def doctor(output: str | None, given: Given) -> None:
+def doctor(output: str | None, given: SettingsArguments) -> None:
     """Look whether a broker can run here, and say what to do.
 
     Looks at the installation, settings, data folder, disk, database, ports, certificates, limits,
@@ -28,40 +32,22 @@ def doctor(output: str | None, given: Given) -> None:
     broker. It changes nothing.
     Exit codes: 0 nothing is bad, 1 something is.
     """
-    end_with(list(look(given)), output)
+    report_findings(list(run_checks(given)), output)
 
 
-def look(given: Given) -> Iterator[Finding]:
+def run_checks(given: SettingsArguments) -> Iterator[Finding]:
     """Look at one part of the world after another; each works without the others."""
-    from phpmq_lite.cli.doctor import (
-        backups,
-        configuration,
-        database,
-        folder,
-        installation,
-        machine,
-        network,
-    )
+    from phpmq_lite.cli.doctor import database, host, installation, listeners
+    from phpmq_lite.cli.doctor import settings as setting_checks
 
-    yield from tried("installation", installation.look)
-    settings, findings = configuration.read(given)
+    yield from run_check("installation", installation.check_installation)
+    settings, findings = setting_checks.read_settings(given)
     yield from findings
-    pid = folder.holder_of(settings.data)
-    yield from tried("settings", lambda: configuration.look(settings))
-    yield from tried("data folder", lambda: folder.look(settings, pid))
-    yield from tried("database", lambda: database.look(settings, pid))
-    yield from tried("listeners", lambda: network.look(settings, pid))
-    yield from tried("machine", lambda: machine.look(settings, pid))
-    yield from tried("backups", lambda: backups.look(settings))
-    yield from tried("pipeline", installation.look_at_pipeline)
-
-
-def tried(part: str, look_at: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Look at a part; what cannot be read is a finding too."""
-    try:
-        yield from look_at()
-    except Exception as error:  # whatever it is, the rest is looked at
-        told = error if isinstance(error, PhpmqError | OSError) else repr(error)
-        is_foreign = isinstance(error, PermissionError)
-        hint = "run doctor with the account of the broker" if is_foreign else ""
-        yield bad(part, f"cannot be looked at: {told}", hint)
+    pid = host.broker_pid(settings.data)
+    yield from run_check("settings", lambda: setting_checks.check_settings(settings))
+    yield from run_check("data folder", lambda: host.check_data_folder(settings, pid))
+    yield from run_check("database", lambda: database.check_database(settings, pid))
+    yield from run_check("listeners", lambda: listeners.check_listeners(settings, pid))
+    yield from run_check("machine", lambda: host.check_machine(settings, pid))
+    yield from run_check("backups", lambda: database.check_backups(settings))
+    yield from run_check("pipeline", installation.check_pipeline_packages)

@@ -1,5 +1,7 @@
-"""The database: what the running broker says, or what the next start will find."""
+"""Checks of the database files and of the backups."""
 
+import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -7,11 +9,12 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite import __version__
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import plural
-from phpmq_lite.cli.findings import Finding, bad, ok, warn
-from phpmq_lite.cli.main import REFUSED, CommandError
-from phpmq_lite.cli.node import NoAnswerError, Node
+from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
+from phpmq_lite.cli.doctor.findings import Finding, bad, ok, warn
+from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.backup.backups import list_backups
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase, read_stopped
 
 _TIMEOUT_S: Final = 10.0
@@ -23,7 +26,7 @@ _LEFT: Final = {
 }
 
 
-class Left(NamedTuple):
+class LeftoverFiles(NamedTuple):
     """What lies beside the database for somebody to look at."""
 
     words: str
@@ -32,23 +35,23 @@ class Left(NamedTuple):
     is_damage: bool
 
 
-def look(settings: Settings, pid: str | None) -> Iterator[Finding]:
+def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Ask the broker, or look at the files where none runs."""
     path = settings.data
     if pid is not None:
         yield _running(settings, pid)
     elif path.is_dir():
-        yield glance_finding(read_stopped(path), settings.storage.max_bytes)
+        yield stopped_database_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
-        yield from left_findings(left_in(path))
+        yield from leftover_findings(find_leftovers(path))
 
 
 def _running(settings: Settings, pid: str) -> Finding:
-    node = Node(DataFolder.seen(settings.data).control_socket)
+    node = AdminClient(DataFolder.seen(settings.data).control_socket)
     try:
         stats = node.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:
-        if isinstance(error, NoAnswerError) and error.code == REFUSED:
+        if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
             return warn("broker", f"pid {pid} is not ready: {error}", "it starts: look again soon")
         return bad(
             "broker",
@@ -89,7 +92,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     return ok("broker", f"{text}, ready")
 
 
-def glance_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
+def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
     """Judge the files of a stopped broker."""
     name = "database"
     if seen.problems:
@@ -127,7 +130,7 @@ def glance_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
     return ok(name, f"{text}, closed cleanly", "`phpmq-lite verify` looks at everything")
 
 
-def left_in(path: Path) -> list[Left]:
+def find_leftovers(path: Path) -> list[LeftoverFiles]:
     """Gather what lies beside the database."""
     found = []
     for pattern, words in _LEFT.items():
@@ -135,7 +138,7 @@ def left_in(path: Path) -> list[Left]:
         if paths:
             names = tuple(one.name for one in paths)
             size = sum(_size(one) for one in paths)
-            found.append(Left(words, names, size, pattern.startswith("damaged")))
+            found.append(LeftoverFiles(words, names, size, pattern.startswith("damaged")))
     return found
 
 
@@ -144,7 +147,7 @@ def _size(path: Path) -> int:
     return sum(one.stat().st_size for one in files)
 
 
-def left_findings(found: Iterable[Left]) -> Iterator[Finding]:
+def leftover_findings(found: Iterable[LeftoverFiles]) -> Iterator[Finding]:
     """Tell what lies beside the database, and when it can go."""
     for left in found:
         text = f"{left.words}, {formats.format_size(left.size)}: {', '.join(left.names)}"
@@ -156,3 +159,47 @@ def left_findings(found: Iterable[Left]) -> Iterator[Finding]:
             )
         else:
             yield ok("left over", text, "remove it when you are sure of what is there now")
+
+
+NAME: Final = "backups"
+_HOUR_MS: Final = 3_600_000
+OLD_MS: Final = 7 * 24 * _HOUR_MS  # where none are made by the clock
+
+
+def check_backups(settings: Settings) -> Iterator[Finding]:
+    """Look at the backups of a broker that has something to back up."""
+    if not (settings.data / DATABASE).is_file():
+        return
+    folder = settings.backups_folder
+    found = list_backups(folder)
+    now_ms = time.time_ns() // 1_000_000
+    ages = [now_ms - one.manifest.made_at for one in found]
+    age_ms = min((age for age in ages if age >= 0), default=None)  # others: the clock was ahead
+    yield backup_finding(
+        folder, age_ms, settings.backups.every_h, is_same=_is_same(folder, settings.data)
+    )
+
+
+def _is_same(folder: Path, data: Path) -> bool:
+    return folder.is_dir() and os.stat(folder).st_dev == os.stat(data).st_dev
+
+
+def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
+    """Judge the newest backup; ``every_h`` is how often one is made, 0: only on demand."""
+    if age_ms is None:
+        return warn(
+            NAME,
+            f"none in {folder}",
+            "`phpmq-lite backup` makes one, backups.every_h makes them by the clock",
+        )
+    text = f"the newest is {formats.format_duration(age_ms)} old, in {folder}"
+    if every_h and age_ms > 2 * every_h * _HOUR_MS:
+        return warn(
+            NAME,
+            f"{text}; one is to be made every {every_h:g} h",
+            "the log and the page Backups say why there is none",
+        )
+    if not every_h and age_ms > OLD_MS:
+        return warn(NAME, text, "backups.every_h makes them by the clock")
+    hint = "a disk that dies takes both: set backups.folder, or `phpmq-lite backup --to`"
+    return ok(NAME, text, hint if is_same else "")

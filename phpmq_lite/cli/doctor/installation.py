@@ -1,27 +1,93 @@
-"""What is installed: Python, packages, SQLite, pages, and what only the pipeline needs."""
+"""Checks of the installation: Python, packages, SQLite, templates, Java."""
 
+import os
+import platform
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from sysconfig import get_path
 from typing import Final
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from phpmq_lite import __version__, installation
 from phpmq_lite.admin.monitoring.system_view import sqlite_note
-from phpmq_lite.cli.findings import OK, Finding, bad, ok, warn
-from phpmq_lite.cli.installed import (
-    install,
-    installed,
-    look_at_python,
-    package_finding,
-    requirements,
-)
+from phpmq_lite.cli.doctor.findings import OK, Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import PhpmqError
-from phpmq_lite.installation import migrations_folder, templates_folder
+from phpmq_lite.installation import install_command, migrations_folder, templates_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.migrate import migrate
+
+DISTRIBUTION: Final = "phpmq-lite"
+_LEAST: Final = (">=", ">")  # what a version must have reached
+
+
+def requirements(extra: str = "") -> list[Requirement]:
+    """Give what is needed here: by all, or beside that by those who use an extra.
+
+    Nothing where the package runs without having been installed.
+    """
+    try:
+        all_of = [Requirement(text) for text in requires(DISTRIBUTION) or []]
+    except PackageNotFoundError:
+        return []
+    return [one for one in all_of if _is_for(one, extra) and not (extra and _is_for(one, ""))]
+
+
+def _is_for(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def reinstall_command(*extras: str, flags: str = "") -> str:
+    """Return the command that installs this package again, and who may run it."""
+    command = install_command(*extras, flags=flags)
+    return command if os.access(get_path("purelib"), os.W_OK) else as_root(command)
+
+
+def installed_version(package: str) -> str | None:
+    """Give the version of a package, None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def check_python() -> Finding:
+    """Judge the Python that runs this."""
+    try:
+        needed = metadata(DISTRIBUTION)["Requires-Python"]
+    except PackageNotFoundError:
+        needed = ""
+    return python_finding(platform.python_version(), needed or "")
+
+
+def python_finding(found: str, needed: str) -> Finding:
+    """Judge a version of Python."""
+    text = f"{found}, {sys.executable}"
+    if SpecifierSet(needed).contains(found, prereleases=True):
+        return ok("Python", text)
+    return bad("Python", text, f"{needed} is needed")
+
+
+def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
+    """Judge the version of a package; None: it is not installed.  ``install`` is how it would be.
+
+    One that is newer than what was tried may do.
+    """
+    name = needed.name
+    if found is None:
+        return bad(name, "not installed", install)
+    if needed.specifier.contains(found, prereleases=True):
+        return ok(name, found)
+    least = SpecifierSet(",".join(str(one) for one in needed.specifier if one.operator in _LEAST))
+    if not least or not least.contains(found, prereleases=True):
+        return bad(name, found, f"{needed.specifier} is needed: {install}")
+    return warn(name, found, f"not tried with it: pip install '{name}{needed.specifier}'")
+
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
 PAGES: Final = (
@@ -37,10 +103,10 @@ PAGES: Final = (
 )  # what every page needs
 
 
-def look() -> Iterator[Finding]:
+def check_installation() -> Iterator[Finding]:
     """Look at what every broker needs."""
-    yield look_at_python()
-    yield from package_findings(requirements(), installed, _import_problem())
+    yield check_python()
+    yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
     yield _pages()
 
@@ -53,7 +119,7 @@ def package_findings(
     ``find`` gives a version; ``problem`` is why something cannot be imported.
     """
     name, own = "packages", f"phpmq-lite {__version__} ({installation.kind()})"
-    again = install(flags="--upgrade")
+    again = reinstall_command(flags="--upgrade")
     found = [package_finding(one, find(one.name), again) for one in needed]
     wrong = [one for one in found if one.state != OK]
     yield from wrong
@@ -63,7 +129,7 @@ def package_findings(
         yield warn(
             name,
             f"{own} is not installed, so no version was compared",
-            install(),
+            reinstall_command(),
         )
     elif not wrong:
         yield ok(name, f"{own} and the {len(needed)} packages that it needs")
@@ -111,14 +177,14 @@ def _pages() -> Finding:
         return bad(
             "pages",
             f"{folder} has no {', '.join(missing)}",
-            install(flags="--force-reinstall"),
+            reinstall_command(flags="--force-reinstall"),
         )
     return ok("pages", "all files of the web pages are there")
 
 
-def look_at_pipeline() -> Iterator[Finding]:
+def check_pipeline_packages() -> Iterator[Finding]:
     """Tell of Spark and Java: no broker needs them."""
-    found = installed("pyspark")
+    found = installed_version("pyspark")
     if found is None:
         yield pipeline_finding(None, "")
         return
@@ -138,12 +204,12 @@ def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding
         return ok(
             "pipeline",
             "no Spark, which only `phpmq-lite pipeline` needs",
-            f"to use it: {install('spark', 'java')}",
+            f"to use it: {reinstall_command('spark', 'java')}",
         )
     if problem:
         return warn(
             "pipeline",
             f"Spark {spark}, no Java: {problem}",
-            f"{install('java')}, or install Java 17 or newer",
+            f"{reinstall_command('java')}, or install Java 17 or newer",
         )
     return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` looks closer")

@@ -4,30 +4,40 @@ from typing import Final
 
 import click
 
-from phpmq_lite.cli.main import Entry, LazyGroup
+from phpmq_lite.cli.main import CommandEntry, LazyGroup
 
 COMMANDS: Final = {
-    "doctor": Entry(
+    "doctor": CommandEntry(
         "phpmq_lite.cli.pipeline.doctor", "Check Java, Python, versions, broker and write access."
     ),
-    "run": Entry(
-        "phpmq_lite.cli.pipeline.jobs", "Archive, metrics and compact, one after another."
+    "run": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Archive, metrics and compact, one after another."
     ),
-    "archive": Entry("phpmq_lite.cli.pipeline.jobs", "Carry the history into Parquet."),
-    "metrics": Entry("phpmq_lite.cli.pipeline.jobs", "Compute the metrics from the archive."),
-    "compact": Entry("phpmq_lite.cli.pipeline.jobs", "Join the small files of closed dates."),
-    "replay": Entry("phpmq_lite.cli.pipeline.replay", "Put archived messages into queues again."),
-    "consume": Entry("phpmq_lite.cli.pipeline.jobs", "Take a queue's messages into Parquet."),
-    "status": Entry("phpmq_lite.cli.pipeline.status", "Show the jobs and how far they are behind."),
-    "app-ids": Entry(
-        "phpmq_lite.cli.pipeline.app_ids",
+    "archive": CommandEntry("phpmq_lite.cli.pipeline.commands", "Carry the history into Parquet."),
+    "metrics": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Compute the metrics from the archive."
+    ),
+    "compact": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Join the small files of closed dates."
+    ),
+    "replay": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Put archived messages into queues again."
+    ),
+    "consume": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Take a queue's messages into Parquet."
+    ),
+    "status": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Show the jobs and how far they are behind."
+    ),
+    "app-ids": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands",
         "List the keys of exactly-once writes and their owners.",
         "app_ids",
     ),
-    "transfer": Entry(
-        "phpmq_lite.cli.pipeline.app_ids", "Transfer a key of exactly-once writes to another user."
+    "transfer": CommandEntry(
+        "phpmq_lite.cli.pipeline.commands", "Transfer a key of exactly-once writes to another user."
     ),
-    "package": Entry("phpmq_lite.cli.pipeline.package", "Build the zip for --py-files."),
+    "package": CommandEntry("phpmq_lite.cli.pipeline.commands", "Build the zip for --py-files."),
 }
 
 

@@ -11,18 +11,18 @@ from urllib.parse import urlsplit
 import click
 from packaging.requirements import Requirement
 
-from phpmq_lite.cli.findings import BAD, OK, WARN, Finding, end_with, warn
-from phpmq_lite.cli.installed import (
-    install,
-    installed,
-    look_at_python,
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN, Finding, report_findings, warn
+from phpmq_lite.cli.doctor.installation import (
+    check_python,
+    installed_version,
     package_finding,
+    reinstall_command,
     requirements,
 )
-from phpmq_lite.cli.main import ERROR, NOT_FOUND, REFUSED, CommandError
+from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import output_option
-from phpmq_lite.cli.pipeline.sessions import probe
-from phpmq_lite.cli.pipeline.target import Target, target_options
+from phpmq_lite.cli.pipeline.job_runner import probe
+from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.errors import PhpmqError, os_reason
 
 _WITHOUT: Final = "exports go through Python: a half to a fifth of the rows/s"
@@ -34,20 +34,20 @@ BROKER_TIMEOUT_S: Final = 10.0
 @click.option("--start", is_flag=True, help="Start Spark too, and read from the broker with it.")
 @output_option
 @target_options
-def doctor(target: Target, start: bool, output: str | None) -> None:
+def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
     """Check Java, Python, versions, the broker and write access, with a hint each.
 
     Exit 1 where something is missing that a run needs.
     """
-    findings = list(look(target))
+    findings = list(check_pipeline(target))
     if start and all(one.state != BAD for one in findings):
         findings.append(_session(target))
-    end_with(findings, output)
+    report_findings(findings, output)
 
 
-def look(target: Target) -> Iterator[Finding]:
+def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
     """Check one thing after another; each works without the others."""
-    yield look_at_python()
+    yield check_python()
     for needed in requirements("spark"):
         yield _package(needed)
     yield _java()
@@ -58,14 +58,14 @@ def look(target: Target) -> Iterator[Finding]:
 
 
 def _package(needed: Requirement) -> Finding:
-    found = installed(needed.name)
+    found = installed_version(needed.name)
     if found is None and needed.name in OPTIONAL:
         return warn(
             needed.name,
             "not installed",
-            f"{install('spark')}; without: {OPTIONAL[needed.name]}",
+            f"{reinstall_command('spark')}; without: {OPTIONAL[needed.name]}",
         )
-    return package_finding(needed, found, install("spark", flags="--upgrade"))
+    return package_finding(needed, found, reinstall_command("spark", flags="--upgrade"))
 
 
 def _java() -> Finding:
@@ -93,7 +93,7 @@ def _master(master: str) -> Finding:
     return Finding("master", OK, master, hint)
 
 
-def _broker(target: Target) -> Iterator[Finding]:
+def _broker(target: PipelineTarget) -> Iterator[Finding]:
     """Ask for the bounds and for no rows (viewer), then for something that only an operator may."""
     where = str(target.url)
 
@@ -144,7 +144,7 @@ def _database(path: Path) -> Iterator[Finding]:
     )
 
 
-def _results(target: Target) -> Finding:
+def _results(target: PipelineTarget) -> Finding:
     """Write and remove a file where the results go."""
     folder = target.out_folder
     if folder is None:
@@ -162,7 +162,7 @@ def _results(target: Target) -> Finding:
     return Finding("results", OK, str(folder), hint)
 
 
-def _session(target: Target) -> Finding:
+def _session(target: PipelineTarget) -> Finding:
     """Start a session and count a few rows of the source."""
     return _tried("Spark", lambda: probe(target))
 

@@ -12,18 +12,18 @@ from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.cli.given import Given, data_option, settings_options
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import Node, find_node, read_token, url_of
-from phpmq_lite.cli.options import assignment, broker_url
-from phpmq_lite.spark.jobs.files import folder_of
-from phpmq_lite.spark.options import is_local
+from phpmq_lite.cli.admin_client import AdminClient, admin_url_of, find_admin_client, read_token
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.parameters import assignment, broker_url
+from phpmq_lite.cli.settings_options import SettingsArguments, data_option, settings_options
+from phpmq_lite.spark.results_folder import local_folder_of
+from phpmq_lite.spark.source_options import is_local
 
 LOCAL_MASTER: Final = "local[*]"
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
-class Target(NamedTuple):
+class PipelineTarget(NamedTuple):
     """Broker, results and Spark of one command.
 
     ``url`` or ``path`` is set, never both; ``out`` is a folder or a URI that Spark can write.
@@ -43,7 +43,7 @@ class Target(NamedTuple):
         return is_local(self.master)
 
     @property
-    def node(self) -> Node:
+    def node(self) -> AdminClient:
         """The broker's API.
 
         Raises:
@@ -51,12 +51,12 @@ class Target(NamedTuple):
         """
         if self.url is None:
             raise CommandError("this asks the broker: give --url and no --path")
-        return Node(None, self.url, self.token)
+        return AdminClient(None, self.url, self.token)
 
     @property
     def out_folder(self) -> Path | None:
         """The results' folder; None where they lie on storage that only Spark reaches."""
-        return folder_of(self.out)
+        return local_folder_of(self.out)
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -71,7 +71,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         master: str,
         conf: tuple[tuple[str, str], ...],
         log: Path | None,
-        given: Given,
+        given: SettingsArguments,
         **others: Any,
     ) -> None:
         where = _where(url, token_file, path, out, given)
@@ -81,7 +81,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
                 f"--path needs a local master, not {master}: SQLite's locks fail on a network"
                 " file system; give --url"
             )
-        target = Target(
+        target = PipelineTarget(
             found_url, token, found_path, found_out, master, dict(conf),
             log or _log_file(found_out),
         )  # fmt: skip
@@ -114,22 +114,22 @@ def _where(
     token_file: Path | None,
     path: Path | None,
     out: str | None,
-    given: Given,
+    given: SettingsArguments,
 ) -> tuple[str | None, str | None, Path | None, str]:
     """Find URL, token, path and out."""
     if url and path:
         raise click.UsageError("give one of --url and --path")
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
-    node = find_node(given, url, None)
+    node = find_admin_client(given, url, None)
     token = read_token(token_file) if token_file else node.token
     here = node.settings  # of a broker that is found by its folder
-    found_url = node.url if here is None else url_of(here)
+    found_url = node.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
     elif out is None:
         out = _default_out(found_url, given.read().settings.data, is_named=given.data is not None)
-    elif folder := folder_of(out):
+    elif folder := local_folder_of(out):
         out = str(folder.absolute())  # Spark's processes stand in other folders
     return found_url, token, None, out
 
@@ -145,7 +145,7 @@ def _default_out(url: str, data: Path, *, is_named: bool) -> str:
 
 
 def _log_file(out: str) -> Path:
-    folder = folder_of(out)
+    folder = local_folder_of(out)
     if folder is None:
         return Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
     return folder / "logs" / "spark.log"

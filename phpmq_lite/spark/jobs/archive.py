@@ -10,36 +10,52 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.history import bounds
-from phpmq_lite.spark.jobs import gaps, places
-from phpmq_lite.spark.jobs.archived import day, read_archive
-from phpmq_lite.spark.jobs.batches import Target, batch_name, drain
-from phpmq_lite.spark.jobs.checkpoint import Done, last_done, planned, query_id
-from phpmq_lite.spark.jobs.compact import reading
-from phpmq_lite.spark.jobs.files import Files, open_files
-from phpmq_lite.spark.jobs.options import ArchiveOptions, Report, Result, Stop, never, silent
-from phpmq_lite.spark.options import DELETED, queues_text
-from phpmq_lite.spark.transport import Bounds
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.checkpoints import (
+    CommittedBatch,
+    last_committed_batch,
+    planned_batch,
+    query_id,
+)
+from phpmq_lite.spark.columns import utc_day
+from phpmq_lite.spark.history import history_bounds
+from phpmq_lite.spark.jobs import archive_gaps
+from phpmq_lite.spark.jobs.compact import block_swaps
+from phpmq_lite.spark.jobs.options import (
+    ArchiveOptions,
+    JobResult,
+    ReportProgress,
+    ShouldStop,
+    never_stop,
+    report_nothing,
+)
+from phpmq_lite.spark.jobs.stream_writer import StreamTarget, batch_name, write_stream
+from phpmq_lite.spark.pipeline_client import HistoryBounds
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.source_options import DELETED, queues_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TARGET: Final = Target(
+TARGET: Final = StreamTarget(
     name="archive",
-    folder=places.ARCHIVE,
-    checkpoint=places.ARCHIVE_CHECKPOINT,
+    folder=results_folder.ARCHIVE,
+    checkpoint=results_folder.ARCHIVE_CHECKPOINT,
     partitions=("date",),
 )
 
 
 def transform(history: "DataFrame") -> "DataFrame":
     """Add ``date``, the day in UTC on which a message was settled."""
-    return history.withColumn("date", day("settled_at"))
+    return history.withColumn("date", utc_day("settled_at"))
 
 
 def run(
-    spark: "SparkSession", options: ArchiveOptions, report: Report = silent, stop: Stop = never
-) -> Result:
+    spark: "SparkSession",
+    options: ArchiveOptions,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
+) -> JobResult:
     """Archive what was settled since the last run.
 
     Raises:
@@ -48,9 +64,9 @@ def run(
     """
     end, begin = None, 0
     if options.connection is not None:
-        ends = bounds(options.connection)
+        ends = history_bounds(options.connection)
         end = ends.hi
-        done = last_done(open_files(spark, options.out), TARGET.checkpoint)
+        done = last_committed_batch(open_results(spark, options.out), TARGET.checkpoint)
         if done is not None and done.history_id not in (None, ends.history_id):
             raise RefusedError(
                 "other_history",
@@ -58,35 +74,35 @@ def run(
                 f"{options.out}, {done.history_id}: it was restored or replaced; archive it to "
                 "another folder",
             )
-        begin = begin_of(options, ends, done)
+        begin = first_offset(options, ends, done)
         report(TARGET.name, begin, end)
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
-    return archive(spark, stream, options, report, stop, end, begin)
+    return archive_stream(spark, stream, options, report, stop, end, begin)
 
 
-def archive(
+def archive_stream(
     spark: "SparkSession",
     stream: "DataFrame",
     options: ArchiveOptions,
-    report: Report = silent,
-    stop: Stop = never,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
     end: int | None = None,
     begin: int = 0,
-) -> Result:
+) -> JobResult:
     """Archive a stream of the history's columns; ``begin``: the offset ahead of a first batch."""
-    files = open_files(spark, options.out)
-    with files.lock("checkpoint"), reading(files):
-        keep_selection(files, options)
+    files = open_results(spark, options.out)
+    with files.lock("checkpoint"), block_swaps(files):
+        check_selection(files, options)
         watch = None if options.fail_on_data_loss else _Watch(spark, files, options, begin)
-        drained = drain(transform(stream), files, TARGET, report, stop, end, watch)
-        done = last_done(files, TARGET.checkpoint)
-    return Result(
+        drained = write_stream(transform(stream), files, TARGET, report, stop, end, watch)
+        done = last_committed_batch(files, TARGET.checkpoint)
+    return JobResult(
         job="archive",
         rows=drained.rows,
         offset=done.offset if done else None,
         batches=drained.batches,
         is_stopped=drained.is_stopped,
-        notes=() if watch is None else tuple(map(gaps.sentence, watch.found)),
+        notes=() if watch is None else tuple(map(archive_gaps.gap_text, watch.found)),
     )
 
 
@@ -94,29 +110,29 @@ class _Watch:
     """Writes down what each batch lacks; called with its number once it is written."""
 
     def __init__(
-        self, spark: "SparkSession", files: Files, options: ArchiveOptions, begin: int
+        self, spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, begin: int
     ) -> None:
         self._spark, self._files, self._options = spark, files, options
-        done = last_done(files, TARGET.checkpoint)
+        done = last_committed_batch(files, TARGET.checkpoint)
         self._begin = begin if done is None or done.offset is None else done.offset
-        self.found: list[gaps.Gap] = []
+        self.found: list[archive_gaps.ArchiveGap] = []
 
     def __call__(self, number: int) -> None:
-        batch = planned(self._files, TARGET.checkpoint, number)
+        batch = planned_batch(self._files, TARGET.checkpoint, number)
         if self._options.connection is None or batch.offset is None:
             return
         name = batch_name(query_id(self._files, TARGET.checkpoint) or "", number)
-        gap = gaps.find(
+        gap = archive_gaps.find_gap(
             self._begin,
             batch.offset,
-            bounds(self._options.connection),
+            history_bounds(self._options.connection),
             needs_deleted=not self._options.outcomes or DELETED in self._options.outcomes,
             archived=lambda: self._archived(name),
             batch=name,
             at_ms=time.time_ns() // 1_000_000,
         )
         if gap is not None:
-            gaps.note(self._files, gap)
+            archive_gaps.store_gap(self._files, gap)
             self.found.append(gap)
         self._begin = batch.offset
 
@@ -125,13 +141,13 @@ class _Watch:
         options = self._options
         if options.queues or options.queue_pattern is not None or options.outcomes:
             return None
-        if not self._files.files(places.ARCHIVE):
+        if not self._files.files(results_folder.ARCHIVE):
             return 0
         archive = read_archive(self._spark, self._files)
         return archive.where(archive["batch"] == name).count()
 
 
-def begin_of(options: ArchiveOptions, ends: Bounds, done: Done | None) -> int:
+def first_offset(options: ArchiveOptions, ends: HistoryBounds, done: CommittedBatch | None) -> int:
     """Give the offset that a run begins behind: the last one done, else where the first begins."""
     if done is not None and done.offset is not None:
         return done.offset
@@ -161,7 +177,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
     return given
 
 
-def keep_selection(files: Files, options: ArchiveOptions) -> None:
+def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
     """Store which queues and outcomes an archive has, or compare: one offset cannot stand for two.
 
     Raises:
@@ -173,9 +189,9 @@ def keep_selection(files: Files, options: ArchiveOptions) -> None:
     }
     if options.outcomes:
         selection["outcomes"] = sorted(options.outcomes)
-    kept = files.read(places.ARCHIVE_SELECTION)
+    kept = files.read(results_folder.ARCHIVE_SELECTION)
     if kept is None:
-        files.write(places.ARCHIVE_SELECTION, json.dumps(selection))
+        files.write(results_folder.ARCHIVE_SELECTION, json.dumps(selection))
     elif json.loads(kept) != selection:
         raise RefusedError(
             "other_selection",

@@ -8,8 +8,8 @@ a later one: no batch of it comes again.  What happens to a date, each step safe
 3. the old batches named there are moved away, the new one is moved in;
 4. the plan goes, then what was moved away.
 
-``settle`` does the rest of a swap that was cut off; whoever reads the archive does so within
-``reading``, which calls it.
+``finish_swap`` does the rest of a swap that was cut off; whoever reads the archive does so within
+``block_swaps``, which calls it.
 """
 
 import hashlib
@@ -22,21 +22,28 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs import places
-from phpmq_lite.spark.jobs.archived import SCHEMA
-from phpmq_lite.spark.jobs.batches import batch_name
-from phpmq_lite.spark.jobs.checkpoint import last_done, query_id
-from phpmq_lite.spark.jobs.files import Files, open_files
-from phpmq_lite.spark.jobs.options import CompactOptions, Report, Result, Stop, never, silent
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
+from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
+from phpmq_lite.spark.jobs.options import (
+    CompactOptions,
+    JobResult,
+    ReportProgress,
+    ShouldStop,
+    never_stop,
+    report_nothing,
+)
+from phpmq_lite.spark.jobs.stream_writer import batch_name
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOCK: Final = "archive"  # shared by who reads or adds, alone for who swaps
 
-_PLAN: Final = f"{places.COMPACT}/plan.json"
-_STAGED: Final = f"{places.COMPACT}/staged"
-_OLD: Final = f"{places.COMPACT}/old"
+_PLAN: Final = f"{results_folder.COMPACT}/plan.json"
+_STAGED: Final = f"{results_folder.COMPACT}/staged"
+_OLD: Final = f"{results_folder.COMPACT}/old"
 
 
 def transform(rows: "DataFrame", files: int) -> "DataFrame":
@@ -47,59 +54,62 @@ def transform(rows: "DataFrame", files: int) -> "DataFrame":
 
 
 def run(
-    spark: "SparkSession", options: CompactOptions, report: Report = silent, stop: Stop = never
-) -> Result:
+    spark: "SparkSession",
+    options: CompactOptions,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
+) -> JobResult:
     """Compact every closed date that has more files than it needs; stops between two dates."""
-    files = open_files(spark, options.out)
+    files = open_results(spark, options.out)
     rows = compacted = before = after = 0
     is_stopped = False
     with files.lock(LOCK):
-        settle(files)
+        finish_swap(files)
         dates = closed_dates(files)
         for number, date in enumerate(dates):
             report("compact", number, len(dates))
             if is_stopped := stop():
                 break
-            sizes = files.files(f"{places.ARCHIVE}/{date}")
+            sizes = files.files(f"{results_folder.ARCHIVE}/{date}")
             wanted = max(1, math.ceil(sum(sizes) / options.target_bytes))
             if len(sizes) <= wanted:
                 continue
             rows += _stage(spark, files, date, wanted)
-            settle(files)
+            finish_swap(files)
             compacted += 1
             before += len(sizes)
-            after += len(files.files(f"{places.ARCHIVE}/{date}"))
+            after += len(files.files(f"{results_folder.ARCHIVE}/{date}"))
     report("compact", len(dates), len(dates))
     details = {"dates": compacted, "files_before": before, "files_after": after}
-    return Result(job="compact", rows=rows, is_stopped=is_stopped, details=details)
+    return JobResult(job="compact", rows=rows, is_stopped=is_stopped, details=details)
 
 
-def closed_dates(files: Files) -> list[str]:
+def closed_dates(files: ResultsFolder) -> list[str]:
     """List the folders ``date=…`` of which every batch will never come again."""
-    done = last_done(files, places.ARCHIVE_CHECKPOINT)
-    query = query_id(files, places.ARCHIVE_CHECKPOINT)
+    done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
+    query = query_id(files, results_folder.ARCHIVE_CHECKPOINT)
     if done is None or query is None:
         return []
     last = f"batch={batch_name(query, done.batch)}"
     own = last[: last.rindex("-") + 1]
-    dates = [name for name in files.names(places.ARCHIVE) if name.startswith("date=")]
+    dates = [name for name in files.names(results_folder.ARCHIVE) if name.startswith("date=")]
     return [
         date
         for date in dates
         if all(
             not batch.startswith(own) or batch < last
-            for batch in files.names(f"{places.ARCHIVE}/{date}")
+            for batch in files.names(f"{results_folder.ARCHIVE}/{date}")
         )
     ]
 
 
-def _stage(spark: "SparkSession", files: Files, date: str, wanted: int) -> int:
+def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) -> int:
     """Write a date's batches as one and the plan of the swap; gives the number of rows.
 
     Raises:
         RefusedError: ``count_differs``: what was written is not what was read; nothing is swapped.
     """
-    folder = f"{places.ARCHIVE}/{date}"
+    folder = f"{results_folder.ARCHIVE}/{date}"
     batches = [name for name in files.names(folder) if name.startswith("batch=")]
     rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
     merged = hashlib.sha256("\n".join(batches).encode()).hexdigest()[:8]
@@ -117,7 +127,7 @@ def _stage(spark: "SparkSession", files: Files, date: str, wanted: int) -> int:
 
 
 def _read(spark: "SparkSession", urls: list[str]) -> "DataFrame":
-    return spark.read.schema(SCHEMA).parquet(*urls).drop("date", "batch")
+    return spark.read.schema(ARCHIVE_SCHEMA).parquet(*urls).drop("date", "batch")
 
 
 def _sums(rows: "DataFrame") -> tuple[int, int]:
@@ -126,7 +136,7 @@ def _sums(rows: "DataFrame") -> tuple[int, int]:
 
 
 @contextmanager
-def reading(files: Files) -> Iterator[None]:
+def block_swaps(files: ResultsFolder) -> Iterator[None]:
     """Keep swaps out; ends one that was cut off.
 
     Raises:
@@ -134,21 +144,21 @@ def reading(files: Files) -> Iterator[None]:
     """
     if files.exists(_PLAN):
         with files.lock(LOCK):
-            settle(files)
+            finish_swap(files)
     with files.lock(LOCK, is_shared=True):
         yield
 
 
-def settle(files: Files) -> None:
+def finish_swap(files: ResultsFolder) -> None:
     """Bring a swap that was begun to its end, and remove what a run before left."""
     text = files.read(_PLAN)
     if text is not None:
         plan = json.loads(text)
-        folder = f"{places.ARCHIVE}/{plan['date']}"
+        folder = f"{results_folder.ARCHIVE}/{plan['date']}"
         for batch in plan["batches"]:
             if files.exists(f"{folder}/{batch}"):
                 files.move(f"{folder}/{batch}", f"{_OLD}/{batch}")
         if files.exists(_STAGED):
             files.move(_STAGED, f"{folder}/{plan['merged']}")
         files.remove(_PLAN)
-    files.remove(places.COMPACT)
+    files.remove(results_folder.COMPACT)

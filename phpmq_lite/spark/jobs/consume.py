@@ -6,11 +6,18 @@ At least once by itself; a batch that comes again replaces itself, so each messa
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from phpmq_lite.spark.jobs import places
-from phpmq_lite.spark.jobs.batches import Target, drain
-from phpmq_lite.spark.jobs.files import open_files
-from phpmq_lite.spark.jobs.options import ConsumeOptions, Report, Result, Stop, never, silent
-from phpmq_lite.spark.transport import Broker
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.jobs.options import (
+    ConsumeOptions,
+    JobResult,
+    ReportProgress,
+    ShouldStop,
+    never_stop,
+    report_nothing,
+)
+from phpmq_lite.spark.jobs.stream_writer import StreamTarget, write_stream
+from phpmq_lite.spark.pipeline_client import PipelineClient
+from phpmq_lite.spark.results_folder import open_results
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,30 +28,33 @@ def transform(messages: "DataFrame") -> "DataFrame":
     return messages
 
 
-def target(options: ConsumeOptions) -> Target:
+def consume_target(options: ConsumeOptions) -> StreamTarget:
     """Give where the messages go, and the checkpoint of the subscription."""
-    return Target(
+    return StreamTarget(
         name="consume",
-        folder=places.consumed(options.queue),
-        checkpoint=places.consume_checkpoint(options.subscription),
+        folder=results_folder.consumed_folder(options.queue),
+        checkpoint=results_folder.consume_checkpoint_folder(options.subscription),
     )
 
 
 def run(
-    spark: "SparkSession", options: ConsumeOptions, report: Report = silent, stop: Stop = never
-) -> Result:
+    spark: "SparkSession",
+    options: ConsumeOptions,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
+) -> JobResult:
     """Consume what is in the queue now."""
     given = source_options(options)
     stream = spark.readStream.format("phpmq").options(**given).load()
     end: int | None = None
     notes: tuple[str, ...] = ()
     if options.connection is not None:
-        end, notes = waiting(Broker(options.connection), options)
+        end, notes = count_waiting(PipelineClient(options.connection), options)
     report("consume", 0, end)
-    return replace(consume(spark, stream, options, report, stop, end), notes=notes)
+    return replace(consume_stream(spark, stream, options, report, stop, end), notes=notes)
 
 
-def waiting(broker: Broker, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
+def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
     """Count what there is to consume: what an earlier run left claimed, and what is ready.
 
     A queue that is not there is no error, as its first message makes it; a note says so.
@@ -68,30 +78,30 @@ def source_options(options: ConsumeOptions) -> dict[str, str]:
     }
 
 
-def consume(
+def consume_stream(
     spark: "SparkSession",
     stream: "DataFrame",
     options: ConsumeOptions,
-    report: Report = silent,
-    stop: Stop = never,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
     end: int | None = None,
-) -> Result:
+) -> JobResult:
     """Write a stream of the queue's columns, then acknowledge the last batch.
 
     Spark tells the source of a batch only when it plans the next one, which may never come.
     """
-    files = open_files(spark, options.out)
-    where = target(options)
-    with files.lock(places.consume_lock(options.subscription)):
-        drained = drain(transform(stream), files, where, report, stop, end)
+    files = open_results(spark, options.out)
+    where = consume_target(options)
+    with files.lock(results_folder.consume_lock_name(options.subscription)):
+        drained = write_stream(transform(stream), files, where, report, stop, end)
         details: dict[str, int | str] = {}
         if options.connection is not None:
-            from phpmq_lite.spark.checkpoint import final_ack
+            from phpmq_lite.spark.checkpoints import final_ack
 
             details["acked_at_end"] = final_ack(
                 options.connection, options.subscription, files.url(where.checkpoint), spark
             )
-    return Result(
+    return JobResult(
         job="consume",
         rows=drained.rows,
         batches=drained.batches,

@@ -1,44 +1,155 @@
-"""The job metrics: archive to ``metrics/<table>/date=…``.
-
-Each date that new rows touch by any of their times is computed anew from the whole archive and
-overwritten whole, so a run that is repeated ends with the same tables.  Spark removes a date before
-its new files get their names, and a run that is cut off there has lost it: so the dates are written
-down first, and the next run takes them too.  The archive's times have statistics in Parquet, so
-only files are read that can have rows of the dates.
-"""
+"""The job metrics: archive to ``metrics/<table>/date=…``; which rows were retried."""
 
 import json
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Final
+from itertools import chain, groupby, islice
+from operator import itemgetter, or_
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs import places, tables
-from phpmq_lite.spark.jobs.archived import DAY_MS, TIMES, day, read_archive
-from phpmq_lite.spark.jobs.batches import remove_staged
-from phpmq_lite.spark.jobs.checkpoint import Done, last_done
-from phpmq_lite.spark.jobs.compact import reading
-from phpmq_lite.spark.jobs.files import Files, open_files
-from phpmq_lite.spark.jobs.options import MetricsOptions, Report, Result, Stop, never, silent
-from phpmq_lite.spark.jobs.periods import HOUR_MS, MINUTE_MS, figures
-from phpmq_lite.spark.jobs.retries import mark
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.checkpoints import CommittedBatch, last_committed_batch
+from phpmq_lite.spark.columns import DAY_MS, TIME_COLUMNS, utc_day
+from phpmq_lite.spark.jobs import metric_tables
+from phpmq_lite.spark.jobs.compact import block_swaps
+from phpmq_lite.spark.jobs.metric_tables import HOUR_MS, MINUTE_MS, period_figures
+from phpmq_lite.spark.jobs.options import (
+    JobResult,
+    MetricsOptions,
+    ReportProgress,
+    ShouldStop,
+    never_stop,
+    report_nothing,
+)
+from phpmq_lite.spark.jobs.stream_writer import remove_staged
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+_ROWS_AT_ONCE: Final = 10_000
+
+
+class RetryEvent(NamedTuple):
+    """An acked row, or one that may repeat another (``offset`` None); times are microseconds."""
+
+    meta_id: str
+    seq: int
+    attempts: int
+    offset: int | None
+    since: int  # of an acked row its first dispatch, else when it was published
+    until: int  # of an acked row its end, else when it was published
+
+
+def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
+    """Add the BOOLEAN ``retried`` to ``rows``; looks for retries in ``archive``."""
+    has_id = sf.col("meta_id").isNotNull()
+    again = archive.where((sf.col("attempts") > 0) & has_id)
+    held = rows.where((sf.col("outcome") == "acked") & has_id)
+    is_held = sf.col("first_dispatched_at").isNotNull() & sf.col("settled_at").isNotNull()
+    events = _events(held.where(is_held), "offset", "first_dispatched_at", "settled_at").union(
+        _events(again, "CAST(NULL AS BIGINT)", "published_at", "published_at")
+    )
+    of_one = Window.partitionBy("meta_id").orderBy(sf.desc("seq"))
+    whole = of_one.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    in_order = (
+        events.withColumn("repeats", sf.max(sf.col("offset").isNull()).over(whole))
+        .where("repeats")  # the others need not leave the JVM
+        .drop("repeats")
+        .sortWithinPartitions("meta_id", sf.desc("seq"))
+    )
+    found = in_order.mapInArrow(_offsets, "offset BIGINT").withColumn("retried", sf.lit(True))
+    joined = rows.join(found, "offset", "left")
+    return joined.withColumn("retried", sf.coalesce("retried", sf.lit(False)))
+
+
+def _events(rows: "DataFrame", offset: str, since: str, until: str) -> "DataFrame":
+    return rows.select(
+        "meta_id",
+        "seq",
+        sf.coalesce("attempts", sf.lit(0)).alias("attempts"),
+        sf.expr(offset).alias("offset"),
+        sf.unix_micros(since).alias("since"),
+        sf.unix_micros(until).alias("until"),
+    )
+
+
+def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+    """Yield the offsets of retried rows; events come by ``meta_id``, the last ``seq`` first."""
+    import pyarrow as pa
+
+    def events() -> Iterator[RetryEvent]:
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in RetryEvent._fields)
+            yield from map(RetryEvent._make, zip(*columns, strict=True))
+
+    groups = (list(of_one) for _, of_one in groupby(events(), itemgetter(0)))
+    found = chain.from_iterable(map(retried_offsets, groups))
+    while offsets := list(islice(found, _ROWS_AT_ONCE)):
+        yield pa.RecordBatch.from_arrays([pa.array(offsets, pa.int64())], names=["offset"])
+
+
+def retried_offsets(events: list[RetryEvent]) -> list[int]:
+    """Return the offsets of the rows of one message that are retried; ``events`` as ``_offsets``.
+
+    Whatever was published later has been seen when a row is looked at, so it is asked for the most
+    attempts within the times at which the row was held: a tree of maxima over those times.
+    """
+    times = sorted({event.since for event in events if event.offset is None})
+    tree = [0] * (2 * len(times))
+    found = []
+    for _, same in groupby(events, itemgetter(1)):  # a row may be both, and repeats not itself
+        at_once = list(same)
+        for event in at_once:
+            if event.offset is not None:
+                lo, hi = bisect_left(times, event.since), bisect_right(times, event.until)
+                if _most(tree, lo, hi) > event.attempts:
+                    found.append(event.offset)
+        for event in at_once:
+            if event.offset is None:
+                _raise(tree, bisect_left(times, event.since), event.attempts)
+    return found
+
+
+def _raise(tree: list[int], at: int, value: int) -> None:
+    """Raise one leaf, and the maxima above it."""
+    node = at + len(tree) // 2
+    while node and tree[node] < value:
+        tree[node] = value
+        node //= 2
+
+
+def _most(tree: list[int], lo: int, hi: int) -> int:
+    """Return the maximum of the leaves from ``lo`` (inclusive) to ``hi`` (exclusive)."""
+    most, lo, hi = 0, lo + len(tree) // 2, hi + len(tree) // 2
+    while lo < hi:
+        if lo & 1:
+            most = max(most, tree[lo])
+            lo += 1
+        if hi & 1:
+            hi -= 1
+            most = max(most, tree[hi])
+        lo //= 2
+        hi //= 2
+    return most
+
+
 TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
-    "minutes": lambda rows: figures(rows, MINUTE_MS, "minute"),
-    "hours": lambda rows: figures(rows, HOUR_MS, "hour"),
-    "urns": tables.urns,
-    "attempts": tables.attempts,
-    "deaths": tables.deaths,
-    "expiries": tables.expiries,
-    "paths": tables.paths,
+    "minutes": lambda rows: period_figures(rows, MINUTE_MS, "minute"),
+    "hours": lambda rows: period_figures(rows, HOUR_MS, "hour"),
+    "urns": metric_tables.urn_counts,
+    "attempts": metric_tables.attempt_counts,
+    "deaths": metric_tables.death_counts,
+    "expiries": metric_tables.expiry_counts,
+    "paths": metric_tables.trace_paths,
 }
 
 VERSION: Final = 1  # of the tables; with another one all dates are computed anew
@@ -49,30 +160,35 @@ _MAX_RANGES: Final = 50  # of dates in one condition; more are read as one
 
 def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataFrame":
     """Compute one table's ``dates`` from the whole archive."""
-    return of_dates(TABLES[table](rows_of(archive, dates)), dates)
+    return keep_dates(TABLES[table](rows_of_dates(archive, dates)), dates)
 
 
 def run(
-    spark: "SparkSession", options: MetricsOptions, report: Report = silent, stop: Stop = never
-) -> Result:
+    spark: "SparkSession",
+    options: MetricsOptions,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
+) -> JobResult:
     """Compute the dates that new rows touch; stops between two tables, and then begins again."""
-    files = open_files(spark, options.out)
-    with files.lock("metrics"), reading(files):
-        done = last_done(files, places.ARCHIVE_CHECKPOINT)  # before the archive is listed
+    files = open_results(spark, options.out)
+    with files.lock("metrics"), block_swaps(files):
+        done = last_committed_batch(
+            files, results_folder.ARCHIVE_CHECKPOINT
+        )  # before the archive is listed
         try:
             archive = read_archive(spark, files)
         except RefusedError as nothing:
-            return Result(job="metrics", rows=0, notes=(str(nothing),))
+            return JobResult(job="metrics", rows=0, notes=(str(nothing),))
         new = archive if (after := _included(files, done)) is None else archive.where(after)
-        asked = set(options.dates) or touched(new) | touched_by_retries(new, archive)
+        asked = set(options.dates) or touched_dates(new) | dates_touched_by_retries(new, archive)
         dates = sorted(asked | _begun(files))
         is_stopped = not _write(archive, dates, files, report, stop)
         if not is_stopped and not options.dates and done is not None:
             state = {"tables": VERSION, "history_id": done.history_id, "offset": done.offset}
-            files.write(places.METRICS_STATE, json.dumps(state))
+            files.write(results_folder.METRICS_STATE, json.dumps(state))
         if not is_stopped:
-            files.remove(places.METRICS_BEGUN)
-    return Result(
+            files.remove(results_folder.METRICS_BEGUN)
+    return JobResult(
         job="metrics",
         rows=0 if not dates else new.count(),
         offset=done.offset if done else None,
@@ -81,13 +197,13 @@ def run(
     )
 
 
-def _included(files: Files, done: Done | None) -> "Column | None":
+def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
     """Give the condition for rows that no run has had; None: all of them.
 
     A row above the offset may have been seen, where a batch was written and not committed: it is
     new once more, which changes nothing.  Offsets of another history tell nothing.
     """
-    state = json.loads(files.read(places.METRICS_STATE) or "{}")
+    state = json.loads(files.read(results_folder.METRICS_STATE) or "{}")
     offset = state.get("offset")
     if done is None or offset is None or state["tables"] != VERSION:
         return None
@@ -96,30 +212,35 @@ def _included(files: Files, done: Done | None) -> "Column | None":
     return sf.col("offset") > int(offset)
 
 
-def _begun(files: Files) -> set[date]:
+def _begun(files: ResultsFolder) -> set[date]:
     """Give the dates that a run before began with and did not end."""
     return {
-        date.fromisoformat(text) for text in json.loads(files.read(places.METRICS_BEGUN) or "[]")
+        date.fromisoformat(text)
+        for text in json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
     }
 
 
 def _write(
-    archive: "DataFrame", dates: list[date], files: Files, report: Report, stop: Stop
+    archive: "DataFrame",
+    dates: list[date],
+    files: ResultsFolder,
+    report: ReportProgress,
+    stop: ShouldStop,
 ) -> bool:
     """Overwrite the dates in all tables; False where it was stopped in between."""
     if not dates:
         return True
-    files.write(places.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
+    files.write(results_folder.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
     fit_shuffles(archive.sparkSession, archive.where(sf.col("date").isin(*dates)).count())
-    rows = rows_of(archive, dates).persist()
+    rows = rows_of_dates(archive, dates).persist()
     try:
         for number, (table, compute) in enumerate(TABLES.items()):
             if stop():
                 return False
             report("metrics", number, len(TABLES))
-            folder = f"{places.METRICS}/{table}"
+            folder = f"{results_folder.METRICS}/{table}"
             remove_staged(files, folder)
-            computed = of_dates(compute(rows), dates)
+            computed = keep_dates(compute(rows), dates)
             (
                 computed.repartition("date")
                 .write.mode("overwrite")
@@ -133,28 +254,28 @@ def _write(
     return True
 
 
-def touched(new: "DataFrame") -> set[date]:
+def touched_dates(new: "DataFrame") -> set[date]:
     """Collect the dates on which anything happened to these rows."""
-    days = sf.explode(sf.array(*(day(time) for time in TIMES))).alias("day")
+    days = sf.explode(sf.array(*(utc_day(time) for time in TIME_COLUMNS))).alias("day")
     found = new.select(days).where(sf.col("day").isNotNull()).distinct().collect()
     return {row["day"] for row in found}
 
 
-def touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
+def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
     """Collect the dates of older rows that are retried (``retries.py``) because of new ones.
 
     A retry may be settled, and so archived, after what it repeats; mostly on the same date.
     """
     again = new.where((sf.col("attempts") > 0) & sf.col("meta_id").isNotNull())
-    since = again.agg(sf.min(day("published_at")).alias("since")).collect()[0]["since"]
+    since = again.agg(sf.min(utc_day("published_at")).alias("since")).collect()[0]["since"]
     if since is None:
         return set()
     repeated = archive.where((sf.col("outcome") == "acked") & (sf.col("date") >= sf.lit(since)))
-    found = mark(repeated, again).where("retried").select("date").distinct().collect()
+    found = mark_retried(repeated, again).where("retried").select("date").distinct().collect()
     return {row["date"] for row in found}
 
 
-def rows_of(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
+def rows_of_dates(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
     """Give all rows with any time on one of the dates, with ``retried``, without body."""
     ranges = _ranges(dates)
     rows = archive.drop("body", "batch").where(reduce(or_, (_is_in(*r) for r in ranges)))
@@ -168,7 +289,7 @@ def rows_of(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
     near = (published >= sf.timestamp_millis(sf.lit(since))) & (
         published < sf.timestamp_millis(sf.lit(until))
     )
-    return mark(rows, archive.where(near))
+    return mark_retried(rows, archive.where(near))
 
 
 def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
@@ -189,9 +310,9 @@ def _is_in(first: int, end: int) -> "Column":
     """Ask for any time in [first, end), days; in a form that Parquet's statistics answer."""
     low = sf.timestamp_millis(sf.lit(first * DAY_MS))
     high = sf.timestamp_millis(sf.lit(end * DAY_MS))
-    return reduce(or_, ((sf.col(time) >= low) & (sf.col(time) < high) for time in TIMES))
+    return reduce(or_, ((sf.col(time) >= low) & (sf.col(time) < high) for time in TIME_COLUMNS))
 
 
-def of_dates(table: "DataFrame", dates: Iterable[date]) -> "DataFrame":
+def keep_dates(table: "DataFrame", dates: Iterable[date]) -> "DataFrame":
     """Drop what belongs to other dates: it is not whole."""
     return table.where(sf.col("date").isin(*sorted(set(dates))))

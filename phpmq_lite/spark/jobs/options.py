@@ -6,26 +6,26 @@ from datetime import date
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from phpmq_lite.spark.options import Connection
+    from phpmq_lite.spark.source_options import SourceConnection
 
-Report = Callable[[str, int, int | None], None]
+ReportProgress = Callable[[str, int, int | None], None]
 """``report(phase, done, total)``: rows or offsets of this phase; None where no end is known."""
 
-Stop = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 """True once the job shall end after the batch it is at; it then answers with ``is_stopped``."""
 
 
-def silent(phase: str, done: int, total: int | None) -> None:
+def report_nothing(phase: str, done: int, total: int | None) -> None:
     """Report to nobody."""
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """Never ask to stop."""
     return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class JobResult:
     """What a job did in this run, not what it did before."""
 
     job: str
@@ -38,15 +38,15 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
+class JobOptions:
     """What every job needs; ``out`` is a folder, or a URI that Hadoop's file systems know."""
 
-    connection: "Connection | None"  # None: nothing is asked of the broker
+    connection: "SourceConnection | None"  # None: nothing is asked of the broker
     out: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOptions(Common):
+class ArchiveOptions(JobOptions):
     """History to Parquet, of some queues and outcomes; others than before need another ``out``."""
 
     bodies: bool = False
@@ -60,21 +60,21 @@ class ArchiveOptions(Common):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsOptions(Common):
+class MetricsOptions(JobOptions):
     """Archive to metrics; no ``dates``: those that rows new since the last run touch."""
 
     dates: tuple[date, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactOptions(Common):
+class CompactOptions(JobOptions):
     """Small files of closed dates to few."""
 
     target_bytes: int = 128 << 20  # of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions(Common):
+class ReplayOptions(JobOptions):
     """What is sent again.  Members of one selection are or-ed, selections are and-ed.
 
     ``name`` is the name of the stored plan: a run with the same name goes on with it.  None makes
@@ -101,7 +101,7 @@ class ReplayOptions(Common):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumeOptions(Common):
+class ConsumeOptions(JobOptions):
     """A queue to Parquet; its messages are acknowledged once they are written."""
 
     queue: str

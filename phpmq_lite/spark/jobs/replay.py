@@ -15,14 +15,21 @@ from uuid import uuid4
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as sf
 
-from phpmq_lite.envelopes.record import revive
+from phpmq_lite.envelopes.dead_letter_record import redrive_content
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs import places, plans
-from phpmq_lite.spark.jobs.archived import read_archive
-from phpmq_lite.spark.jobs.compact import reading
-from phpmq_lite.spark.jobs.files import Files, open_files
-from phpmq_lite.spark.jobs.options import ReplayOptions, Report, Result, Stop, never, silent
-from phpmq_lite.spark.jobs.plans import Plan
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.jobs import replay_plans
+from phpmq_lite.spark.jobs.compact import block_swaps
+from phpmq_lite.spark.jobs.options import (
+    JobResult,
+    ReplayOptions,
+    ReportProgress,
+    ShouldStop,
+    never_stop,
+    report_nothing,
+)
+from phpmq_lite.spark.jobs.replay_plans import ReplayPlan
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:
@@ -75,20 +82,23 @@ def _selected(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
 
 
 def run(
-    spark: "SparkSession", options: ReplayOptions, report: Report = silent, stop: Stop = never
-) -> Result:
+    spark: "SparkSession",
+    options: ReplayOptions,
+    report: ReportProgress = report_nothing,
+    stop: ShouldStop = never_stop,
+) -> JobResult:
     """Publish what is selected, or count it (``dry_run``); stops between two pieces.
 
     Raises:
         RefusedError: ``no_bodies``: not one of the selected messages has its body;
             ``count_differs``: a piece is not what was planned; and those of ``plans.find``.
     """
-    files = open_files(spark, options.out)
-    with files.lock("replay"), reading(files):
+    files = open_results(spark, options.out)
+    with files.lock("replay"), block_swaps(files):
         is_counted = options.dry_run and not options.goes_on
-        plan = None if is_counted else plans.find(files, options)
+        plan = None if is_counted else replay_plans.find_plan(files, options)
         if plan is not None:
-            options = plans.adopted(plan, options)
+            options = replay_plans.with_planned_selection(plan, options)
         rows = transform(_history(spark, files, options), options)
         if options.dry_run:
             return _counted(rows)
@@ -97,7 +107,7 @@ def run(
         return _publish(spark, files, rows, plan, options, report, stop)
 
 
-def _history(spark: "SparkSession", files: Files, options: ReplayOptions) -> "DataFrame":
+def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions) -> "DataFrame":
     if options.source == "archive":
         archive = read_archive(spark, files)
         fit_shuffles(spark, archive.count())
@@ -112,7 +122,7 @@ def _history(spark: "SparkSession", files: Files, options: ReplayOptions) -> "Da
     return spark.read.format("phpmq").options(**given).load()
 
 
-def _counted(rows: "DataFrame") -> Result:
+def _counted(rows: "DataFrame") -> JobResult:
     """Count per target queue; publishes and stores nothing."""
     counts = rows.groupBy("queue").agg(
         sf.count("body").alias("rows"),
@@ -127,7 +137,7 @@ def _counted(rows: "DataFrame") -> Result:
         together = f"({together})"
     details[together] = sum(row["bytes"] or 0 for row in found)
     total = sum(row["rows"] for row in found)
-    return Result(job="replay", rows=total, notes=_notes(total, gone), details=details)
+    return JobResult(job="replay", rows=total, notes=_notes(total, gone), details=details)
 
 
 def _notes(rows: int, gone: int) -> tuple[str, ...]:
@@ -139,10 +149,12 @@ def _notes(rows: int, gone: int) -> tuple[str, ...]:
     )
 
 
-def _plan(files: Files, rows: "DataFrame", options: ReplayOptions, report: Report) -> Plan:
+def _plan(
+    files: ResultsFolder, rows: "DataFrame", options: ReplayOptions, report: ReportProgress
+) -> ReplayPlan:
     """Select, cut into pieces and store the plan."""
-    name = plans.plan_name(options)
-    plan = Plan(name, f"replay-{name[:32]}-{uuid4().hex}", plans.selection_of(options))
+    name = replay_plans.plan_name(options)
+    plan = ReplayPlan(name, f"replay-{name[:32]}-{uuid4().hex}", replay_plans.selection_of(options))
     found = rows.selectExpr("offset", "size", "body IS NULL AS is_gone").orderBy("offset")
 
     def kept() -> Iterator[tuple[int, int]]:
@@ -156,11 +168,11 @@ def _plan(files: Files, rows: "DataFrame", options: ReplayOptions, report: Repor
 
     report("select", 0, None)
     max_rows = _piece_rows(options.rate)
-    plan.pieces = plans.cut(kept(), max_rows=max_rows, max_bytes=MAX_BYTES)
+    plan.pieces = replay_plans.cut_pieces(kept(), max_rows=max_rows, max_bytes=MAX_BYTES)
     if plan.without_body and not plan.pieces:
         raise RefusedError("no_bodies", _notes(0, plan.without_body)[0])
     if plan.pieces:  # else what is settled later may still be selected by the same words
-        plans.keep(files, plan)
+        replay_plans.store_plan(files, plan)
     return plan
 
 
@@ -170,17 +182,17 @@ def _piece_rows(rate: float | None) -> int:
 
 def _publish(
     spark: "SparkSession",
-    files: Files,
+    files: ResultsFolder,
     rows: "DataFrame",
-    plan: Plan,
+    plan: ReplayPlan,
     options: ReplayOptions,
-    report: Report,
-    stop: Stop,
-) -> Result:
+    report: ReportProgress,
+    stop: ShouldStop,
+) -> JobResult:
     """Publish the pieces that are not out yet, each as one transaction, at the rate asked."""
     free_at = 0.0  # of the monotonic clock: what a slow piece lost is not made up for
     sent = pieces = 0
-    done = plans.sent_pieces(files, plan)
+    done = replay_plans.sent_pieces(files, plan)
     before = plan.rows_of(done)
     is_stopped = False
     report("replay", before, plan.rows)
@@ -192,12 +204,12 @@ def _publish(
             break
         if options.rate is not None:
             free_at = time.monotonic() + expected / options.rate
-        write(spark, table, plan.app_id, number, options)
-        files.write(places.replay_done(plan.name), str(number))
+        publish_piece(spark, table, plan.app_id, number, options)
+        files.write(results_folder.replay_progress_file(plan.name), str(number))
         sent += expected
         pieces += 1
         report("replay", before + sent, plan.rows)
-    return Result(
+    return JobResult(
         job="replay",
         rows=sent,
         batches=pieces,
@@ -207,7 +219,7 @@ def _publish(
     )
 
 
-def _ends(plan: Plan, sent: int, now: int) -> tuple[str, ...]:
+def _ends(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
     """Say how to go on, or why nothing was sent."""
     if sent < plan.rows:
         return (f"{sent} of {plan.rows} messages are sent; go on with --name {plan.name}",)
@@ -218,7 +230,7 @@ def _ends(plan: Plan, sent: int, now: int) -> tuple[str, ...]:
     return ()
 
 
-def _waits(until: float, stop: Stop) -> bool:
+def _waits(until: float, stop: ShouldStop) -> bool:
     """Wait for a moment of the monotonic clock; True where ``stop`` came first."""
     while (left := until - time.monotonic()) > 0:
         if stop():
@@ -236,19 +248,19 @@ def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.
             f"offsets {first} to {last} have {table.num_rows} messages, {expected} were planned: "
             "make a new plan under another name",
         )
-    return revived(table)
+    return redriven_rows(table)
 
 
-def revived(piece: "pyarrow.Table") -> "pyarrow.Table":
+def redriven_rows(piece: "pyarrow.Table") -> "pyarrow.Table":
     """Give the same rows with bodies as a redrive sends them (``docs/envelopes.md``)."""
     import pyarrow
 
-    bodies = [revive(body) for body in piece.column("body").to_pylist()]
+    bodies = [redrive_content(body) for body in piece.column("body").to_pylist()]
     position = piece.schema.get_field_index("body")
     return piece.set_column(position, "body", pyarrow.array(bodies, pyarrow.binary()))
 
 
-def write(
+def publish_piece(
     spark: "SparkSession",
     piece: "pyarrow.Table",
     app_id: str,

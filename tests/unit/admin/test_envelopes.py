@@ -20,9 +20,10 @@ from phpmq_lite.admin.views.envelope_card import (
     other_queue,
     shorten,
 )
-from phpmq_lite.envelopes.index import Index
-from phpmq_lite.envelopes.record import Block, build
-from phpmq_lite.envelopes.schema import Entry, Registry, read_schema
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
+from phpmq_lite.envelopes.indexed_fields import IndexedFields
+from phpmq_lite.envelopes.payload_schema import read_schema
+from phpmq_lite.envelopes.schema_registry import RegisteredSchema, SchemaRegistry
 from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.statements import parts
@@ -36,7 +37,9 @@ RIGHT: dict[str, Any] = {
     "job": "urn:babel:orders:created", "trace_id": "4bf92f35-77b3-4da6-a3ce-929d0e0e4736",
     "data": {"order_id": 1042}, "meta": META, "attempts": 2,
 }  # fmt: skip
-BLOCK = Block("failed", "orders", 1_767_326_400_000, 3, error="no answer", detail="max_deliveries")
+BLOCK = DeadLetterBlock(
+    "failed", "orders", 1_767_326_400_000, 3, error="no answer", detail="max_deliveries"
+)
 
 
 def written(**changes: Any) -> bytes:
@@ -51,7 +54,7 @@ def card_of(content: bytes, asked: JudgeOptions | None = None) -> EnvelopeCard:
 
 def test_right_envelope_has_all_its_facts_and_nothing_wrong() -> None:
     card = card_of(written())
-    assert card.index == Index(RIGHT["job"], RIGHT["trace_id"], META["id"], 2)
+    assert card.index == IndexedFields(RIGHT["job"], RIGHT["trace_id"], META["id"], 2)
     assert card.said == {
         "lang": "php", "queue": "orders", "created_at": 1_767_326_400_000, "schema_version": 1
     }  # fmt: skip
@@ -99,15 +102,15 @@ def test_empty_list_as_data_follows_the_switch_of_the_queue() -> None:
 
 
 def test_record_is_judged_as_it_would_be_sent_again() -> None:
-    card = card_of(build(written(), BLOCK))
+    card = card_of(build_record(written(), BLOCK))
     assert (card.reason, card.block, card.is_wrapped) == (None, BLOCK, False)
     assert card.index.attempts == 2  # of the record, though a redrive starts at 0
 
 
 def test_wrapped_record_shows_what_is_in_it() -> None:
-    card = card_of(build(b'{"job": "urn:a"', BLOCK))
+    card = card_of(build_record(b'{"job": "urn:a"', BLOCK))
     assert (card.reason, card.is_wrapped, card.block) == ("poison", True, BLOCK)
-    plain = card_of(build(b"\xff\xfe", BLOCK))
+    plain = card_of(build_record(b"\xff\xfe", BLOCK))
     assert (plain.reason, plain.is_wrapped) == ("poison", True)
 
 
@@ -116,7 +119,7 @@ def test_payload_that_is_not_as_its_schema_says_counts_where_the_queue_is_strict
         {"type": "object", "required": ["order_id"], "properties": {"order_id": {"type": "string"}}}
     )
     urn = str(RIGHT["job"])
-    seen = JudgeOptions(schemas=Registry({urn: Entry(urn, "order.json", schema)}))
+    seen = JudgeOptions(schemas=SchemaRegistry({urn: RegisteredSchema(urn, "order.json", schema)}))
     assert card_of(written(), seen).reason is None
     assert card_of(written(), seen).problems[0].reason == "schema_mismatch"
     assert card_of(written(), replace(seen, is_strict=True)).reason == "schema_mismatch"
@@ -129,7 +132,7 @@ def test_envelope_in_another_queue_than_it_says_is_told() -> None:
     assert other_queue(card, replace(ROW, queue="orders")) == ""
     assert other_queue(card, replace(ROW, queue="orders.retry")) == ""
     assert other_queue(card, replace(ROW, queue=None)) == ""
-    record = card_of(build(written(), BLOCK))
+    record = card_of(build_record(written(), BLOCK))
     assert other_queue(record, replace(ROW, queue="orders.dlq")) == ""
 
 
@@ -147,9 +150,9 @@ def test_cut_leaves_short_texts() -> None:
 
 
 def test_two_members_without_a_urn_are_a_claim() -> None:
-    assert is_claimed(Index("u", None, None, None))
-    assert is_claimed(Index(None, "t", None, 0))
-    assert not is_claimed(Index(None, "t", None, None))
+    assert is_claimed(IndexedFields("u", None, None, None))
+    assert is_claimed(IndexedFields(None, "t", None, 0))
+    assert not is_claimed(IndexedFields(None, "t", None, None))
     assert not is_claimed(None)
 
 

@@ -7,23 +7,23 @@ import pytest
 
 from phpmq_lite.bench.machine import Machine
 from phpmq_lite.bench.report import (
-    Connections,
-    Latency,
-    Limits,
-    Load,
+    BenchReport,
+    ConnectionsResult,
+    CpuLoad,
+    LatencyResult,
+    MachineLimits,
     Quantiles,
-    Rate,
-    Report,
+    Throughput,
 )
 
 MACHINE = Machine("0.1.0", "compiled", "a processor", 2, "Linux 6.1", "3.11.2", "3.40.1", "ext4")
 
 
-def report(*rates: Rate, latency: Latency | None = None) -> Report:
-    limits = Limits(
+def report(*rates: Throughput, latency: LatencyResult | None = None) -> BenchReport:
+    limits = MachineLimits(
         syncs=5_000, rows_1=4_000, rows_1000=400_000, written_bytes=2e8, round_trips=40_000
     )
-    return Report(MACHINE, 256, "plain", 100, 5.0, limits, list(rates), latency)
+    return BenchReport(MACHINE, 256, "plain", 100, 5.0, limits, list(rates), latency)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def report(*rates: Rate, latency: Latency | None = None) -> Report:
 def test_limit_names_who_had_nothing_left(
     broker: float | None, clients: dict[str, float], others: float | None, expected: str
 ) -> None:
-    assert Load(broker, clients, others).limit == expected
+    assert CpuLoad(broker, clients, others).limit == expected
 
 
 @pytest.mark.parametrize(("others", "expected"), [(0.1, False), (0.3, True), (None, False)])
 def test_load_is_noisy_when_others_took_a_quarter(others: float | None, expected: bool) -> None:
-    assert Load(0.5, {"producer": 0.1}, others).is_noisy is expected
+    assert CpuLoad(0.5, {"producer": 0.1}, others).is_noisy is expected
 
 
 def test_quantiles_are_milliseconds_of_values_in_any_order() -> None:
@@ -56,14 +56,14 @@ def test_quantiles_are_milliseconds_of_values_in_any_order() -> None:
 
 
 def test_report_relates_throughput_to_rows_and_latency_to_a_commit() -> None:
-    rate = Rate("flow", 256, 100_000, 2.5, Load(0.9, {"producer": 0.1}, 0.0))
-    found = report(rate, latency=Latency.of([0.000_275], [0.000_55]))
+    rate = Throughput("flow", 256, 100_000, 2.5, CpuLoad(0.9, {"producer": 0.1}, 0.0))
+    found = report(rate, latency=LatencyResult.of([0.000_275], [0.000_55]))
     assert found.share_of_rows(rate) == pytest.approx(0.1)
     assert found.latency_ratio(Quantiles(0.55, 1.0, 1.0)) == pytest.approx(2.0)
 
 
 def test_report_relates_large_bodies_to_what_sqlite_writes() -> None:
-    rate = Rate("publish", 100_000, 2_500, 2.5, Load(0.9, {"producer": 0.1}, 0.0))
+    rate = Throughput("publish", 100_000, 2_500, 2.5, CpuLoad(0.9, {"producer": 0.1}, 0.0))
     assert rate.bytes_per_second == pytest.approx(1e8)
     assert report().share_of_disk(rate) == pytest.approx(0.5)
 
@@ -72,25 +72,25 @@ def test_report_relates_large_bodies_to_what_sqlite_writes() -> None:
 def test_connection_costs_what_the_memory_grew_by(
     before: int | None, expected: float | None
 ) -> None:
-    rate = Rate("flow", 256, 100, 1.0, Load(0.9, {"producer": 0.1}, 0.0))
-    found = Connections(100, before, 51_000_000, rate, rate)
+    rate = Throughput("flow", 256, 100, 1.0, CpuLoad(0.9, {"producer": 0.1}, 0.0))
+    found = ConnectionsResult(100, before, 51_000_000, rate, rate)
     assert found.each_bytes == expected
     assert found.document()["beside"]["per_second"] == pytest.approx(100)
 
 
 def test_report_is_noisy_when_one_of_its_rates_is() -> None:
-    rate = Rate("flow", 256, 100, 1.0, Load(0.5, {"producer": 0.1}, 0.0))
-    noisy = Rate("flow", 256, 100, 1.0, Load(0.5, {"producer": 0.1}, 0.6))
+    rate = Throughput("flow", 256, 100, 1.0, CpuLoad(0.5, {"producer": 0.1}, 0.0))
+    noisy = Throughput("flow", 256, 100, 1.0, CpuLoad(0.5, {"producer": 0.1}, 0.6))
     assert not report(rate).is_noisy
     assert report(rate, noisy).is_noisy
     found = report(rate)
-    found.connections = Connections(1, None, None, rate, noisy)
+    found.connections = ConnectionsResult(1, None, None, rate, noisy)
     assert found.is_noisy
 
 
 def test_document_has_figures_ratios_and_machine() -> None:
-    rate = Rate("flow", 256, 100_000, 2.5, Load(0.9, {"producer": 0.1}, 0.0))
-    document: dict[str, Any] = report(rate, latency=Latency.of([0.1], [0.2])).document()
+    rate = Throughput("flow", 256, 100_000, 2.5, CpuLoad(0.9, {"producer": 0.1}, 0.0))
+    document: dict[str, Any] = report(rate, latency=LatencyResult.of([0.1], [0.2])).document()
     assert document["rates"][0]["per_second"] == pytest.approx(40_000)
     assert document["rates"][0]["limited_by"] == "broker"
     assert document["latency"]["receipt_ms"] == {"p50": 200.0, "p95": 200.0, "p99": 200.0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.bench.streams import DispatchStream, PublishStream
+from phpmq_lite.bench.traffic import DispatchStream, PublishStream
 from phpmq_lite.errors import ClientError
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, WireLimits

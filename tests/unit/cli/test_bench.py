@@ -4,9 +4,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.bench.plan import WORKLOADS
+from phpmq_lite.bench.workloads import WORKLOADS
 from phpmq_lite.cli import bench
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 
 
 def test_workloads_come_in_their_order_whatever_was_asked() -> None:
@@ -27,7 +27,7 @@ def test_unknown_workload_is_refused_by_name() -> None:
     [("phpmq://127.0.0.1:9100", ("127.0.0.1", 9100)), ("phpmq://[::1]:9100", ("::1", 9100))],
 )
 def test_url_has_host_and_port(text: str, expected: tuple[str, int]) -> None:
-    assert bench.listener(text) == expected
+    assert bench.listener_address(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,18 @@ def test_url_has_host_and_port(text: str, expected: tuple[str, int]) -> None:
 )
 def test_wrong_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="HOST:PORT"):
-        bench.listener(text)
+        bench.listener_address(text)
 
 
 def test_bench_refuses_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "file_system", lambda _folder: "tmpfs")
-    result = CliRunner().invoke(commands, ["bench"])
+    result = CliRunner().invoke(root_command, ["bench"])
     assert result.exit_code == 1
     assert "is in memory (tmpfs); name a folder on a disk with --data" in result.stderr
 
 
 def test_bench_says_what_it_cannot_measure_of_a_broker_that_runs() -> None:
     arguments = ["bench", "--workloads", "all", "--url", "phpmq://127.0.0.1:9100"]
-    result = CliRunner().invoke(commands, arguments)
+    result = CliRunner().invoke(root_command, arguments)
     assert result.exit_code == 1
     assert "backlog and connections cannot be measured with --url" in result.stderr

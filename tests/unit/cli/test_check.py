@@ -5,37 +5,45 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.cli import check
-from phpmq_lite.cli.main import commands
-from phpmq_lite.cli.node import Node, read_answer
+from phpmq_lite.cli import checks
+from phpmq_lite.cli.admin_client import AdminClient, read_response
+from phpmq_lite.cli.main import root_command
 
 
 @pytest.mark.parametrize(
     ("value", "level"),
-    [(0, check.OK), (9, check.OK), (10, check.WARNING), (99, check.WARNING), (100, check.CRITICAL)],
+    [
+        (0, checks.OK),
+        (9, checks.OK),
+        (10, checks.WARNING),
+        (99, checks.WARNING),
+        (100, checks.CRITICAL),
+    ],
 )
 def test_level_rises_at_each_bound(value: int, level: int) -> None:
-    assert check.level_of(value, 10, 100) == level
+    assert checks.level_of(value, 10, 100) == level
 
 
 @pytest.mark.parametrize("where", [["--data", "/no/such/folder"], ["--url", "http://127.0.0.1:9"]])
 def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: list[str]) -> None:
-    result = CliRunner().invoke(commands, ["check", "ready", *where])
+    result = CliRunner().invoke(root_command, ["check", "ready", *where])
     words = "CRITICAL: the broker does not take messages: no broker answers on "
-    assert (result.exit_code, result.stdout[: len(words)]) == (check.CRITICAL, words)
+    assert (result.exit_code, result.stdout[: len(words)]) == (checks.CRITICAL, words)
     for name in ("backlog", "age", "dead", "disk", "backup", "consumer"):
         queue = ["q"] if name == "consumer" else []
-        result = CliRunner().invoke(commands, ["check", name, *queue, *where])
-        assert result.exit_code == check.UNKNOWN
+        result = CliRunner().invoke(root_command, ["check", name, *queue, *where])
+        assert result.exit_code == checks.UNKNOWN
         assert result.stdout.startswith("UNKNOWN: no broker answers on ")
 
 
 def test_broker_that_starts_is_critical_and_a_refusal_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for status, code in ((503, check.CRITICAL), (401, check.UNKNOWN)):
-        monkeypatch.setattr(Node, "get", lambda *_, status=status: read_answer(status, b"{}"))
-        result = CliRunner().invoke(commands, ["check", "ready", "--url", "http://127.0.0.1:9"])
+    for status, code in ((503, checks.CRITICAL), (401, checks.UNKNOWN)):
+        monkeypatch.setattr(
+            AdminClient, "get", lambda *_, status=status: read_response(status, b"{}")
+        )
+        result = CliRunner().invoke(root_command, ["check", "ready", "--url", "http://127.0.0.1:9"])
         assert result.exit_code == code
 
 
@@ -43,14 +51,14 @@ def test_broker_that_starts_is_critical_and_a_refusal_unknown(
     "arguments", [["ready", "--wrong"], ["--wrong"], ["wrong"], ["backlog", "-w", "many"], []]
 )
 def test_wrong_use_is_unknown(arguments: list[str]) -> None:
-    result = CliRunner().invoke(commands, ["check", *arguments])
-    assert result.exit_code == check.UNKNOWN
+    result = CliRunner().invoke(root_command, ["check", *arguments])
+    assert result.exit_code == checks.UNKNOWN
     assert "Usage" in result.stderr
 
 
 def test_wrong_setting_is_unknown() -> None:
-    result = CliRunner().invoke(commands, ["check", "ready", "--set", "no.such=1"])
-    assert (result.exit_code, result.stdout[:9]) == (check.UNKNOWN, "UNKNOWN: ")
+    result = CliRunner().invoke(root_command, ["check", "ready", "--set", "no.such=1"])
+    assert (result.exit_code, result.stdout[:9]) == (checks.UNKNOWN, "UNKNOWN: ")
 
 
 NOW_S = 1_800_000_000.0
@@ -63,24 +71,24 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("items", "level", "text"),
     [
-        ([], check.CRITICAL, "there is no backup"),
-        ([_made("a", 5)], check.OK, "a is 5 s old"),
-        ([_made("a", -30)], check.OK, "a is 0 s old"),  # the clocks of two machines differ
-        ([_made("b", 5), _made("a", 60)], check.OK, "b is 5 s old"),
-        ([_made("a", 99)], check.CRITICAL, "a is 99 s old"),
+        ([], checks.CRITICAL, "there is no backup"),
+        ([_made("a", 5)], checks.OK, "a is 5 s old"),
+        ([_made("a", -30)], checks.OK, "a is 0 s old"),  # the clocks of two machines differ
+        ([_made("b", 5), _made("a", 60)], checks.OK, "b is 5 s old"),
+        ([_made("a", 99)], checks.CRITICAL, "a is 99 s old"),
         (
             [_made("x", -9_000)],
-            check.WARNING,
+            checks.WARNING,
             "nobody knows how old the newest backup is; x has a time that is still to come",
         ),
         (
             [_made("x", -9_000), _made("a", 5)],
-            check.WARNING,
+            checks.WARNING,
             "a is 5 s old; x has a time that is still to come",
         ),
         (
             [_made("x", -9_000), _made("a", 99)],
-            check.CRITICAL,
+            checks.CRITICAL,
             "a is 99 s old; x has a time that is still to come",
         ),
     ],
@@ -88,4 +96,4 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
 def test_backup_whose_time_is_still_to_come_is_no_proof_of_a_fresh_one(
     items: list[dict[str, Any]], level: int, text: str
 ) -> None:
-    assert check.newest_backup(items, NOW_S, 10, 90) == (level, text)
+    assert checks.judge_newest_backup(items, NOW_S, 10, 90) == (level, text)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.settings import SETTINGS
 
 
@@ -13,7 +13,7 @@ def test_show_names_value_and_source_of_every_setting(tmp_path: Path) -> None:
     path = tmp_path / "mq.toml"
     path.write_text("[limits]\ncredit = 5\n")
     result = CliRunner().invoke(
-        commands,
+        root_command,
         ["config", "show", "--config", str(path), "--set", "limits.held=7", "-o", "json"],
         env={"PHPMQ_LIMITS__MAX_CONTENT": "1 MiB"},
     )
@@ -32,7 +32,7 @@ def test_show_names_value_and_source_of_every_setting(tmp_path: Path) -> None:
 def test_show_refuses_a_wrong_file_with_78(tmp_path: Path) -> None:
     path = tmp_path / "mq.toml"
     path.write_text("[limits]\ncredits = 5\n")
-    result = CliRunner().invoke(commands, ["config", "show", "--config", str(path)])
+    result = CliRunner().invoke(root_command, ["config", "show", "--config", str(path)])
     assert result.exit_code == 78
     assert result.stderr == (
         f"Error: limits.credits in {path} is no setting; did you mean limits.credit?\n"

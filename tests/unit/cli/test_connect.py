@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.connect import listener_url
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import url_of
+from phpmq_lite.cli.admin_client import admin_url_of
+from phpmq_lite.cli.broker_connection import listener_url
+from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import AdminSettings
 
@@ -59,10 +59,10 @@ def test_broker_that_cannot_be_reached_is_refused_with_the_option(found: list[An
 def test_url_is_that_of_the_first_listener_of_the_admin(
     admin: dict[str, Any], expected: str
 ) -> None:
-    assert url_of(Settings(admin=AdminSettings(**admin))) == expected
+    assert admin_url_of(Settings(admin=AdminSettings(**admin))) == expected
 
 
 @pytest.mark.parametrize("listen", ["none", "unix:/run/a.sock", "127.0.0.1:0"])
 def test_admin_without_a_port_is_refused_with_the_option(listen: str) -> None:
     with pytest.raises(CommandError, match="give --url http://HOST:PORT"):
-        url_of(Settings(admin=AdminSettings(listen=[listen])))
+        admin_url_of(Settings(admin=AdminSettings(listen=[listen])))

@@ -5,8 +5,9 @@ import signal
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.cli.consume import Interruption, as_shown
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
+from phpmq_lite.cli.output import escape_content
+from phpmq_lite.cli.signals import Interruption
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from phpmq_lite.cli.main import commands
     ],
 )
 def test_content_cannot_command_the_terminal(body: bytes, expected: bytes) -> None:
-    assert as_shown(body) == expected
+    assert escape_content(body) == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -70,4 +71,4 @@ def test_handlers_are_put_back() -> None:
     [["--exec", "true", "--no-ack"], ["--exec", "'"], ["--exec", ""], ["-n", "0"]],
 )
 def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
-    assert CliRunner().invoke(commands, ["consume", "q", *arguments]).exit_code == 2
+    assert CliRunner().invoke(root_command, ["consume", "q", *arguments]).exit_code == 2

@@ -6,7 +6,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli.findings import Finding, bad, end_with, ok, summary, warn
+from phpmq_lite.cli.doctor.findings import (
+    Finding,
+    bad,
+    ok,
+    report_findings,
+    summarize_findings,
+    warn,
+)
 
 WELL = [ok("a", "fine")]
 LATE = [*WELL, warn("b", "late", "hurry")]
@@ -16,7 +23,7 @@ ILL = [*LATE, bad("c", "gone \x1b[31m", "put it back")]
 def shown(findings: list[Finding], output: str) -> Result:
     @click.command()
     def command() -> None:
-        end_with(findings, output)
+        report_findings(findings, output)
 
     return CliRunner().invoke(command, [], catch_exceptions=False)
 
@@ -36,7 +43,7 @@ def test_only_what_is_bad_ends_with_1(findings: list[Finding], code: int) -> Non
     ],
 )
 def test_summary_counts(findings: list[Finding], expected: str) -> None:
-    assert summary(findings) == expected
+    assert summarize_findings(findings) == expected
 
 
 def test_json_has_every_key() -> None:

@@ -6,26 +6,26 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.cli.given import (
-    Given,
+from phpmq_lite.cli.settings_options import (
+    SettingsArguments,
+    collect_setting_flags,
     data_option,
-    gathered,
     listener_options,
     settings_options,
-    start_options,
+    startup_override_options,
 )
 
 
-def given_by(*arguments: str) -> Given:
+def given_by(*arguments: str) -> SettingsArguments:
     """Give what a command with every option gets."""
-    got: list[Given] = []
+    got: list[SettingsArguments] = []
 
     @click.command()
     @data_option
     @listener_options
-    @start_options
+    @startup_override_options
     @settings_options
-    def command(given: Given) -> None:
+    def command(given: SettingsArguments) -> None:
         got.append(given)
 
     done = CliRunner().invoke(command, arguments, catch_exceptions=False)
@@ -34,7 +34,7 @@ def given_by(*arguments: str) -> Given:
 
 
 def test_nothing_given_is_nothing() -> None:
-    assert given_by() == Given({}, None)
+    assert given_by() == SettingsArguments({}, None)
     assert not given_by().names_broker
 
 
@@ -86,8 +86,8 @@ def test_parameter_of_the_command_is_left_to_it() -> None:
 
     @click.command()
     @click.option("--data")
-    @gathered
-    def command(data: str, given: Given) -> None:
+    @collect_setting_flags
+    def command(data: str, given: SettingsArguments) -> None:
         click.echo(f"{data} {given.values}")
 
     assert CliRunner().invoke(command, ["--data", "content"]).output == "content {}\n"
@@ -97,7 +97,7 @@ def test_warnings_go_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PHPMQ_PORT", "1")
-    Given({}).load()
+    SettingsArguments({}).load()
     seen = capsys.readouterr()
     assert seen.out == ""
     assert "warning: PHPMQ_PORT in the environment" in seen.err

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite import settings
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.settings.toml_file import config_file
 
 
@@ -20,7 +20,7 @@ def _in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def init(*arguments: str) -> Result:
-    return CliRunner().invoke(commands, ["init", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(root_command, ["init", *arguments], catch_exceptions=False)
 
 
 def test_file_is_written_here_and_the_next_steps_are_said() -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from phpmq_lite import __version__
-from phpmq_lite.cli import main
+from phpmq_lite.cli import errors, main
 from phpmq_lite.errors import (
     ConnectionLostError,
     DataDamagedError,
@@ -27,8 +27,8 @@ def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, st
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(main.Commands, "get_command", lambda *_: fail)
-    result = CliRunner().invoke(main.commands, ["fail"])
+    monkeypatch.setattr(main.RootGroup, "get_command", lambda *_: fail)
+    result = CliRunner().invoke(main.root_command, ["fail"])
     assert result.stdout == ""
     return result.exit_code, result.stderr
 
@@ -38,7 +38,7 @@ def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, st
     [
         (ConnectionLostError("x"), 1),
         (StartRefusedError("x"), 1),
-        (main.CommandError("x", main.NOT_FOUND), 3),
+        (errors.CommandError("x", errors.NOT_FOUND), 3),
         (RefusedError("paused", "x"), 4),
         (TimeoutError("x"), 5),
         (DataDamagedError("x"), 65),
@@ -67,8 +67,8 @@ def test_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ExceptionGroup("tasks", [SettingsError("x"), KeyError("defect")])
 
-    monkeypatch.setattr(main.Commands, "get_command", lambda *_: fail)
-    result = CliRunner().invoke(main.commands, ["fail"])
+    monkeypatch.setattr(main.RootGroup, "get_command", lambda *_: fail)
+    result = CliRunner().invoke(main.root_command, ["fail"])
     assert isinstance(result.exception, ExceptionGroup)
 
 
@@ -92,24 +92,24 @@ def test_text_that_is_not_utf_8_is_shown_where_it_is_not(
 
 
 def test_unknown_command_is_a_wrong_use() -> None:
-    assert CliRunner().invoke(main.commands, ["frobnicate"]).exit_code == 2
+    assert CliRunner().invoke(main.root_command, ["frobnicate"]).exit_code == 2
 
 
 def test_version_is_printed() -> None:
-    result = CliRunner().invoke(main.commands, ["--version"])
+    result = CliRunner().invoke(main.root_command, ["--version"])
     assert result.stdout == f"phpmq-lite {__version__} (pure Python)\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script_names_the_program(shell: str) -> None:
-    result = CliRunner().invoke(main.commands, ["completion", shell])
+    result = CliRunner().invoke(main.root_command, ["completion", shell])
     assert result.exit_code == 0
     assert "_PHPMQ_LITE_COMPLETE" in result.stdout
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_command_can_be_imported_and_says_the_same_of_itself(name: str) -> None:
-    command = main.commands.get_command(click.Context(main.commands), name)
+    command = main.root_command.get_command(click.Context(main.root_command), name)
     assert command is not None
     assert command.get_short_help_str(limit=200) == main.COMMANDS[name].help
 
@@ -118,8 +118,8 @@ def test_command_can_be_imported_and_says_the_same_of_itself(name: str) -> None:
 def test_plain_questions_import_nothing_heavy(arguments: list[str]) -> None:
     program = (
         "import sys\n"
-        "from phpmq_lite.cli.main import commands\n"
-        f"commands({arguments!r}, standalone_mode=False)\n"
+        "from phpmq_lite.cli.main import root_command\n"
+        f"root_command({arguments!r}, standalone_mode=False)\n"
         "heavy = {'aiohttp', 'aiosqlite', 'asyncio', 'pydantic', 'rich', 'structlog'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )

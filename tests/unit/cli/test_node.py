@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from phpmq_lite.cli.main import CommandError
-from phpmq_lite.cli.node import read_answer
+from phpmq_lite.cli.admin_client import read_response
+from phpmq_lite.cli.errors import CommandError
 
 
 def test_document_is_given() -> None:
-    assert read_answer(200, b'{"settled": 3}') == {"settled": 3}
+    assert read_response(200, b'{"settled": 3}') == {"settled": 3}
 
 
 def test_answer_without_content_is_none() -> None:
-    assert read_answer(204, b"") is None
+    assert read_response(204, b"") is None
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_answer_without_content_is_none() -> None:
 )
 def test_problem_becomes_its_exit_code(status: int, code: int) -> None:
     with pytest.raises(CommandError, match=r"^no queue \\x1b$") as caught:
-        read_answer(status, b'{"title": "Not found", "detail": "no queue \\u001b"}')
+        read_response(status, b'{"title": "Not found", "detail": "no queue \\u001b"}')
     assert caught.value.code == code
 
 
@@ -44,16 +44,16 @@ def test_problem_names_its_field_and_what_would_be_right(
     problem: dict[str, str], said: str
 ) -> None:
     with pytest.raises(CommandError) as caught:
-        read_answer(422, json.dumps(problem).encode())
+        read_response(422, json.dumps(problem).encode())
     assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[1]", b'{"detail": null}'])
 def test_answer_that_is_no_problem_is_told_by_its_status(content: bytes) -> None:
     with pytest.raises(CommandError, match=r"^HTTP 502 without a reason: "):
-        read_answer(502, content)
+        read_response(502, content)
 
 
 def test_page_in_place_of_a_document_is_an_error() -> None:
     with pytest.raises(CommandError, match=r"^the broker answered 200 without JSON$"):
-        read_answer(200, b"<html>")
+        read_response(200, b"<html>")

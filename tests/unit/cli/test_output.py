@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click import unstyle
 
-from phpmq_lite.cli.output import Column, Fit, counting, write, write_one
+from phpmq_lite.cli.output import Column, ColumnOverflow, write_record, write_rows
+from phpmq_lite.cli.progress import progress_bar
 
 COLUMNS = [Column("name", "QUEUE"), Column("ready", "READY", is_number=True)]
 ROWS: list[dict[str, Any]] = [
@@ -21,7 +22,7 @@ ROWS: list[dict[str, Any]] = [
 @pytest.fixture
 def written(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     def run(rows: list[dict[str, Any]], style: str | None) -> tuple[str, str]:
-        write(rows, COLUMNS, style, "nothing here")
+        write_rows(rows, COLUMNS, style, "nothing here")
         seen = capsys.readouterr()
         return seen.out, seen.err
 
@@ -68,7 +69,7 @@ ONE = {"name": "mail", "rate": 0.5, "at": None, "settings": {"pinned": True, "no
 
 
 def test_one_thing_has_a_line_for_each_member(capsys: pytest.CaptureFixture[str]) -> None:
-    write_one(ONE, "table")
+    write_record(ONE, "table")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         ["WHAT", "VALUE"],
@@ -81,7 +82,7 @@ def test_one_thing_has_a_line_for_each_member(capsys: pytest.CaptureFixture[str]
 
 
 def test_one_thing_is_an_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    write_one(ONE, None)
+    write_record(ONE, None)
     line = capsys.readouterr().out
     assert json.loads(line) == ONE
     assert line.count("\n") == 1
@@ -104,18 +105,18 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(sys, "stdout", terminal := Terminal())
         for name, value in (("TERM", "xterm"), ("COLUMNS", str(width))):
             monkeypatch.setenv(name, value)
-        write(rows or FOUND, columns or WIDE, None, "")
+        write_rows(rows or FOUND, columns or WIDE, None, "")
         return [unstyle(line).rstrip() for line in terminal.getvalue().splitlines()]
 
     return run
 
 
 WIDE = [
-    Column("id", "ID", fit=Fit.WHOLE),
+    Column("id", "ID", fit=ColumnOverflow.WHOLE),
     Column("queue", "QUEUE"),
-    Column("size", "SIZE", is_number=True, fit=Fit.SPARE),
-    Column("reason", "REASON", fit=Fit.SPARE),
-    Column("preview", "BODY", fit=Fit.REST),
+    Column("size", "SIZE", is_number=True, fit=ColumnOverflow.SPARE),
+    Column("reason", "REASON", fit=ColumnOverflow.SPARE),
+    Column("preview", "BODY", fit=ColumnOverflow.REST),
 ]
 FOUND = [{"id": "0" * 32, "queue": "orders", "size": 7, "reason": "ttl", "preview": "word " * 40}]
 
@@ -156,7 +157,7 @@ def test_progress_is_shown_on_a_terminal(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with counting("publishing", total) as advance:
+    with progress_bar("publishing", total) as advance:
         advance(5_000)
     assert "5000/" in terminal.getvalue()
 
@@ -167,6 +168,6 @@ def test_progress_is_not_shown_when_there_is_little_or_nobody(
 ) -> None:
     stream = Terminal() if is_terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    with counting("publishing", 10 if is_terminal else 5_000) as advance:
+    with progress_bar("publishing", 10 if is_terminal else 5_000) as advance:
         advance(10)
     assert stream.getvalue() == ""

@@ -7,8 +7,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.cli import publish as module
-from phpmq_lite.cli.main import CommandError, commands
+from phpmq_lite.cli import publish_consume as module
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.main import root_command
 
 
 class Pipe(io.BytesIO):
@@ -57,16 +58,16 @@ def test_copies_are_as_many_as_asked_for(count: int) -> None:
     ],
 )
 def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
-    assert CliRunner().invoke(commands, ["publish", "q", *arguments]).exit_code == 2
+    assert CliRunner().invoke(root_command, ["publish", "q", *arguments]).exit_code == 2
 
 
 def test_nothing_to_publish_is_a_wrong_use_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_terminal", lambda: True)
-    result = CliRunner().invoke(commands, ["publish", "q"])
+    result = CliRunner().invoke(root_command, ["publish", "q"])
     assert result.exit_code == 2
     assert "nothing to publish" in result.stderr
 
 
 def test_missing_file_is_named() -> None:
-    result = CliRunner().invoke(commands, ["publish", "q", "/no/such"])
+    result = CliRunner().invoke(root_command, ["publish", "q", "/no/such"])
     assert (result.exit_code, result.stderr) == (1, "Error: /no/such: No such file or directory\n")

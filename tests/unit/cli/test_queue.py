@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 import pytest
 
-from phpmq_lite.cli.queue import _value, path_of
+from phpmq_lite.cli.queues import _value, queue_path
 from phpmq_lite.queue_settings import QueueSettings
 
 
@@ -45,4 +45,4 @@ def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:
 
 
 def test_path_has_the_name_as_one_segment() -> None:
-    assert path_of("a/b", "pause") == "/queues/a%2Fb/pause"
+    assert queue_path("a/b", "pause") == "/queues/a%2Fb/pause"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.cli.main import commands
-from phpmq_lite.cli.node import Node
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.main import root_command
 
 CI = {
     "name": "ci", "role": "viewer", "queues": ["q*", "mail"], "created_by": "anna",
@@ -19,7 +19,7 @@ OLD = CI | {"name": "old", "queues": [], "expires_at": None, "last_used_at": 1_7
 
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(
-        commands, ["token", *arguments, "--url", "http://broker"], catch_exceptions=False
+        root_command, ["token", *arguments, "--url", "http://broker"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -27,7 +27,7 @@ def run(*arguments: str) -> str:
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "list", lambda *_: iter([CI, OLD]))
+    monkeypatch.setattr(AdminClient, "list", lambda *_: iter([CI, OLD]))
 
 
 @pytest.mark.usefixtures("listed")
@@ -49,11 +49,11 @@ def test_other_formats_have_the_values_of_the_api() -> None:
 def test_token_lives_at_least_as_long_as_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def post(_node: Node, _path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(_node: AdminClient, _path: str, body: dict[str, Any]) -> dict[str, Any]:
         asked.update(body)
         return {"token": "secret"}
 
-    monkeypatch.setattr(Node, "post", post)
+    monkeypatch.setattr(AdminClient, "post", post)
     monkeypatch.setattr(time, "time", lambda: 1_795_400_805.9441)
     assert run("add", "ci", "--expires", "1s") == "secret\n"
     assert asked["expires_at"] == 1_795_400_806_945

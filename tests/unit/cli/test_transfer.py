@@ -7,7 +7,7 @@ import pytest
 
 from phpmq_lite.admin.views.bodies import from_content
 from phpmq_lite.cli import transfer
-from phpmq_lite.cli.main import CommandError
+from phpmq_lite.cli.errors import CommandError
 
 
 def read(text: str, queue: str | None = None) -> list[dict[str, object]]:

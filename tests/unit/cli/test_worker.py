@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from phpmq_lite import logs
 from phpmq_lite.cli import worker
-from phpmq_lite.cli.main import commands
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.envelopes.app import connect
-from phpmq_lite.envelopes.delays import Delays
-from phpmq_lite.envelopes.limits import Limits
+from phpmq_lite.envelopes.retry_delays import RetryDelays
+from phpmq_lite.envelopes.worker import WorkerLimits
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ FLAGS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("given", "limits"),
     [
-        ({}, Limits()),
-        ({"once": True, "max_jobs": 9}, Limits(max_jobs=1)),
-        ({"memory_limit": "256MiB", "max_runtime": 90}, Limits(0, 90, 256 << 20)),
+        ({}, WorkerLimits()),
+        ({"once": True, "max_jobs": 9}, WorkerLimits(max_jobs=1)),
+        ({"memory_limit": "256MiB", "max_runtime": 90}, WorkerLimits(0, 90, 256 << 20)),
     ],
 )
-def test_limits_of_flags(given: dict[str, Any], limits: Limits) -> None:
+def test_limits_of_flags(given: dict[str, Any], limits: WorkerLimits) -> None:
     assert worker._limits(FLAGS | given) == limits
 
 
@@ -75,11 +75,11 @@ def test_limits_of_flags(given: dict[str, Any], limits: Limits) -> None:
     ("given", "delays"),
     [
         ({}, None),
-        ({"backoff": "1,5"}, Delays((1, 5))),
-        ({"backoff_base": 2.0, "backoff_max": 60.0}, Delays((), 2, 2, 60)),
+        ({"backoff": "1,5"}, RetryDelays((1, 5))),
+        ({"backoff_base": 2.0, "backoff_max": 60.0}, RetryDelays((), 2, 2, 60)),
     ],
 )
-def test_back_off_of_flags(given: dict[str, Any], delays: Delays | None) -> None:
+def test_back_off_of_flags(given: dict[str, Any], delays: RetryDelays | None) -> None:
     assert worker._delays(FLAGS | given) == delays
 
 
@@ -89,7 +89,7 @@ def test_back_off_of_flags(given: dict[str, Any], delays: Delays | None) -> None
 )
 def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
     shop.app = connect()
-    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
     assert result.exit_code == 2, result.output
 
 
@@ -108,7 +108,7 @@ def test_queue_that_cannot_be_called_that_exits_with_2(
 ) -> None:
     shop.app = connect()
     flags = [option, name, "--max-runtime", "1s", "--once"]
-    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (
         2, f"Error: Invalid value for '{option}': the name of the queue {problem}",
     )  # fmt: skip
@@ -117,13 +117,13 @@ def test_queue_that_cannot_be_called_that_exits_with_2(
 def test_app_of_a_queue_that_cannot_be_called_that_exits_with_78(shop: Any) -> None:
     shop.app = connect(queue="a\tb")
     flags = ["--max-runtime", "1s"]
-    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
     assert result.exit_code == 78
     assert "cannot work on 'a\\tb': a queue name has no control characters" in result.stderr
 
 
 def test_app_without_dead_letters_exits_with_78(shop: Any) -> None:
     shop.app = connect(dead_letter=False)
-    result = CliRunner().invoke(commands, ["worker", "--app", "shop_of_the_tests:app"])
+    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app"])
     assert result.exit_code == 78
     assert "--drop-exhausted" in result.stderr

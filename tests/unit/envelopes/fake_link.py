@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from phpmq_lite.client.session import Delivery
-from phpmq_lite.envelopes.link import End, Link
 from phpmq_lite.envelopes.transport import PhpmqTransport
+from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.protocol.frames import Dispatch
 
 Act = tuple[Any, ...]
@@ -57,8 +57,8 @@ class FakeLink:
         if self._is_looped and queue in ("orders", "orders.retry"):
             self.add(body)
 
-    def end(self, ended: Delivery, how: End, ttl_s: int = 0) -> None:
-        rest = (ttl_s,) if how is End.REQUEUE else ()
+    def end(self, ended: Delivery, how: Settlement, ttl_s: int = 0) -> None:
+        rest = (ttl_s,) if how is Settlement.REQUEUE else ()
         self.acts.append((how.value, ended.message_id, *rest))
 
     def give_back(self, queue: str) -> None:
@@ -88,11 +88,11 @@ class Told:
 
 def transport_on(link: FakeLink, told: Told | None = None, **options: Any) -> PhpmqTransport:
     """Make the transport on a link; it neither sleeps nor reads a clock."""
-    from phpmq_lite.envelopes.events import Events
+    from phpmq_lite.envelopes.transport import WorkerEvents
 
     return PhpmqTransport(
-        cast("Link", link),
-        Events(told or Told()),
+        cast("WorkerConnection", link),
+        WorkerEvents(told or Told()),
         now_ms=lambda: 1_700_000_000_000,
         **({"monotonic": lambda: 0.0, "sleep": lambda _s: None} | options),
     )

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
-from phpmq_lite.envelopes.index import index_of
+from phpmq_lite.envelopes.indexed_fields import index_of
 from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, judge, lint
 from phpmq_lite.errors import EnvelopeError, PhpmqError
 from tests.envelope_cases import CASES, META, Case, body, written

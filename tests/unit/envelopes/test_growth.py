@@ -9,13 +9,18 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.envelopes.index import index_of
-from phpmq_lite.envelopes.record import Block, build, read_block, revive
+from phpmq_lite.envelopes.dead_letter_record import (
+    DeadLetterBlock,
+    build_record,
+    read_block,
+    redrive_content,
+)
+from phpmq_lite.envelopes.indexed_fields import index_of
 from phpmq_lite.envelopes.verdict import judge, lint
 from tests.envelope_cases import body, edit
 
 MIB: Final = 1 << 20
-BLOCK: Final = Block("poison", "orders", 1, 0)
+BLOCK: Final = DeadLetterBlock("poison", "orders", 1, 0)
 
 
 def repeated(unit: bytes, size: int) -> bytes:
@@ -71,9 +76,9 @@ def look_at(content: bytes) -> None:
     index_of(content)
     judge(content)
     lint(content)
-    record = build(content, BLOCK)
+    record = build_record(content, BLOCK)
     read_block(record)
-    revive(record)
+    redrive_content(record)
 
 
 @pytest.mark.parametrize("name", BODIES)

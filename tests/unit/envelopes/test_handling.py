@@ -9,28 +9,30 @@ from typing import Any
 import pytest
 from babelqueue import BabelQueue
 
-from phpmq_lite.envelopes import record, trace, worker
+from phpmq_lite.envelopes import codec, dead_letter_record, worker
 from phpmq_lite.envelopes.app import App, connect
-from phpmq_lite.envelopes.delays import Delays, parse_steps
-from phpmq_lite.envelopes.events import Events
-from phpmq_lite.envelopes.handling import Context, Next, takes_envelope
-from phpmq_lite.envelopes.limits import Limits
+from phpmq_lite.envelopes.handlers import JobContext, NextHandler, takes_envelope
+from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
+from phpmq_lite.envelopes.transport import WorkerEvents
+from phpmq_lite.envelopes.worker import WorkerLimits
 from phpmq_lite.errors import LocalProtocolError, SettingsError
 from tests.envelope_cases import RIGHT, Case, body, with_meta
 from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
 
 URN = "urn:babel:orders:created"
-UNTIL_EMPTY = Limits(stop_when_empty=True)
+UNTIL_EMPTY = WorkerLimits(stop_when_empty=True)
 
 
 def app_on(link: FakeLink, told: Told | None = None, **options: Any) -> App:
-    transport = transport_on(link, told, delays=Delays((1, 5, 15)))
+    transport = transport_on(link, told, delays=RetryDelays((1, 5, 15)))
     settings: dict[str, Any] = {"queue": "orders", "dead_letter": True} | options
     return App(transport, **settings)
 
 
-def run(app: BabelQueue, limits: Limits = UNTIL_EMPTY, **options: Any) -> worker.Outcome:
-    return worker.run(app, limits=limits, handle_signals=False, **options)
+def run(
+    app: BabelQueue, limits: WorkerLimits = UNTIL_EMPTY, **options: Any
+) -> worker.WorkerOutcome:
+    return worker.run_worker(app, limits=limits, handle_signals=False, **options)
 
 
 def fail(*_: Any) -> None:
@@ -49,7 +51,7 @@ def test_failing_job_runs_as_often_as_meant(attempts: str, runs: int) -> None:
     run(app)
     assert told.names.count("job.retry") == runs - 1
     (dead,) = link.published("orders.dlq")
-    block = record.read_block(dead)
+    block = dead_letter_record.read_block(dead)
     assert block is not None
     assert (block.reason, block.error, block.exception) == ("failed", "no stock", "ValueError")
 
@@ -82,7 +84,9 @@ def test_every_right_envelope_is_retried_with_its_bytes(case: Case) -> None:
     link, told = FakeLink(case.content), Told()
     run(app_on(link, told, max_attempts=100))  # no handler: it is tried as often as a failing one
     attempts = max(json.loads(case.content)["attempts"], 0) + 1
-    assert link.published("orders.retry") == [record.with_attempts(case.content, attempts)]
+    assert link.published("orders.retry") == [
+        dead_letter_record.with_attempts(case.content, attempts)
+    ]
     assert "process.failed" not in told.names
 
 
@@ -104,7 +108,7 @@ def test_unknown_urn(strategy: str, events: list[str], queue: str | None) -> Non
     if strategy == "release":
         assert published[0][2:4] == (body(), 5)  # the SDK's default of 0 would spin
     if strategy == "dead_letter":
-        block = record.read_block(published[0][2])
+        block = dead_letter_record.read_block(published[0][2])
         assert block is not None
         assert (block.reason, block.attempts) == ("unknown_urn", 0)
 
@@ -175,7 +179,7 @@ def test_middleware_stands_round_the_handler_in_order() -> None:
     seen: list[str] = []
 
     def named(name: str) -> Any:
-        def one(context: Context, next_one: Next) -> None:
+        def one(context: JobContext, next_one: NextHandler) -> None:
             seen.append(f"{name} before {context.urn} {context.attempts}")
             next_one(context)
             seen.append(f"{name} after")
@@ -202,7 +206,7 @@ def test_middleware_that_calls_nothing_handles_the_job_itself() -> None:
 
 
 def test_async_middleware_is_refused() -> None:
-    async def one(context: Context, next_one: Next) -> None:
+    async def one(context: JobContext, next_one: NextHandler) -> None:
         next_one(context)
 
     with pytest.raises(TypeError, match="is async"):
@@ -250,26 +254,26 @@ def test_what_a_handler_publishes_continues_its_trace(is_async: bool) -> None:
     run(app)
     (sent,) = link.published("mails")
     assert json.loads(sent)["trace_id"] == "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
-    assert trace.current() is None
+    assert codec.current_trace_id() is None
 
 
 @pytest.mark.parametrize(
     ("limits", "jobs", "reason"),
     [
-        (Limits(max_jobs=2), 2, "jobs"),
-        (Limits(max_runtime_s=1.5), 2, "runtime"),
-        (Limits(memory_bytes=1), 0, "memory"),
-        (Limits(parent=1 << 30), 0, "orphaned"),
-        (Limits(stop_when_empty=True), 4, "empty"),
+        (WorkerLimits(max_jobs=2), 2, "jobs"),
+        (WorkerLimits(max_runtime_s=1.5), 2, "runtime"),
+        (WorkerLimits(memory_bytes=1), 0, "memory"),
+        (WorkerLimits(parent=1 << 30), 0, "orphaned"),
+        (WorkerLimits(stop_when_empty=True), 4, "empty"),
     ],
 )
-def test_run_ends_at_a_limit(limits: Limits, jobs: int, reason: str) -> None:
+def test_run_ends_at_a_limit(limits: WorkerLimits, jobs: int, reason: str) -> None:
     seconds = iter([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
     link = FakeLink(body(), b"{", body(), body())  # the malformed one counts too
     app = app_on(link)
     app.register(URN, lambda *_: None)
     outcome = run(app, limits, monotonic=lambda: next(seconds))
-    assert outcome == worker.Outcome(jobs, reason)
+    assert outcome == worker.WorkerOutcome(jobs, reason)
     assert link.acts[-1] == ("close",)
 
 
@@ -309,7 +313,7 @@ def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def hook(*_: Any) -> None:
         raise ValueError
 
-    Events(hook).emit("info", "job.ack")
+    WorkerEvents(hook).emit("info", "job.ack")
     assert "the hook failed at job.ack" in caplog.text
 
 
@@ -345,14 +349,14 @@ def test_connect_reads_a_url_and_opens_nothing(url: str, target: str) -> None:
 
 
 def test_delays() -> None:
-    steps = parse_steps("1, 5,15")
+    steps = parse_delays("1, 5,15")
     assert [steps.after(n) for n in (1, 2, 3, 4, 99)] == [1, 5, 15, 15, 15]
-    grown = Delays(base_s=2, multiplier=3, longest_s=10)
+    grown = RetryDelays(base_s=2, multiplier=3, longest_s=10)
     assert [grown.after(n, lambda low, high: high) for n in (1, 2, 3, 1 << 31)] == [2, 6, 10, 10]
     assert grown.after(2, lambda low, high: low) == 0
     for text in ("", "1,x", "-1", "inf", "nan"):
         with pytest.raises(ValueError, match="no list of seconds"):
-            parse_steps(text)
+            parse_delays(text)
 
 
 def test_third_positional_argument_is_the_envelope() -> None:

@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from babelqueue.idempotency import IdempotencyStore, wrap
+from babelqueue.idempotency import wrap
 
-from phpmq_lite.envelopes.idempotency import Claim, ClaimStore, SqliteClaims, key_of
+from phpmq_lite.envelopes.idempotency import (
+    IdempotencyDecision,
+    IdempotencyStore,
+    SqliteIdempotencyStore,
+    idempotency_key,
+)
 
 
 class Clock:
@@ -23,65 +28,72 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def claims(clock: Clock) -> Iterator[SqliteClaims]:
-    made = SqliteClaims(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
+def claims(clock: Clock) -> Iterator[SqliteIdempotencyStore]:
+    made = SqliteIdempotencyStore(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
     yield made
     made.close()
 
 
-def other_of(claims: SqliteClaims, clock: Clock) -> SqliteClaims:
+def other_of(claims: SqliteIdempotencyStore, clock: Clock) -> SqliteIdempotencyStore:
     """Return the store of another process that uses the same file."""
-    other = SqliteClaims(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
+    other = SqliteIdempotencyStore(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
     claims.seen("")  # opens the file
     other._connection, other._process = claims._connection, claims._process
     return other
 
 
-def test_first_one_runs_and_the_next_one_hears_that_it_is_in_flight(claims: SqliteClaims) -> None:
+def test_first_one_runs_and_the_next_one_hears_that_it_is_in_flight(
+    claims: SqliteIdempotencyStore,
+) -> None:
     assert [claims.claim("a"), claims.claim("a"), claims.claim("b")] == [
-        Claim.RUN,
-        Claim.IN_FLIGHT,
-        Claim.RUN,
+        IdempotencyDecision.RUN,
+        IdempotencyDecision.IN_FLIGHT,
+        IdempotencyDecision.RUN,
     ]
 
 
 def test_what_was_remembered_is_done_until_it_is_forgotten_by_age(
-    claims: SqliteClaims, clock: Clock
+    claims: SqliteIdempotencyStore, clock: Clock
 ) -> None:
     claims.claim("a")
     claims.remember("a")
     clock.ms += 3_600_000 - 1
-    assert claims.claim("a") is Claim.DONE
+    assert claims.claim("a") is IdempotencyDecision.DONE
     clock.ms += 1
-    assert claims.claim("a") is Claim.RUN
+    assert claims.claim("a") is IdempotencyDecision.RUN
 
 
-def test_failure_lets_the_next_delivery_run(claims: SqliteClaims) -> None:
+def test_failure_lets_the_next_delivery_run(claims: SqliteIdempotencyStore) -> None:
     claims.claim("a")
     claims.forget("a")
-    assert claims.claim("a") is Claim.RUN
+    assert claims.claim("a") is IdempotencyDecision.RUN
 
 
-@pytest.mark.parametrize(("later_ms", "answer"), [(299_999, Claim.IN_FLIGHT), (300_000, Claim.RUN)])
+@pytest.mark.parametrize(
+    ("later_ms", "answer"),
+    [(299_999, IdempotencyDecision.IN_FLIGHT), (300_000, IdempotencyDecision.RUN)],
+)
 def test_claim_of_a_dead_process_ends_with_its_lease(
-    claims: SqliteClaims, clock: Clock, later_ms: int, answer: Claim
+    claims: SqliteIdempotencyStore, clock: Clock, later_ms: int, answer: IdempotencyDecision
 ) -> None:
     claims.claim("a")
     clock.ms += later_ms
     assert other_of(claims, clock).claim("a") is answer
 
 
-def test_late_failure_leaves_the_claim_of_another_alone(claims: SqliteClaims, clock: Clock) -> None:
+def test_late_failure_leaves_the_claim_of_another_alone(
+    claims: SqliteIdempotencyStore, clock: Clock
+) -> None:
     claims.claim("a")
     clock.ms += 300_000
     other = other_of(claims, clock)
-    assert other.claim("a") is Claim.RUN
+    assert other.claim("a") is IdempotencyDecision.RUN
     claims.forget("a")
-    assert claims.claim("a") is Claim.IN_FLIGHT
+    assert claims.claim("a") is IdempotencyDecision.IN_FLIGHT
 
 
 def test_late_success_counts_and_the_failure_of_another_does_not_undo_it(
-    claims: SqliteClaims, clock: Clock
+    claims: SqliteIdempotencyStore, clock: Clock
 ) -> None:
     claims.claim("a")
     clock.ms += 300_000
@@ -89,26 +101,26 @@ def test_late_success_counts_and_the_failure_of_another_does_not_undo_it(
     other.claim("a")
     claims.remember("a")
     other.forget("a")
-    assert claims.claim("a") is Claim.DONE
+    assert claims.claim("a") is IdempotencyDecision.DONE
 
 
-def test_forgetting_what_is_done_changes_nothing(claims: SqliteClaims) -> None:
+def test_forgetting_what_is_done_changes_nothing(claims: SqliteIdempotencyStore) -> None:
     claims.claim("a")
     claims.remember("a")
     claims.forget("a")
-    assert claims.claim("a") is Claim.DONE
+    assert claims.claim("a") is IdempotencyDecision.DONE
 
 
-def test_purge_removes_what_counts_as_absent(claims: SqliteClaims, clock: Clock) -> None:
+def test_purge_removes_what_counts_as_absent(claims: SqliteIdempotencyStore, clock: Clock) -> None:
     for number in range(2_500):
         claims.claim(str(number))
     clock.ms += 300_000
     claims.claim("kept")
     assert (claims.purge(), claims.purge()) == (2_500, 0)
-    assert claims.claim("kept") is Claim.IN_FLIGHT
+    assert claims.claim("kept") is IdempotencyDecision.IN_FLIGHT
 
 
-def test_store_purges_itself_now_and_then(claims: SqliteClaims, clock: Clock) -> None:
+def test_store_purges_itself_now_and_then(claims: SqliteIdempotencyStore, clock: Clock) -> None:
     for number in range(999):
         claims.claim(str(number))
     clock.ms += 300_000
@@ -116,9 +128,9 @@ def test_store_purges_itself_now_and_then(claims: SqliteClaims, clock: Clock) ->
     assert claims.purge() == 0
 
 
-def test_store_is_the_sdks_and_ours(claims: SqliteClaims) -> None:
+def test_store_is_the_sdks_and_ours(claims: SqliteIdempotencyStore) -> None:
     assert isinstance(claims, IdempotencyStore)
-    assert isinstance(claims, ClaimStore)
+    assert isinstance(claims, IdempotencyStore)
     runs: list[Any] = []
     handler = wrap(claims, lambda data, meta: runs.append(data))
     for _ in range(3):
@@ -140,5 +152,5 @@ def test_store_is_the_sdks_and_ours(claims: SqliteClaims) -> None:
 def test_key_is_the_meta_id_or_the_trace(
     envelope: dict[str, Any], by_id: str | None, by_trace: str | None
 ) -> None:
-    assert key_of(envelope) == by_id
-    assert key_of(envelope, "trace_id") == by_trace
+    assert idempotency_key(envelope) == by_id
+    assert idempotency_key(envelope, "trace_id") == by_trace

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phpmq_lite.envelopes.members import edited, members
+from phpmq_lite.envelopes.json_edit import edit_members, find_members
 from tests.envelope_cases import CASES, Case, edit, nested
 
 ODD = (
@@ -15,7 +15,7 @@ ODD = (
 def test_offsets_are_bytes_and_lead_to_names_and_values() -> None:
     pieces = [
         (member.name, ODD[member.start : member.start + 1], ODD[member.value_start : member.end])
-        for member in members(ODD)
+        for member in find_members(ODD)
     ]
     assert pieces == [
         ("a", b'"', b'[1, {"a": 2}]'),
@@ -27,7 +27,7 @@ def test_offsets_are_bytes_and_lead_to_names_and_values() -> None:
 
 @pytest.mark.parametrize("content", [b"{}", b" { } ", b"{\n}"])
 def test_empty_object_has_no_members(content: bytes) -> None:
-    assert members(content) == []
+    assert find_members(content) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -35,11 +35,11 @@ def test_members_are_found_where_json_finds_an_object(case: Case) -> None:
     is_object = case.record not in ("wrap", "base64") or "dead_letter" in str(case.content)
     if not is_object:
         try:
-            found = members(case.content)
+            found = find_members(case.content)
         except ValueError:
             return
         assert found  # a lone surrogate, or like a wrapper: an object all the same
-    assert [member.name for member in members(case.content)] == [
+    assert [member.name for member in find_members(case.content)] == [
         name for name, _ in json.loads(case.content, object_pairs_hook=tuple, parse_int=str)
     ]
 
@@ -70,11 +70,11 @@ def test_members_are_found_where_json_finds_an_object(case: Case) -> None:
 )
 def test_members_refuses_what_is_not_one_object(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        members(content)
+        find_members(content)
 
 
 def test_members_takes_256_levels() -> None:
-    assert len(members(nested(256))) == 5
+    assert len(find_members(nested(256))) == 5
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_member_is_taken_out(content: bytes, expected: bytes) -> None:
 
 def test_several_changes_in_one_pass() -> None:
     content = b'{"n":1,"a":2,"m":3}'
-    assert edited(content, members(content), {"n": None, "m": b"9", "z": b"0"}) == (
+    assert edit_members(content, find_members(content), {"n": None, "m": b"9", "z": b"0"}) == (
         b'{"a":2,"m":9,"z":0}'
     )
-    assert edited(content, members(content), {"n": None, "a": None, "m": None, "z": b"0"}) == (
-        b'{"z":0}'
-    )
-    assert edited(content, members(content), {}) is content
+    assert edit_members(
+        content, find_members(content), {"n": None, "a": None, "m": None, "z": b"0"}
+    ) == (b'{"z":0}')
+    assert edit_members(content, find_members(content), {}) is content

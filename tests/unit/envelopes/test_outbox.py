@@ -10,7 +10,7 @@ from babelqueue.outbox import Outbox as SdkOutbox
 from babelqueue.outbox import OutboxRelay, OutboxStore
 
 from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome
-from phpmq_lite.envelopes import producer, trace
+from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.outbox import (
     Outbox,
     SqliteOutboxStore,
@@ -18,7 +18,7 @@ from phpmq_lite.envelopes.outbox import (
     create_tables,
     schema,
 )
-from phpmq_lite.envelopes.relay import Relay
+from phpmq_lite.envelopes.outbox_relay import Relay
 from phpmq_lite.errors import (
     ConnectionLostError,
     EnvelopeError,
@@ -104,14 +104,14 @@ def test_row_is_committed_with_the_business_data_or_not_at_all(house: House) -> 
 
 
 def test_row_has_the_bytes_that_a_producer_sends(house: House) -> None:
-    envelope = producer.make(URN, {"name": "Zoë\u2028/"}, queue="orders")
+    envelope = producer.make_envelope(URN, {"name": "Zoë\u2028/"}, queue="orders")
     row_id = house.outbox.write(envelope, ttl_s=60)
-    assert house.column("body") == [producer.prepare(envelope).content]
+    assert house.column("body") == [producer.prepare_publish(envelope).content]
     assert (house.column("id"), house.column("ttl_s")) == ([row_id], [60])
 
 
 def test_outbox_continues_the_trace_of_what_is_handled(house: House) -> None:
-    with trace.handling({"trace_id": "t-0"}):
+    with codec.continue_trace({"trace_id": "t-0"}):
         house.write(1)
     assert json.loads(house.column("body")[0])["trace_id"] == "t-0"
 
@@ -339,7 +339,9 @@ def test_sent_rows_are_purged_after_their_time_and_others_never(house: House) ->
 
 def test_text_in_the_body_column_is_sent_as_its_bytes(house: House) -> None:
     """Other languages may write the row with a statement of their own."""
-    text = producer.prepare(producer.make(URN, {"n": 1}, queue="orders")).content.decode()
+    text = producer.prepare_publish(
+        producer.make_envelope(URN, {"n": 1}, queue="orders")
+    ).content.decode()
     house.connection.execute(
         "INSERT INTO phpmq_outbox (id, queue, body, written_ms) VALUES ('x', 'orders', ?, 0)",
         (text,),
@@ -366,7 +368,7 @@ class Transport:
 def test_sdk_outbox_and_relay_work_over_the_store(house: House) -> None:
     outbox = SdkOutbox(house.store)
     for word in ("one", "ugly", "two"):
-        outbox.write(producer.make(URN, {"word": word}, queue="orders"))
+        outbox.write(producer.make_envelope(URN, {"word": word}, queue="orders"))
     transport: Any = Transport()
     done = OutboxRelay(transport, house.store, sleeper=lambda _: None).drain()
     assert (done.published, done.failed) == (2, 1)
@@ -377,7 +379,7 @@ def test_sdk_outbox_and_relay_work_over_the_store(house: House) -> None:
 
 def test_store_refuses_what_the_sdk_writes_wrongly(house: House) -> None:
     outbox = SdkOutbox(house.store)
-    envelope = producer.make(URN, {}, queue="orders")
+    envelope = producer.make_envelope(URN, {}, queue="orders")
     for data in ({"n": float("nan")}, {"name": "\ud800"}):
         with pytest.raises(EnvelopeError):
             outbox.write(envelope | {"data": data})

@@ -11,11 +11,11 @@ import pytest
 
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.blocking_client import BlockingClient
-from phpmq_lite.envelopes import producer, trace
+from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.app import App
 from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
-from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare, receipt_key
+from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare_publish, receipt_key
 from phpmq_lite.errors import EnvelopeError
 from tests.unit.envelopes.fake_link import FakeLink, transport_on
 
@@ -94,7 +94,7 @@ def test_each_publish_is_an_envelope_of_its_own(orders: Producer, sent: Sent) ->
 def test_made_envelope_is_sent_again_with_the_same_bytes_and_key(
     orders: Producer, sent: Sent
 ) -> None:
-    envelope = producer.make(URN, {"n": 1}, queue="invoices")
+    envelope = producer.make_envelope(URN, {"n": 1}, queue="invoices")
     assert orders.publish_envelope(envelope) == orders.publish_envelope(envelope)
     first, second = sent.calls
     assert first == second
@@ -107,7 +107,7 @@ def test_made_envelope_is_sent_again_with_the_same_bytes_and_key(
 def test_trace_is_the_given_one_else_that_of_what_is_handled(
     orders: Producer, sent: Sent, given: str | None, own: str | None, expected: str
 ) -> None:
-    with trace.handling({"trace_id": "t-0"}):
+    with codec.continue_trace({"trace_id": "t-0"}):
         if own is None:
             orders.publish(URN, {}, trace_id=given)
         orders.publish_message(OrderCreated(own or given))
@@ -115,8 +115,8 @@ def test_trace_is_the_given_one_else_that_of_what_is_handled(
 
 
 def test_trace_ends_with_what_is_handled(orders: Producer, sent: Sent) -> None:
-    with trace.handling({"trace_id": "t-0"}):
-        with trace.handling({"trace_id": "t-1"}):
+    with codec.continue_trace({"trace_id": "t-0"}):
+        with codec.continue_trace({"trace_id": "t-1"}):
             orders.publish(URN, {})
         orders.publish(URN, {})
     orders.publish(URN, {})
@@ -131,9 +131,9 @@ def test_trace_is_inherited_by_a_coroutine_on_another_loop() -> None:
     seen: list[str | None] = []
 
     async def handler() -> None:
-        seen.append(trace.current())
+        seen.append(codec.current_trace_id())
 
-    with trace.handling({"trace_id": "t-0"}):
+    with codec.continue_trace({"trace_id": "t-0"}):
         context = contextvars.copy_context()
     context.run(asyncio.run, handler())
     assert seen == ["t-0"]
@@ -253,22 +253,22 @@ def test_envelope_that_no_consumer_may_handle_is_refused(
     orders: Producer, sent: Sent, change: dict[str, Any]
 ) -> None:
     with pytest.raises(EnvelopeError):
-        orders.publish_envelope(producer.make(URN, {}, queue="orders") | change)
+        orders.publish_envelope(producer.make_envelope(URN, {}, queue="orders") | change)
     assert sent.calls == []
 
 
 def test_envelope_without_a_queue_needs_one() -> None:
-    envelope = producer.make(URN, {}, queue="orders")
+    envelope = producer.make_envelope(URN, {}, queue="orders")
     del envelope["meta"]["queue"]
     with pytest.raises(EnvelopeError, match="/meta/queue"):
-        prepare(envelope)
-    assert prepare(envelope, "orders").queue == "orders"
+        prepare_publish(envelope)
+    assert prepare_publish(envelope, "orders").queue == "orders"
 
 
 def test_later_attempt_of_an_envelope_is_another_message() -> None:
-    envelope = producer.make(URN, {}, queue="orders")
+    envelope = producer.make_envelope(URN, {}, queue="orders")
     meta_id = envelope["meta"]["id"].encode()
-    keys = [prepare(envelope | {"attempts": n}).key for n in (0, 1, 2)]
+    keys = [prepare_publish(envelope | {"attempts": n}).key for n in (0, 1, 2)]
     assert keys == [meta_id, meta_id + b":1", meta_id + b":2"]
 
 

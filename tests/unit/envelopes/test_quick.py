@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phpmq_lite.envelopes import quick, verdict
-from phpmq_lite.envelopes.index import _indexed_of_odd, indexed
+from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes.indexed_fields import _indexed_of_odd, read_indexed
 from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, nested, with_meta
 
 PIECES = (  # JSON and not quite
@@ -49,8 +49,8 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 
 def agree(content: bytes) -> None:
-    assert indexed(content) == _indexed_of_odd(content)
-    right = quick.indexed_where_right(content)
+    assert read_indexed(content) == _indexed_of_odd(content)
+    right = verdict.fast_verdict(content)
     if right is not None:
         for mode in ("php", "never", "always"):
             found = verdict.judge(content, mode)
@@ -78,8 +78,8 @@ def test_shortest_body_with_a_number_beyond_a_double_is_above_the_bound() -> Non
     meta = '"meta":{"id":"i","schema_version":1}'
     least = '{"job":"u","trace_id":"t","data":{"":%s},"attempts":0,' + meta + "}"
     assert verdict.judge((least % "0").encode()).problem is None
-    assert len(least % ("9" * 309)) > quick._SHORT
-    assert len(nested(verdict.DEPTH_LIMIT + 1)) > quick._SHORT
+    assert len(least % ("9" * 309)) > verdict._SHORT
+    assert len(nested(verdict.DEPTH_LIMIT + 1)) > verdict._SHORT
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_shortest_body_with_a_number_beyond_a_double_is_above_the_bound() -> Non
     ],
 )
 def test_usual_bodies_go_the_quick_ways(content: bytes) -> None:
-    assert quick.indexed_where_right(content) == indexed(content)
-    assert None not in (indexed(content) or (None,))
+    assert verdict.fast_verdict(content) == read_indexed(content)
+    assert None not in (read_indexed(content) or (None,))

@@ -4,11 +4,17 @@ import json
 
 import pytest
 
-from phpmq_lite.envelopes import record
-from phpmq_lite.envelopes.record import Block, build, read_block, revive, with_attempts
+from phpmq_lite.envelopes import dead_letter_record
+from phpmq_lite.envelopes.dead_letter_record import (
+    DeadLetterBlock,
+    build_record,
+    read_block,
+    redrive_content,
+    with_attempts,
+)
 from tests.envelope_cases import CASES, Case, body, record_of
 
-BLOCK = Block(
+BLOCK = DeadLetterBlock(
     "poison",
     "orders",
     1749132727000,
@@ -32,12 +38,12 @@ SHORT = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_record_has_the_form_of_the_table(case: Case) -> None:
-    assert build(case.content, BLOCK) == record_of(case, WRITTEN)
+    assert build_record(case.content, BLOCK) == record_of(case, WRITTEN)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_record_says_why(case: Case) -> None:
-    made = build(case.content, BLOCK)
+    made = build_record(case.content, BLOCK)
     if case.record != "keep":
         assert read_block(made) == BLOCK
         assert isinstance(json.loads(made, parse_int=str), dict)
@@ -46,7 +52,7 @@ def test_record_says_why(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_revived_record_is_what_died(case: Case) -> None:
     """Byte for byte, but for attempts and for a block that was there before."""
-    revived = revive(build(case.content, BLOCK))
+    revived = redrive_content(build_record(case.content, BLOCK))
     if case.record == "replace":
         assert b"dead_letter" not in revived
         assert json.loads(revived)["attempts"] == 0
@@ -62,24 +68,30 @@ SET_TO_0 = ("attempts 7", "attempts negative", "attempts negative zero", "attemp
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kept_content_stays_as_it_is(case: Case) -> None:
-    assert build(case.content, BLOCK, is_kept=True) is case.content
+    assert build_record(case.content, BLOCK, is_kept=True) is case.content
 
 
 def test_content_is_kept_when_its_version_is_the_cause() -> None:
     """A queue may take ``data: []`` from everybody, so the caller's cause counts too."""
     content = body(data="[]", meta='{"lang":"go","schema_version":2}')
     assert (
-        build(content, Block("poison", "q", 1, 0, detail="unsupported_schema_version")) == content
+        build_record(
+            content, DeadLetterBlock("poison", "q", 1, 0, detail="unsupported_schema_version")
+        )
+        == content
     )
-    assert build(content, Block("poison", "q", 1, 0)) != content
+    assert build_record(content, DeadLetterBlock("poison", "q", 1, 0)) != content
 
 
 def test_block_leaves_out_our_members_when_they_are_empty() -> None:
-    assert build(b"{}", Block("failed", "q", 1, 0)) == b'{"dead_letter":' + SHORT + b"}"
+    assert (
+        build_record(b"{}", DeadLetterBlock("failed", "q", 1, 0))
+        == b'{"dead_letter":' + SHORT + b"}"
+    )
 
 
 def test_block_with_half_a_surrogate_pair_can_be_written() -> None:
-    made = build(b"{}", Block("failed", "q", 1, 0, error="\ud800x"))
+    made = build_record(b"{}", DeadLetterBlock("failed", "q", 1, 0, error="\ud800x"))
     block = read_block(made)
     assert block is not None
     assert block.error == "?x"
@@ -87,9 +99,9 @@ def test_block_with_half_a_surrogate_pair_can_be_written() -> None:
 
 def test_wrapper_of_text_says_the_bytes_exactly() -> None:
     content = '\ufeff"\\\u2028\x00\x1f\x7f\ufffd☕'.encode()
-    made = build(content, BLOCK)
+    made = build_record(content, BLOCK)
     assert json.loads(made)["raw"].encode() == content
-    assert revive(made) == content
+    assert redrive_content(made) == content
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,7 @@ def test_wrapper_of_text_says_the_bytes_exactly() -> None:
         (b'{"dead_letter":{"reason":"failed","original_queue":"q","message_id":5}}', None),
         (
             b'{"dead_letter":{"reason":"failed","original_queue":"q","x":1,"error":null}}',
-            Block("failed", "q", 0, 0, lang=""),
+            DeadLetterBlock("failed", "q", 0, 0, lang=""),
         ),
         (
             b'{"dead_letter":1,"dead_letter":{"reason":"failed","original_queue":"q"}}',
@@ -117,7 +129,7 @@ def test_wrapper_of_text_says_the_bytes_exactly() -> None:
         ),
     ],
 )
-def test_block_of_other_types_is_none(text: bytes, expected: Block | None) -> None:
+def test_block_of_other_types_is_none(text: bytes, expected: DeadLetterBlock | None) -> None:
     assert read_block(text) == expected
 
 
@@ -151,12 +163,12 @@ def test_block_of_other_types_is_none(text: bytes, expected: Block | None) -> No
     ],
 )  # fmt: skip
 def test_revive_changes_block_attempts_and_wrapper_only(content: bytes, expected: bytes) -> None:
-    assert revive(content) == expected
+    assert redrive_content(content) == expected
 
 
 def test_wrapper_in_a_wrapper_is_unwrapped_once() -> None:
-    wrapper = build(b"hello", BLOCK)
-    assert revive(build(wrapper, BLOCK)) == wrapper
+    wrapper = build_record(b"hello", BLOCK)
+    assert redrive_content(build_record(wrapper, BLOCK)) == wrapper
 
 
 @pytest.mark.parametrize(
@@ -182,7 +194,7 @@ def test_attempts_of_no_object_cannot_be_set() -> None:
 
 
 def test_names_of_a_wrapper_are_the_sdks() -> None:
-    assert json.loads(record.build(b"\xff", BLOCK)).keys() == {
+    assert json.loads(dead_letter_record.build_record(b"\xff", BLOCK)).keys() == {
         "raw",
         "raw_encoding",
         "dead_letter",

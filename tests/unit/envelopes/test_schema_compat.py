@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.envelopes.schema import compare, read_schema
+from phpmq_lite.envelopes.payload_schema import read_schema
+from phpmq_lite.envelopes.schema_compatibility import schema_changes
 
 OLD: dict[str, Any] = {
     "type": "object",
@@ -20,7 +21,7 @@ OLD: dict[str, Any] = {
 
 def changed(old: Any, new: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Give what breaks and what is noted, each as pointer and words."""
-    found = compare(read_schema(old), read_schema(new))
+    found = schema_changes(read_schema(old), read_schema(new))
     return (
         [(c.pointer, c.detail) for c in found if c.is_breaking],
         [(c.pointer, c.detail) for c in found if not c.is_breaking],
@@ -137,5 +138,5 @@ def test_member_of_the_rest_may_not_become_another() -> None:
 
 def test_what_breaks_comes_first() -> None:
     new = OLD | {"required": ["note"]}
-    levels = [change.level for change in compare(read_schema(OLD), read_schema(new))]
+    levels = [change.level for change in schema_changes(read_schema(OLD), read_schema(new))]
     assert levels == ["breaking", "note"]

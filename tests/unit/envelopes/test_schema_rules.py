@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.envelopes.schema import SchemaError, places, read_json, read_schema
-from phpmq_lite.envelopes.schema.rules import VALUES_LIMIT, Schema, key_of
+from phpmq_lite.envelopes.payload_schema import (
+    VALUES_LIMIT,
+    PayloadSchema,
+    SchemaError,
+    equality_key,
+    read_json,
+    read_schema,
+    schema_fields,
+)
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -222,14 +229,14 @@ def test_pairs_of_surrogates_are_read() -> None:
     ("one", "other"), [(1, 1.0), (1, True), (0, False), ([1], [True]), ({"a": 1}, {"a": 1.0})]
 )
 def test_values_of_other_types_are_other_values(one: Any, other: Any) -> None:
-    assert key_of(one) != key_of(other)
-    assert key_of(one) == key_of(json.loads(json.dumps(one)))
+    assert equality_key(one) != equality_key(other)
+    assert equality_key(one) == equality_key(json.loads(json.dumps(one)))
 
 
 def test_places_are_those_that_the_schema_describes() -> None:
     found = [
         (place.path, place.types, place.is_required, place.limits, place.mark)
-        for place in places(
+        for place in schema_fields(
             read_schema(
                 ORDER
                 | {
@@ -258,5 +265,5 @@ def test_places_are_those_that_the_schema_describes() -> None:
 
 
 def test_schema_is_a_plain_value() -> None:
-    assert isinstance(read_schema(ORDER), Schema)
+    assert isinstance(read_schema(ORDER), PayloadSchema)
     assert read_schema(ORDER).document is ORDER

@@ -7,9 +7,9 @@ import pytest
 from babelqueue import transport as sdk
 from babelqueue.transport import ReceivedMessage
 
-from phpmq_lite.envelopes import record
-from phpmq_lite.envelopes.delays import Delays
-from phpmq_lite.envelopes.idempotency import Claim
+from phpmq_lite.envelopes import dead_letter_record
+from phpmq_lite.envelopes.idempotency import IdempotencyDecision
+from phpmq_lite.envelopes.retry_delays import RetryDelays
 from phpmq_lite.envelopes.transport import PhpmqTransport
 from phpmq_lite.errors import (
     ConnectionLostError,
@@ -70,7 +70,7 @@ def test_malformed_is_put_aside_at_its_first_delivery(case: Case) -> None:
         return
     ((_, queue, content, ttl_s, key),) = records
     assert (queue, ttl_s, key) == ("orders.dlq", 0, f"{ID}:dead".encode())
-    block = record.read_block(content)
+    block = dead_letter_record.read_block(content)
     assert block is not None
     assert (block.reason, block.detail, block.message_id) == ("poison", case.reason, ID)
     told_last = content[content.rindex(b'"dead_letter":') + 14 : -1]  # no malformed one is replaced
@@ -144,7 +144,7 @@ def test_retry_at_once_goes_back_with_the_time_left() -> None:
 
 def test_own_back_off_comes_before_that_of_the_sdk() -> None:
     link = FakeLink(body())
-    transport = transport_on(link, delays=Delays((7,)))
+    transport = transport_on(link, delays=RetryDelays((7,)))
     transport.redeliver(popped(transport), retry_body(body(), 1), 0.0)
     assert link.acts[0][1:4:2] == ("orders.retry", 7)
 
@@ -206,7 +206,7 @@ def test_dead_letter_is_a_record_then_a_006() -> None:
     )  # fmt: skip
     changed = content.replace(b'"attempts":2', b'"attempts":3')
     assert made.startswith(changed[:-1] + b',"dead_letter":{')
-    block = record.read_block(made)
+    block = dead_letter_record.read_block(made)
     assert block is not None
     assert block.original_queue == "orders"
     assert (block.reason, block.error, block.attempts) == ("failed", "no ? stock", 3)
@@ -281,11 +281,11 @@ def test_finished_job_that_comes_again_is_ended_again_without_a_run() -> None:
 class Store:
     """Claims that answer as told."""
 
-    def __init__(self, answer: Claim) -> None:
+    def __init__(self, answer: IdempotencyDecision) -> None:
         self.answer = answer
         self.asked: list[Any] = []
 
-    def claim(self, key: str) -> Claim:
+    def claim(self, key: str) -> IdempotencyDecision:
         self.asked.append(("claim", key))
         return self.answer
 
@@ -301,19 +301,19 @@ CLAIM = "orders\0f1e2d3c4-b5a6-4789-90ab-cdef01234567"
 
 def test_envelope_handled_before_is_acknowledged_without_a_run() -> None:
     link, told = FakeLink(body()), Told()
-    assert transport_on(link, told, claims=Store(Claim.DONE)).pop("orders") is None
+    assert transport_on(link, told, claims=Store(IdempotencyDecision.DONE)).pop("orders") is None
     assert link.acts == [("ack", ID)]
     assert told.names == ["job.duplicate"]
 
 
 def test_envelope_in_flight_comes_again_later() -> None:
     link = FakeLink(body())
-    assert transport_on(link, claims=Store(Claim.IN_FLIGHT)).pop("orders") is None
+    assert transport_on(link, claims=Store(IdempotencyDecision.IN_FLIGHT)).pop("orders") is None
     assert link.acts == [("publish", "orders.retry", body(), 5, f"{ID}:0".encode()), ("ack", ID)]
 
 
 def test_claim_is_remembered_at_ack_and_forgotten_at_failure() -> None:
-    store = Store(Claim.RUN)
+    store = Store(IdempotencyDecision.RUN)
     transport = transport_on(FakeLink(body(), body()), claims=store)
     message = popped(transport)
     transport.begin()
@@ -325,7 +325,7 @@ def test_claim_is_remembered_at_ack_and_forgotten_at_failure() -> None:
 
 
 def test_claim_of_an_interrupted_job_is_forgotten_at_close() -> None:
-    store = Store(Claim.RUN)
+    store = Store(IdempotencyDecision.RUN)
     transport = transport_on(FakeLink(body()), claims=store)
     popped(transport)
     transport.close()

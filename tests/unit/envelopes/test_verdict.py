@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from phpmq_lite.envelopes.index import INDEX_BYTES, INDEX_CHARACTERS, Index, index_of
+from phpmq_lite.envelopes.indexed_fields import (
+    INDEX_BYTES,
+    INDEX_CHARACTERS,
+    IndexedFields,
+    index_of,
+)
 from phpmq_lite.envelopes.verdict import CONVENTION, REASONS, EmptyListData, judge, lint
 from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, with_meta, written
 
@@ -103,33 +108,39 @@ def test_empty_list_is_data_where_the_queue_says_so(
 
 
 def test_index_of_a_whole_envelope() -> None:
-    assert index_of(body(attempts="7")) == Index(URN, TRACE_ID, META_ID, 7)
+    assert index_of(body(attempts="7")) == IndexedFields(URN, TRACE_ID, META_ID, 7)
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"{}", Index(None, None, None, None)),
-        (body(job="5", urn='"urn:b"'), Index("urn:b", TRACE_ID, META_ID, 0)),
-        (body(job='" "', urn='"urn:b"'), Index("urn:b", TRACE_ID, META_ID, 0)),
-        (body(urn='"urn:b"'), Index(URN, TRACE_ID, META_ID, 0)),
-        (body(job="null", trace_id="[]", meta="3", attempts="{}"), Index(None, None, None, None)),
-        (body(trace_id='""'), Index(URN, None, META_ID, 0)),
-        (body(attempts="1.0"), Index(URN, TRACE_ID, META_ID, None)),
-        (body(attempts="1e3"), Index(URN, TRACE_ID, META_ID, None)),
-        (body(attempts="1e400"), Index(URN, TRACE_ID, META_ID, None)),
-        (body(attempts="true"), Index(URN, TRACE_ID, META_ID, None)),
-        (body(attempts="9" * 30), Index(URN, TRACE_ID, META_ID, (1 << 63) - 1)),
-        (body(attempts="-" + "9" * 30), Index(URN, TRACE_ID, META_ID, -(1 << 63))),
-        (body(attempts="18446744073709551615"), Index(URN, TRACE_ID, META_ID, (1 << 63) - 1)),
-        (with_meta(id="5"), Index(URN, TRACE_ID, None, 0)),
-        (ending(',"job":"urn:z","attempts":2'), Index("urn:z", TRACE_ID, META_ID, 2)),
-        (ending(',"job":5,"attempts":"2"'), Index(None, TRACE_ID, META_ID, None)),
-        (ending(',"meta":{}'), Index(URN, TRACE_ID, None, 0)),
-        (b'{"meta":5,' + body()[1:], Index(URN, TRACE_ID, META_ID, 0)),
+        (b"{}", IndexedFields(None, None, None, None)),
+        (body(job="5", urn='"urn:b"'), IndexedFields("urn:b", TRACE_ID, META_ID, 0)),
+        (body(job='" "', urn='"urn:b"'), IndexedFields("urn:b", TRACE_ID, META_ID, 0)),
+        (body(urn='"urn:b"'), IndexedFields(URN, TRACE_ID, META_ID, 0)),
+        (
+            body(job="null", trace_id="[]", meta="3", attempts="{}"),
+            IndexedFields(None, None, None, None),
+        ),
+        (body(trace_id='""'), IndexedFields(URN, None, META_ID, 0)),
+        (body(attempts="1.0"), IndexedFields(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="1e3"), IndexedFields(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="1e400"), IndexedFields(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="true"), IndexedFields(URN, TRACE_ID, META_ID, None)),
+        (body(attempts="9" * 30), IndexedFields(URN, TRACE_ID, META_ID, (1 << 63) - 1)),
+        (body(attempts="-" + "9" * 30), IndexedFields(URN, TRACE_ID, META_ID, -(1 << 63))),
+        (
+            body(attempts="18446744073709551615"),
+            IndexedFields(URN, TRACE_ID, META_ID, (1 << 63) - 1),
+        ),
+        (with_meta(id="5"), IndexedFields(URN, TRACE_ID, None, 0)),
+        (ending(',"job":"urn:z","attempts":2'), IndexedFields("urn:z", TRACE_ID, META_ID, 2)),
+        (ending(',"job":5,"attempts":"2"'), IndexedFields(None, TRACE_ID, META_ID, None)),
+        (ending(',"meta":{}'), IndexedFields(URN, TRACE_ID, None, 0)),
+        (b'{"meta":5,' + body()[1:], IndexedFields(URN, TRACE_ID, META_ID, 0)),
     ],
 )
-def test_index_takes_what_is_of_the_right_type(content: bytes, expected: Index) -> None:
+def test_index_takes_what_is_of_the_right_type(content: bytes, expected: IndexedFields) -> None:
     assert index_of(content) == expected
     assert judge(content).index == expected
 
@@ -144,7 +155,7 @@ def test_index_cuts_long_texts() -> None:
     text = "é" * (INDEX_CHARACTERS + 1)
     content = body(job=f'"{text}"', trace_id=f'"{text}"', meta=f'{{"id":"{text}"}}')
     cut = text[:-1]
-    assert index_of(content) == judge(content).index == Index(cut, cut, cut, 0)
+    assert index_of(content) == judge(content).index == IndexedFields(cut, cut, cut, 0)
 
 
 def test_index_leaves_out_content_above_its_limit() -> None:
@@ -160,7 +171,7 @@ def test_what_is_no_object_has_no_index(content: bytes) -> None:
 
 
 def test_poison_is_indexed_where_it_can_be_read() -> None:
-    assert judge(body(data="[1]")).index == Index(URN, TRACE_ID, META_ID, 0)
+    assert judge(body(data="[1]")).index == IndexedFields(URN, TRACE_ID, META_ID, 0)
 
 
 def test_warnings_name_the_members() -> None:

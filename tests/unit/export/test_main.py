@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from phpmq_lite.errors import RefusedError, StorageError
-from phpmq_lite.export import frames, main
-from phpmq_lite.export.main import Output, serve
+from phpmq_lite.export import child_process
+from phpmq_lite.export.child_process import FrameWriter, answer_requests
 from phpmq_lite.storage.arrow import RangeError
 
 BATCH = pa.record_batch({"offset": pa.array(range(1_000), pa.int64())})
 
 
-class Kept(Output):
+class Kept(FrameWriter):
     """Keeps what it would write."""
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Kept(Output):
         """Read it as the broker does."""
         found, left = [], self.bytes
         while left:
-            kind, size = frames.PREFIX.unpack_from(left)
-            end = frames.PREFIX.size + size
-            found.append((kind, left[frames.PREFIX.size : end]))
+            kind, size = child_process.PREFIX.unpack_from(left)
+            end = child_process.PREFIX.size + size
+            found.append((kind, left[child_process.PREFIX.size : end]))
             assert len(left) >= end
             left = left[end:]
         return found
@@ -45,19 +45,22 @@ def test_stream_leaves_in_whole_pieces() -> None:
     for at in range(0, len(data), 7_777):
         output.write(data[at : at + 7_777])
     output.flush()
-    assert [len(payload) for _, payload in output.frames] == [frames.PIECE, frames.PIECE]
+    assert [len(payload) for _, payload in output.frames] == [
+        child_process.PIECE,
+        child_process.PIECE,
+    ]
     output.flush_all()
     assert b"".join(payload for _, payload in output.frames) == data
-    assert {kind for kind, _ in output.frames} == {frames.DATA}
+    assert {kind for kind, _ in output.frames} == {child_process.DATA}
 
 
 def test_beat_comes_where_nothing_else_did(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: now_s))
     output = Kept()
     for now_s in (0.5, 1.0, 1.5, 2.5):  # noqa: B007 - it is the clock
         output.beat()
-    assert output.frames == [(frames.BEAT, b"")] * 2
+    assert output.frames == [(child_process.BEAT, b"")] * 2
 
 
 @pytest.mark.parametrize(
@@ -72,27 +75,27 @@ def test_beat_comes_where_nothing_else_did(monkeypatch: pytest.MonkeyPatch) -> N
 def test_error_is_told_and_the_next_request_answered(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, detail: str
 ) -> None:
-    def answer(_database: str, asked: dict[str, Any], output: Output) -> None:
+    def answer(_database: str, asked: dict[str, Any], output: FrameWriter) -> None:
         output.write(b"half a piece")
         if asked["fails"]:
             raise error
         output.flush_all()
 
-    monkeypatch.setattr(main, "answer", answer)
+    monkeypatch.setattr(child_process, "answer_request", answer)
     output = Kept()
-    serve("", [b'{"fails": true}\n', b'{"fails": false}\n'], output)
+    answer_requests("", [b'{"fails": true}\n', b'{"fails": false}\n'], output)
     (kind, told), last = output.frames
-    assert (kind, json.loads(told)) == (frames.ERROR, {"code": code, "detail": detail})
-    assert last == (frames.DATA, b"half a piece")
+    assert (kind, json.loads(told)) == (child_process.ERROR, {"code": code, "detail": detail})
+    assert last == (child_process.DATA, b"half a piece")
 
 
 def test_broker_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(_database: str, _asked: dict[str, Any], _output: Output) -> None:
+    def answer(_database: str, _asked: dict[str, Any], _output: FrameWriter) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(main, "answer", answer)
+    monkeypatch.setattr(child_process, "answer_request", answer)
     with pytest.raises(BrokenPipeError):
-        serve("", [b"{}\n", b"{}\n"], Kept())
+        answer_requests("", [b"{}\n", b"{}\n"], Kept())
 
 
 class Rows:
@@ -112,9 +115,9 @@ class Rows:
 
 def test_stream_ends_behind_all_rows_and_never_else() -> None:
     whole, broken = Kept(), Kept()
-    assert main._stream(Rows(None), whole) == 2_000  # type: ignore[arg-type]
+    assert child_process._stream(Rows(None), whole) == 2_000  # type: ignore[arg-type]
     with pytest.raises(RangeError):
-        main._stream(Rows(RangeError("")), broken)  # type: ignore[arg-type]
+        child_process._stream(Rows(RangeError("")), broken)  # type: ignore[arg-type]
     broken.flush_all()
     streams = [b"".join(payload for _, payload in kept.frames) for kept in (whole, broken)]
     end = b"\xff\xff\xff\xff\x00\x00\x00\x00"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from phpmq_lite.export.pace import LEAST_S, MOST_S, Pace
+from phpmq_lite.export.exports import LEAST_S, MOST_S, ExportPacer
 
 
 class Machine:
@@ -23,10 +23,10 @@ class Machine:
         self.pauses.append(seconds)
         self.at_s += seconds + self.late_s
 
-    def pace(self) -> Pace:
-        return Pace(lambda: self.passed, self.now, self.sleep)
+    def pace(self) -> ExportPacer:
+        return ExportPacer(lambda: self.passed, self.now, self.sleep)
 
-    async def pieces(self, pace: Pace, count: int, *, late_s: float) -> None:
+    async def pieces(self, pace: ExportPacer, count: int, *, late_s: float) -> None:
         """Hand pieces out while messages pass."""
         self.late_s = late_s
         for _ in range(count):
@@ -84,6 +84,6 @@ async def test_two_exports_share_the_pauses() -> None:
         sleeping -= 1
 
     passed = iter(range(100))
-    pace = Pace(lambda: next(passed), sleep=sleep)
+    pace = ExportPacer(lambda: next(passed), sleep=sleep)
     await asyncio.gather(*[pace.pause() for _ in range(10)])
     assert most == 1

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from phpmq_lite.envelopes.record import read_block
-from phpmq_lite.moving.beanstalkd import (
+from phpmq_lite.envelopes.dead_letter_record import read_block
+from phpmq_lite.importers.beanstalkd import (
     PROBE_TUBE,
-    Beanstalkd,
+    BeanstalkdClient,
     BeanstalkdError,
-    Job,
-    Lot,
-    plan,
-    survey,
+    BeanstalkdJob,
+    JobGroup,
+    find_jobs,
+    plan_job,
 )
 
 STATS = b"---\nid: 5fe2\nmax-job-size: 65535\n"
-JOB = Job(7, "mails", "ready", 0, 2, b"body")
+JOB = BeanstalkdJob(7, "mails", "ready", 0, 2, b"body")
 
 
 class Script(io.BytesIO):
@@ -70,13 +70,13 @@ class Jobs:
         return b"USING x\r\n" if verb == "use" else b"NOT_FOUND\r\n"
 
 
-def opened(answer: Callable[[bytes], bytes]) -> tuple[Beanstalkd, Script]:
+def opened(answer: Callable[[bytes], bytes]) -> tuple[BeanstalkdClient, Script]:
     script = Script(answer)
-    return Beanstalkd(script.sendall, script), script
+    return BeanstalkdClient(script.sendall, script), script
 
 
-def ids_of(server: Beanstalkd) -> list[int]:
-    return [job_id for job_ids in survey(server).values() for job_id in job_ids]
+def ids_of(server: BeanstalkdClient) -> list[int]:
+    return [job_id for job_ids in find_jobs(server).values() for job_id in job_ids]
 
 
 def test_jobs_come_by_tube_state_priority_and_id() -> None:
@@ -95,7 +95,7 @@ def test_jobs_come_by_tube_state_priority_and_id() -> None:
         )
     )
     assert ids_of(server) == [7, 6, 8, 5, 4, 9, 3]
-    assert list(survey(server, ["b"])) == [Lot("b", 0, 5)]
+    assert list(find_jobs(server, ["b"])) == [JobGroup("b", 0, 5)]
 
 
 @pytest.mark.parametrize("probe", [30_000, 0])
@@ -121,7 +121,7 @@ def test_search_does_not_end_early_when_a_job_goes_while_it_runs() -> None:
 
 def test_probe_of_a_run_that_was_killed_is_deleted_and_not_moved() -> None:
     server, script = opened(Jobs({4: (PROBE_TUBE, "delayed", 0)}, probe=6))
-    assert survey(server) == {}
+    assert find_jobs(server) == {}
     assert script.asked[-1] == b"delete 4"
     assert b"delete 6" in script.asked
 
@@ -129,7 +129,7 @@ def test_probe_of_a_run_that_was_killed_is_deleted_and_not_moved() -> None:
 def test_only_ready_jobs_are_reserved() -> None:
     """A reserved job of a connection that ends is ready, whatever it was before."""
     server, script = opened(Jobs({}))
-    wanted = [(Lot("a", place, 0), place + 1) for place in range(4)]
+    wanted = [(JobGroup("a", place, 0), place + 1) for place in range(4)]
     assert server.take(wanted, is_held=True) == [None] * 4
     asked = [command for command in script.asked if re.match(b"(peek|reserve-job [1-9])", command)]
     assert asked == [b"reserve-job 1", b"peek 2", b"peek 3", b"peek 4"]
@@ -158,7 +158,7 @@ def test_what_is_no_beanstalkd_is_said(answer: bytes, message: str) -> None:
 
 
 def test_ready_job_goes_to_its_queue_byte_for_byte() -> None:
-    message = plan(JOB, "mail.out", instance="x", now_ms=0)
+    message = plan_job(JOB, "mail.out", instance="x", now_ms=0)
     assert message is not None
     assert (message.queue, message.content, message.ttl_s) == ("mail.out", b"body", 0)
 
@@ -167,13 +167,13 @@ def test_ready_job_goes_to_its_queue_byte_for_byte() -> None:
 def test_delayed_job_waits_at_least_a_second(delay_s: int, ttl_s: int) -> None:
     """A TTL of 0 would be no end at all."""
     job = replace(JOB, state="delayed", delay_s=delay_s)
-    message = plan(job, "mails", instance="x", now_ms=0)
+    message = plan_job(job, "mails", instance="x", now_ms=0)
     assert message is not None
     assert (message.queue, message.ttl_s) == ("mails.retry", ttl_s)
 
 
 def test_buried_job_becomes_a_dead_letter() -> None:
-    message = plan(replace(JOB, state="buried"), "mails", instance="x", now_ms=5)
+    message = plan_job(replace(JOB, state="buried"), "mails", instance="x", now_ms=5)
     assert message is not None
     block = read_block(message.content)
     assert block is not None
@@ -185,12 +185,12 @@ def test_buried_job_becomes_a_dead_letter() -> None:
 
 
 def test_reserved_job_is_left_to_its_worker() -> None:
-    assert plan(replace(JOB, state="reserved"), "mails", instance="x", now_ms=0) is None
+    assert plan_job(replace(JOB, state="reserved"), "mails", instance="x", now_ms=0) is None
 
 
 def test_key_follows_the_job_and_not_what_changes_about_it() -> None:
-    def key(job: Job, instance: str = "x", queue: str = "q") -> bytes:
-        message = plan(job, queue, instance=instance, now_ms=0)
+    def key(job: BeanstalkdJob, instance: str = "x", queue: str = "q") -> bytes:
+        message = plan_job(job, queue, instance=instance, now_ms=0)
         assert message is not None
         assert len(message.key) == 64
         return message.key

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from phpmq_lite.envelopes import codec
-from phpmq_lite.envelopes.record import read_block
-from phpmq_lite.moving.initphp import Layout, Row, SourceError, plan, read_rows
+from phpmq_lite.envelopes.dead_letter_record import read_block
+from phpmq_lite.importers.initphp import InitphpError, InitphpRow, TableMapping, plan_row, read_rows
 
 NOW_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
 PAYLOAD = codec.encode(
@@ -54,25 +54,25 @@ def add_job(database: sqlite3.Connection, **columns: Any) -> None:
     )
 
 
-def job(**members: Any) -> Row:
+def job(**members: Any) -> InitphpRow:
     given: dict[str, Any] = {
         "kind": "jobs", "row_id": 1, "queue": "orders", "payload": PAYLOAD,
         "available_ms": NOW_MS - 60_000, "created_ms": NOW_MS - 60_000,
     }  # fmt: skip
-    return Row(**(given | members))
+    return InitphpRow(**(given | members))
 
 
-def failed(**members: Any) -> Row:
+def failed(**members: Any) -> InitphpRow:
     given: dict[str, Any] = {
         "kind": "failed", "row_id": 1, "queue": "orders", "payload": FAILED,
         "reason": "failed", "failed_ms": NOW_MS - 60_000, "attempts": 3,
     }  # fmt: skip
-    return Row(**(given | members))
+    return InitphpRow(**(given | members))
 
 
-def place(row: Row, now_ms: int = NOW_MS) -> tuple[str, int] | None:
+def place(row: InitphpRow, now_ms: int = NOW_MS) -> tuple[str, int] | None:
     """Give queue and ttl of what is sent."""
-    message = plan(row, now_ms, source="a").message
+    message = plan_row(row, now_ms, source="a").message
     return None if message is None else (message.queue, message.ttl_s)
 
 
@@ -80,7 +80,7 @@ def place(row: Row, now_ms: int = NOW_MS) -> tuple[str, int] | None:
 
 
 def test_job_goes_to_its_queue_byte_for_byte_with_its_attempts() -> None:
-    message = plan(job(), NOW_MS, source="a").message
+    message = plan_row(job(), NOW_MS, source="a").message
     assert message is not None
     assert (message.queue, message.content, message.ttl_s) == ("orders", PAYLOAD, 0)
     assert json.loads(message.content)["attempts"] == 2
@@ -96,7 +96,7 @@ def test_released_job_waits_the_rest_of_its_delay(left_ms: int, ttl_s: int) -> N
 
 def test_later_run_sends_a_released_job_to_the_same_queue_under_the_same_key() -> None:
     row = job(available_ms=NOW_MS + 60_000)
-    runs = [plan(row, now_ms, source="a").message for now_ms in (NOW_MS, NOW_MS + 3_600_000)]
+    runs = [plan_row(row, now_ms, source="a").message for now_ms in (NOW_MS, NOW_MS + 3_600_000)]
     assert len({(m.queue, m.key, m.content) for m in runs if m is not None}) == 1
 
 
@@ -113,7 +113,7 @@ def test_table_without_times_has_no_delays() -> None:
 
 
 def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
-    message = plan(failed(), NOW_MS, source="a").message
+    message = plan_row(failed(), NOW_MS, source="a").message
     assert message is not None
     assert (message.queue, message.content, message.ttl_s) == ("orders.dlq", FAILED, 0)
 
@@ -130,7 +130,7 @@ def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
 def test_failed_job_without_a_block_gets_one_of_its_columns(
     given: str | None, reason: str, detail: str
 ) -> None:
-    message = plan(failed(payload=PAYLOAD, reason=given), NOW_MS, source="a").message
+    message = plan_row(failed(payload=PAYLOAD, reason=given), NOW_MS, source="a").message
     assert message is not None
     assert message.content.startswith(PAYLOAD[:-1])
     block = read_block(message.content)
@@ -141,7 +141,7 @@ def test_failed_job_without_a_block_gets_one_of_its_columns(
 
 @pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"not json", b"[]", b'{"a":1'])
 def test_failed_job_that_is_no_envelope_keeps_its_bytes_in_a_wrapper(payload: bytes) -> None:
-    message = plan(failed(payload=payload), NOW_MS, source="a").message
+    message = plan_row(failed(payload=payload), NOW_MS, source="a").message
     assert message is not None
     block = read_block(message.content)
     assert block is not None
@@ -149,17 +149,17 @@ def test_failed_job_that_is_no_envelope_keeps_its_bytes_in_a_wrapper(payload: by
 
 
 def test_plan_tells_what_is_wrong_with_a_payload() -> None:
-    assert plan(job(), NOW_MS, source="a").problem is None
-    assert plan(job(payload=b"no"), NOW_MS, source="a").problem == "poison"
+    assert plan_row(job(), NOW_MS, source="a").problem is None
+    assert plan_row(job(payload=b"no"), NOW_MS, source="a").problem == "poison"
     wrong = PAYLOAD.replace(b'"trace_id":"t-1"', b'"trace_id":""')
-    assert plan(job(payload=wrong), NOW_MS, source="a").problem == "missing_trace_id"
+    assert plan_row(job(payload=wrong), NOW_MS, source="a").problem == "missing_trace_id"
 
 
 # -- keys
 
 
-def key_of(row: Row, source: str = "a") -> bytes:
-    message = plan(row, NOW_MS, source=source).message
+def key_of(row: InitphpRow, source: str = "a") -> bytes:
+    message = plan_row(row, NOW_MS, source=source).message
     assert message is not None
     return message.key
 
@@ -173,7 +173,7 @@ def key_of(row: Row, source: str = "a") -> bytes:
         failed(payload=PAYLOAD),
     ],
 )
-def test_each_row_has_a_key_of_its_own(other: Row) -> None:
+def test_each_row_has_a_key_of_its_own(other: InitphpRow) -> None:
     assert key_of(other) != key_of(job())
     assert len(key_of(other)) == 64
 
@@ -191,26 +191,26 @@ def test_rows_are_read_in_order_and_in_pages(database: sqlite3.Connection) -> No
     for _ in range(1_203):
         add_job(database)
     database.execute("DELETE FROM jobs WHERE id % 3 = 0")
-    found = [row.row_id for row in read_rows(database, "jobs", Layout(), UTC)]
+    found = [row.row_id for row in read_rows(database, "jobs", TableMapping(), UTC)]
     assert found == [number for number in range(1, 1_204) if number % 3]
 
 
 def test_times_are_those_of_the_php_processes(database: sqlite3.Connection) -> None:
     add_job(database, available_at="2026-01-01 01:00:00", reserved_at="2026-01-01 00:59:59")
-    (row,) = read_rows(database, "jobs", Layout(), ZoneInfo("Europe/Berlin"))
+    (row,) = read_rows(database, "jobs", TableMapping(), ZoneInfo("Europe/Berlin"))
     assert (row.available_ms, row.reserved_ms) == (NOW_MS, NOW_MS - 1_000)
 
 
 def test_unix_seconds_are_times_too(database: sqlite3.Connection) -> None:
     add_job(database, available_at=NOW_MS // 1_000, created_at=NOW_MS / 1_000)
-    (row,) = read_rows(database, "jobs", Layout(), UTC)
+    (row,) = read_rows(database, "jobs", TableMapping(), UTC)
     assert (row.available_ms, row.created_ms) == (NOW_MS, NOW_MS)
 
 
 def test_payload_that_is_no_text_is_read_as_its_bytes(database: sqlite3.Connection) -> None:
     for payload in (b"\xff\x00", "é"):
         add_job(database, payload=payload)
-    found = [row.payload for row in read_rows(database, "jobs", Layout(), UTC)]
+    found = [row.payload for row in read_rows(database, "jobs", TableMapping(), UTC)]
     assert found == [b"\xff\x00", "é".encode()]
 
 
@@ -219,9 +219,11 @@ def test_names_may_be_mapped() -> None:
     database.execute('CREATE TABLE "my jobs" (nr INTEGER PRIMARY KEY, "to" TEXT, "bo""dy" TEXT)')
     database.execute("""INSERT INTO "my jobs" VALUES (7, 'orders', '{}')""")
     columns = {"id": "nr", "queue": "to", "payload": 'bo"dy'}
-    (row,) = read_rows(database, "jobs", Layout("my jobs", columns=columns), UTC)
-    assert row == Row("jobs", 7, "orders", b"{}")
-    layout = Layout(failed="my jobs", columns={"id": "x", "queue": "to"}, failed_columns=columns)
+    (row,) = read_rows(database, "jobs", TableMapping("my jobs", columns=columns), UTC)
+    assert row == InitphpRow("jobs", 7, "orders", b"{}")
+    layout = TableMapping(
+        failed="my jobs", columns={"id": "x", "queue": "to"}, failed_columns=columns
+    )
     assert next(read_rows(database, "failed", layout, UTC)).row_id == 7
     database.close()
 
@@ -229,15 +231,18 @@ def test_names_may_be_mapped() -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout("queue"), "there is no table 'queue'"),
-        (Layout(columns={"payload": "body"}), "no column 'body' for payload; it has id, queue"),
-        (Layout(columns={"reserved_at": "taken"}), "no column 'taken' for reserved_at"),
+        (TableMapping("queue"), "there is no table 'queue'"),
+        (
+            TableMapping(columns={"payload": "body"}),
+            "no column 'body' for payload; it has id, queue",
+        ),
+        (TableMapping(columns={"reserved_at": "taken"}), "no column 'taken' for reserved_at"),
     ],
 )
 def test_missing_table_or_column_is_named(
-    database: sqlite3.Connection, layout: Layout, message: str
+    database: sqlite3.Connection, layout: TableMapping, message: str
 ) -> None:
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(InitphpError, match=message):
         list(read_rows(database, "jobs", layout, UTC))
 
 
@@ -246,5 +251,5 @@ def test_time_that_is_none_is_named_with_its_row(
     database: sqlite3.Connection, value: object
 ) -> None:
     add_job(database, available_at=value)
-    with pytest.raises(SourceError, match="row 1: available_at is"):
-        list(read_rows(database, "jobs", Layout(), UTC))
+    with pytest.raises(InitphpError, match="row 1: available_at is"):
+        list(read_rows(database, "jobs", TableMapping(), UTC))

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.spark.checkpoint import final_ack, last_committed
+from phpmq_lite.spark.checkpoints import final_ack, last_committed_offsets
 from phpmq_lite.spark.errors import PipelineError
-from phpmq_lite.spark.jobs.files import LocalFiles
-from phpmq_lite.spark.options import Connection
+from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.source_options import SourceConnection
 
-NOBODY = Connection("http://127.0.0.1:1")
+NOBODY = SourceConnection("http://127.0.0.1:1")
 
 
-def checkpoint(folder: Path, files: dict[str, str]) -> LocalFiles:
-    made = LocalFiles(folder)
+def checkpoint(folder: Path, files: dict[str, str]) -> LocalResultsFolder:
+    made = LocalResultsFolder(folder)
     for path, text in files.items():
         made.write(path, text)
     return made
@@ -27,25 +27,27 @@ def offsets(*sources: object) -> str:
 def test_last_committed_batch_counts_and_not_a_planned_one(tmp_path: Path) -> None:
     files = {f"offsets/{n}": offsets({"claim": n * 10}) for n in range(12)}
     files |= {f"commits/{n}": "v1\n{}" for n in range(11)} | {"commits/.10.crc": ""}
-    end = last_committed(checkpoint(tmp_path, files))
+    end = last_committed_offsets(checkpoint(tmp_path, files))
     assert end is not None
     assert end[-1] == {"claim": 100}
 
 
 def test_nothing_is_committed_in_a_new_checkpoint(tmp_path: Path) -> None:
-    assert last_committed(checkpoint(tmp_path, {"offsets/0": offsets({"claim": 1})})) is None
-    assert last_committed(LocalFiles(tmp_path / "none")) is None
+    assert (
+        last_committed_offsets(checkpoint(tmp_path, {"offsets/0": offsets({"claim": 1})})) is None
+    )
+    assert last_committed_offsets(LocalResultsFolder(tmp_path / "none")) is None
 
 
 def test_source_of_another_kind_is_passed_over(tmp_path: Path) -> None:
     files = {"offsets/0": offsets({"claim": 3}) + "\n-", "commits/0": ""}
-    found = last_committed(checkpoint(tmp_path, files))
+    found = last_committed_offsets(checkpoint(tmp_path, files))
     assert found == [{"batchTimestampMs": 1}, {"claim": 3}, None]
 
 
 def test_commit_without_its_offsets_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="commits/0, but not offsets/0"):
-        last_committed(checkpoint(tmp_path, {"commits/0": ""}))
+        last_committed_offsets(checkpoint(tmp_path, {"commits/0": ""}))
 
 
 def test_last_acknowledgement_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:

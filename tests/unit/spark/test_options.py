@@ -10,17 +10,17 @@ from phpmq_lite.admin.resources.arrow_export import NAMES
 from phpmq_lite.admin.resources.claims import CLAIM_BYTES, CLAIM_MAX
 from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.spark.history import NAMES_MAX
-from phpmq_lite.spark.options import (
+from phpmq_lite.spark.source_options import (
     BYTES_MAX,
-    KAFKAS,
+    KAFKA_NAMES,
     MESSAGES_MAX,
     OPTIONS,
-    Connection,
-    Position,
-    Use,
-    check_names,
+    HistoryPosition,
+    SourceConnection,
+    SourceUse,
+    check_option_names,
     history_options,
-    nearest,
+    nearest_name,
     queue_options,
     queues_text,
     read_mode,
@@ -42,13 +42,13 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
         "failondataloss": "False",
         "pushFilters": "true",
     }
-    options = history_options(given, Use.BATCH_READ)
-    assert options.connection == Connection("http://127.0.0.1:9101", "t")
+    options = history_options(given, SourceUse.BATCH_READ)
+    assert options.connection == SourceConnection("http://127.0.0.1:9101", "t")
     assert options.queues == ("a", "b")
     assert options.columns == ("queue", "offset")
     assert options.outcomes == ("acked", "dead")
-    assert options.starting == Position("offset", 7)
-    assert options.ending == Position("time", 1_700_000_000_000)
+    assert options.starting == HistoryPosition("offset", 7)
+    assert options.ending == HistoryPosition("time", 1_700_000_000_000)
     assert (options.partitions, options.fails_on_data_loss, options.pushes_filters) == (
         3,
         False,
@@ -59,7 +59,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
 @pytest.mark.parametrize("name", ["a,b", " a ", ",", "~til", 'say "hi"', '["a"]', "[a]", "ä\\"])
 def test_names_of_queues_arrive_as_they_are(name: str) -> None:
     given = URL | {"queues": queues_text(("plain", name))}
-    assert history_options(given, Use.BATCH_READ).queues == ("plain", name)
+    assert history_options(given, SourceUse.BATCH_READ).queues == ("plain", name)
 
 
 @pytest.mark.parametrize(
@@ -67,52 +67,62 @@ def test_names_of_queues_arrive_as_they_are(name: str) -> None:
 )
 def test_list_of_queues_that_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(OptionError) as caught:
-        history_options(URL | {"queues": text}, Use.BATCH_READ)
+        history_options(URL | {"queues": text}, SourceUse.BATCH_READ)
     assert "option 'queues'" in str(caught.value)
     assert "a list of names in JSON" in str(caught.value)
 
 
 def test_queue_without_a_name_is_not_taken_for_all_queues() -> None:
     with pytest.raises(OptionError, match="a name that is empty"):
-        history_options(URL | {"queues": queues_text(("",))}, Use.BATCH_READ)
+        history_options(URL | {"queues": queues_text(("",))}, SourceUse.BATCH_READ)
 
 
 def test_defaults_are_kafkas() -> None:
-    batch = history_options(URL, Use.BATCH_READ)
+    batch = history_options(URL, SourceUse.BATCH_READ)
     assert (batch.starting.kind, batch.ending.kind) == ("earliest", "latest")
     assert batch.fails_on_data_loss
-    assert history_options(URL, Use.HISTORY_STREAM).starting.kind == "latest"
+    assert history_options(URL, SourceUse.HISTORY_STREAM).starting.kind == "latest"
 
 
 @pytest.mark.parametrize(
     ("given", "use", "words"),
     [
-        ({"queu": "a"}, Use.BATCH_READ, "unknown option 'queu': did you mean 'queue'"),
-        ({"maxoffsetspertriger": "1"}, Use.BATCH_READ, "did you mean 'maxOffsetsPerTrigger'"),
-        ({"kafka.group.id": "g"}, Use.BATCH_READ, "here it is subscription"),
-        ({"reader": "r"}, Use.BATCH_READ, "is for a stream read of the history"),
-        ({"endingOffsets": "5"}, Use.HISTORY_STREAM, "is for a batch read, this is a stream"),
-        ({"queue": "a", "queues": "b"}, Use.BATCH_READ, "one of queue, queues and queuePattern"),
-        ({"numPartitions": "0"}, Use.BATCH_READ, "from 1 to 10000"),
-        ({"numPartitions": "two"}, Use.BATCH_READ, "whole number"),
-        ({"includeBody": "yes"}, Use.BATCH_READ, "'includeBody' is 'yes', it must be true or"),
-        ({"startingOffsets": "latest"}, Use.BATCH_READ, "must be earliest or a number"),
-        ({"endingOffsets": "earliest"}, Use.BATCH_READ, "must be latest or a number"),
-        ({"outcomes": "acked,deletd"}, Use.BATCH_READ, "did you mean 'deleted'"),
-        ({"startingOffsets": "-1"}, Use.BATCH_READ, "must be earliest or a number"),
+        ({"queu": "a"}, SourceUse.BATCH_READ, "unknown option 'queu': did you mean 'queue'"),
+        ({"maxoffsetspertriger": "1"}, SourceUse.BATCH_READ, "did you mean 'maxOffsetsPerTrigger'"),
+        ({"kafka.group.id": "g"}, SourceUse.BATCH_READ, "here it is subscription"),
+        ({"reader": "r"}, SourceUse.BATCH_READ, "is for a stream read of the history"),
+        ({"endingOffsets": "5"}, SourceUse.HISTORY_STREAM, "is for a batch read, this is a stream"),
+        (
+            {"queue": "a", "queues": "b"},
+            SourceUse.BATCH_READ,
+            "one of queue, queues and queuePattern",
+        ),
+        ({"numPartitions": "0"}, SourceUse.BATCH_READ, "from 1 to 10000"),
+        ({"numPartitions": "two"}, SourceUse.BATCH_READ, "whole number"),
+        (
+            {"includeBody": "yes"},
+            SourceUse.BATCH_READ,
+            "'includeBody' is 'yes', it must be true or",
+        ),
+        ({"startingOffsets": "latest"}, SourceUse.BATCH_READ, "must be earliest or a number"),
+        ({"endingOffsets": "earliest"}, SourceUse.BATCH_READ, "must be latest or a number"),
+        ({"outcomes": "acked,deletd"}, SourceUse.BATCH_READ, "did you mean 'deleted'"),
+        ({"startingOffsets": "-1"}, SourceUse.BATCH_READ, "must be earliest or a number"),
         (
             {"startingOffsets": "1", "startingTimestamp": "1"},
-            Use.BATCH_READ,
+            SourceUse.BATCH_READ,
             "one of startingOffsets and startingTimestamp",
         ),
-        ({"path": "/db"}, Use.BATCH_READ, "give one of url"),
-        ({"txnAppId": "a"}, Use.BATCH_WRITE, "both txnAppId and txnVersion"),
-        ({"path": "/db"}, Use.BATCH_WRITE, "option 'path' is for"),
-        ({"txnVersion": "1", "txnAppId": "a"}, Use.STREAM_WRITE, "is for a batch write"),
+        ({"path": "/db"}, SourceUse.BATCH_READ, "give one of url"),
+        ({"txnAppId": "a"}, SourceUse.BATCH_WRITE, "both txnAppId and txnVersion"),
+        ({"path": "/db"}, SourceUse.BATCH_WRITE, "option 'path' is for"),
+        ({"txnVersion": "1", "txnAppId": "a"}, SourceUse.STREAM_WRITE, "is for a batch write"),
     ],
 )
-def test_wrong_option_is_refused_with_a_hint(given: dict[str, str], use: Use, words: str) -> None:
-    is_write = use in (Use.BATCH_WRITE, Use.STREAM_WRITE)
+def test_wrong_option_is_refused_with_a_hint(
+    given: dict[str, str], use: SourceUse, words: str
+) -> None:
+    is_write = use in (SourceUse.BATCH_WRITE, SourceUse.STREAM_WRITE)
     parse = write_options if is_write else history_options
     with pytest.raises(OptionError) as caught:
         parse(URL | given, use)
@@ -149,7 +159,7 @@ def test_mode_is_history_or_queue() -> None:
 
 def test_every_option_has_a_use_and_kafkas_names_lead_to_one() -> None:
     assert all(OPTIONS.values())
-    for ours in KAFKAS.values():
+    for ours in KAFKA_NAMES.values():
         assert set(ours.split(" or ")) <= OPTIONS.keys()
 
 
@@ -158,26 +168,26 @@ def test_each_name_without_its_last_letter_finds_its_way_back(name: str) -> None
     if name[:-1] in OPTIONS:  # queues
         return
     with pytest.raises(OptionError) as caught:
-        check_names({name[:-1]: "x"})
+        check_option_names({name[:-1]: "x"})
     assert f"did you mean {name!r}" in str(caught.value)
 
 
 def test_nearest_gives_nothing_for_what_is_like_nothing() -> None:
-    assert nearest("zzz", tuple(OPTIONS)) is None
+    assert nearest_name("zzz", tuple(OPTIONS)) is None
 
 
 def test_connection_is_one_of_two() -> None:
     for given in ({}, {"url": "http://a", "path": "/b"}):
         with pytest.raises(OptionError, match="give one of url"):
-            Connection(**given)
+            SourceConnection(**given)
     with pytest.raises(OptionError, match="must begin with http"):
-        Connection("127.0.0.1:9101")
+        SourceConnection("127.0.0.1:9101")
 
 
 @pytest.mark.parametrize("url", ["http://", "http://:9101", "http://mq:91O1", "http://mq:70000"])
 def test_address_without_host_or_port_is_told_before_it_is_used(url: str) -> None:
     with pytest.raises(OptionError) as caught:
-        Connection(url)
+        SourceConnection(url)
     assert str(caught.value) == f"url is {url!r}, it needs a host and a port from 1 to 65535"
 
 
@@ -188,27 +198,29 @@ def test_secrets_in_the_wrong_place_are_refused_and_not_shown() -> None:
         {"url": "http://mq:9101", "token": "s3cret…"},
     ):
         with pytest.raises(OptionError) as caught:
-            Connection(**given)
+            SourceConnection(**given)
         assert "s3cret" not in str(caught.value)
 
 
 def test_connection_shows_no_token_and_gives_its_options() -> None:
-    connection = Connection("http://a", "secret")
+    connection = SourceConnection("http://a", "secret")
     assert "secret" not in repr(connection)
     assert connection.as_options() == {"url": "http://a", "token": "secret"}
 
 
 def test_database_file_is_for_a_local_master() -> None:
-    connection = Connection(path="/data/broker.db")
+    connection = SourceConnection(path="/data/broker.db")
     for master in ("local", "local[2]", "local[*]"):
         connection.check_master(master)
     with pytest.raises(OptionError, match="SQLite over a network file system is unsafe"):
         connection.check_master("spark://host:7077")
-    Connection("http://a").check_master("spark://host:7077")
+    SourceConnection("http://a").check_master("spark://host:7077")
 
 
 def test_options_java_and_transport_load_no_spark() -> None:
-    modules = "phpmq_lite.spark.options, phpmq_lite.spark.java, phpmq_lite.spark.transport"
+    modules = (
+        "phpmq_lite.spark.source_options, phpmq_lite.spark.java, phpmq_lite.spark.pipeline_client"
+    )
     program = (
         f"import sys, phpmq_lite.spark, {modules}, phpmq_lite.spark.history\n"
         "sys.exit(','.join({'pyspark', 'pyarrow', 'aiohttp'} & sys.modules.keys()) or 0)"

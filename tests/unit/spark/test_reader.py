@@ -5,9 +5,9 @@ import pickle
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not
 
-from phpmq_lite.spark.options import Connection, HistoryOptions
-from phpmq_lite.spark.reader import FilteringHistoryReader, HistoryReader, Range, cut
-from phpmq_lite.spark.schema import HISTORY
+from phpmq_lite.spark.columns import HISTORY_COLUMNS
+from phpmq_lite.spark.reader import FilteringHistoryReader, HistoryReader, OffsetRange, cut_range
+from phpmq_lite.spark.source_options import HistoryOptions, SourceConnection
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,19 @@ from phpmq_lite.spark.schema import HISTORY
 def test_range_is_cut_without_gap_or_empty_part(
     lo: int, hi: int, asked: int | None, ranges: list[tuple[int, int]]
 ) -> None:
-    assert cut(lo, hi, asked) == ranges
+    assert cut_range(lo, hi, asked) == ranges
 
 
 def test_long_range_is_cut_into_a_million_each() -> None:
-    parts = cut(0, 2_500_000, None)
+    parts = cut_range(0, 2_500_000, None)
     assert len(parts) == 3
     assert max(hi - lo for lo, hi in parts) <= 1_000_000
 
 
 def test_filters_on_offset_and_queue_are_taken_and_others_returned() -> None:
-    reader = FilteringHistoryReader(HistoryOptions(connection=Connection("http://a")), HISTORY)
+    reader = FilteringHistoryReader(
+        HistoryOptions(connection=SourceConnection("http://a")), HISTORY_COLUMNS
+    )
     kept = [EqualTo(("size",), 4), Not(EqualTo(("queue",), "a")), GreaterThan(("seq",), 1)]
     taken = [GreaterThan(("offset",), 4), LessThan(("offset",), 9), IsNotNull(("offset",)),
              In(("queue",), ("a", "b")), EqualTo(("queue",), "b")]  # fmt: skip
@@ -47,7 +49,9 @@ def test_reader_without_the_option_has_no_method_of_its_own_for_filters() -> Non
 
 
 def test_readers_and_ranges_can_be_pickled() -> None:
-    reader = HistoryReader(HistoryOptions(connection=Connection("http://a", "t")), HISTORY)
-    part = Range(1, 2, "id", "machine", ("q",))
+    reader = HistoryReader(
+        HistoryOptions(connection=SourceConnection("http://a", "t")), HISTORY_COLUMNS
+    )
+    part = OffsetRange(1, 2, "id", "machine", ("q",))
     assert pickle.loads(pickle.dumps(reader))._options == reader._options
     assert pickle.loads(pickle.dumps(part)) == part

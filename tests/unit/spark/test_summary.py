@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.spark.insights_summary import (
+    MAX_BYTES,
+    OTHERS,
+    JobRun,
+    encode_summary,
+    fit_queues,
+    path_item,
+    record_run,
+    write_summary,
+)
 from phpmq_lite.spark.jobs.compact import LOCK
-from phpmq_lite.spark.jobs.files import LocalFiles
-from phpmq_lite.spark.jobs.options import Common
-from phpmq_lite.spark.jobs.periods import COUNTS
-from phpmq_lite.spark.jobs.tables import BUCKET_BASE
-from phpmq_lite.spark.summary import MAX_BYTES, OTHERS, JobRun, encode, fit, note, path_item, write
+from phpmq_lite.spark.jobs.metric_tables import BUCKET_BASE, COUNTS
+from phpmq_lite.spark.jobs.options import JobOptions
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 
 SPANS = [f"{s}_{n}" for s in ("wait", "hold") for n in ("p50", "p95", "p99", "max")]
 
@@ -23,14 +31,14 @@ def item(queue: str, minute: int, count: int = 1, **given: Any) -> dict[str, Any
 
 def test_all_queues_are_kept_where_they_fit() -> None:
     items = [item("a", 2), item("b", 1)]
-    assert fit(items, [], ["a", "b"], "minute", 10_000) == [items[1], items[0]]
+    assert fit_queues(items, [], ["a", "b"], "minute", 10_000) == [items[1], items[0]]
 
 
 def test_quiet_queues_become_the_others_by_minute() -> None:
     items = [item("a", minute) for minute in range(5)]
     items += [item(q, minute, 2) for q in ("b", "c") for minute in range(5)]
     rest = [{**item("", 0, 7, wait_max=9), "hold_max": None}]
-    kept = fit(items, rest, ["a", "b", "c"], "minute", 4_600)
+    kept = fit_queues(items, rest, ["a", "b", "c"], "minute", 4_600)
     assert {i["queue"] for i in kept} == {"a", OTHERS}
     others = {i["minute"]: i for i in kept if i["queue"] == OTHERS}
     assert [others[m]["acked"] for m in range(5)] == [11, 4, 4, 4, 4]
@@ -44,7 +52,7 @@ def test_summary_stays_below_its_bound_however_long_names_are() -> None:
     lists = ("queues", "last24h", "last30d", "urns", "deaths", "paths", "expiries")
     summary: dict[str, Any] = {name: [] for name in lists}
     summary["paths"] = [{"path": [f"{n}" + "ü" * 500] * 50} for n in range(50)]
-    text = encode(summary)
+    text = encode_summary(summary)
     assert len(text.encode()) <= MAX_BYTES
     kept = json.loads(text)["paths"]
     assert 0 < len(kept) < 50
@@ -52,9 +60,11 @@ def test_summary_stays_below_its_bound_however_long_names_are() -> None:
 
 
 def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
-    note(files, [JobRun(name=n, state="done", started_at=1) for n in ("metrics", "archive")])
-    kept = note(files, [JobRun(name="archive", state="failed", started_at=2, error="no disk")])
+    files = LocalResultsFolder(tmp_path)
+    record_run(files, [JobRun(name=n, state="done", started_at=1) for n in ("metrics", "archive")])
+    kept = record_run(
+        files, [JobRun(name="archive", state="failed", started_at=2, error="no disk")]
+    )
     assert [(run["name"], run["state"]) for run in kept] == [
         ("archive", "failed"),
         ("metrics", "done"),
@@ -63,9 +73,9 @@ def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
 
 def test_summary_waits_for_the_next_run_while_another_job_swaps_files(tmp_path: Path) -> None:
     run = JobRun(name="consume", state="done", started_at=1)
-    options = Common(connection=None, out=str(tmp_path))
-    with LocalFiles(tmp_path).lock(LOCK):
-        [told] = write(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
+    options = JobOptions(connection=None, out=str(tmp_path))
+    with LocalResultsFolder(tmp_path).lock(LOCK):
+        [told] = write_summary(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
     assert told.startswith("the summary was not written: another job works on archive in ")
     assert [kept["name"] for kept in json.loads((tmp_path / "jobs.json").read_text())] == [
         "consume"

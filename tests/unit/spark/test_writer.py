@@ -5,15 +5,15 @@ import pytest
 
 from phpmq_lite.spark import writer
 from phpmq_lite.spark.errors import PipelineError
-from phpmq_lite.spark.options import Connection, WriteOptions
-from phpmq_lite.spark.writer import BatchWriter, Staged, StreamWriter
+from phpmq_lite.spark.source_options import SourceConnection, WriteOptions
+from phpmq_lite.spark.writer import BatchWriter, StagedRows, StreamWriter
 
-OPTIONS = WriteOptions(connection=Connection("http://127.0.0.1:1"))
+OPTIONS = WriteOptions(connection=SourceConnection("http://127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("messages", [[None], [Staged((), 0, "query"), None]])
+@pytest.mark.parametrize("messages", [[None], [StagedRows((), 0, "query"), None]])
 def test_batch_is_not_published_when_a_task_does_not_say_what_it_staged(
-    messages: list[Staged | None],
+    messages: list[StagedRows | None],
 ) -> None:
     for commit in (BatchWriter(OPTIONS).commit, lambda m: StreamWriter(OPTIONS).commit(m, 0)):
         with pytest.raises(PipelineError, match="a task ended without saying what it staged"):
@@ -21,20 +21,20 @@ def test_batch_is_not_published_when_a_task_does_not_say_what_it_staged(
 
 
 def test_stream_publishes_no_rows_of_two_queries_under_one_key() -> None:
-    messages = [Staged(("a",), 1, "first"), Staged(("b",), 1, "second")]
+    messages = [StagedRows(("a",), 1, "first"), StagedRows(("b",), 1, "second")]
     with pytest.raises(PipelineError, match="rows of several queries in one batch"):
         StreamWriter(OPTIONS).commit([*messages], 0)
 
 
 def test_batch_without_rows_asks_nobody() -> None:
     StreamWriter(OPTIONS).commit([], 0)
-    StreamWriter(OPTIONS).commit([Staged((), 0, "query")], 0)
-    BatchWriter(OPTIONS).commit([Staged((), 0)])
+    StreamWriter(OPTIONS).commit([StagedRows((), 0, "query")], 0)
+    BatchWriter(OPTIONS).commit([StagedRows((), 0)])
 
 
 def test_piece_has_no_more_rows_than_the_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PIECE_ROWS", 30)
-    options = WriteOptions(connection=Connection("http://a"), queue="orders")
+    options = WriteOptions(connection=SourceConnection("http://a"), queue="orders")
     batches = [pa.record_batch({"body": [b"%d" % n for n in range(count)]}) for count in (70, 5, 0)]
     pieces = list(writer._pieces(iter(batches), options))
     assert max(piece.num_rows for piece in pieces) <= 30

@@ -29,7 +29,7 @@ def test_least_summary_has_empty_lists_and_unknown_members_are_passed_over() -> 
 
 
 def test_what_the_jobs_did_not_learn_is_null() -> None:
-    """The broker was not asked, or nothing is archived yet (``spark/summary.py``)."""
+    """The broker was not asked, or nothing is archived yet (``spark/insights_summary.py``)."""
     lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
     found = read_summary(as_bytes(summary(NOW, lag=lag, archive=archive)))
     assert (found.lag.offset, found.lag.rows, found.archive.offset) == (None, None, None)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.cli.doctor import backups
-from phpmq_lite.cli.findings import OK, WARN
+from phpmq_lite.cli.doctor import database
+from phpmq_lite.cli.doctor.findings import OK, WARN
 
 HOUR_MS = 3_600_000
 FOLDER = Path("/backups")
@@ -24,11 +24,11 @@ FOLDER = Path("/backups")
 def test_newest_backup_is_judged(
     age_ms: int | None, every_h: float, state: str, words: str
 ) -> None:
-    found = backups.finding(FOLDER, age_ms, every_h, is_same=False)
+    found = database.backup_finding(FOLDER, age_ms, every_h, is_same=False)
     assert (found.state, words in found.found) == (state, True), found
     assert bool(found.hint) == (state == WARN)
 
 
 def test_backup_on_the_disk_of_the_data_is_told() -> None:
-    found = backups.finding(FOLDER, HOUR_MS, 0, is_same=True)
+    found = database.backup_finding(FOLDER, HOUR_MS, 0, is_same=True)
     assert (found.state, "takes both" in found.hint) == (OK, True)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.doctor import configuration
-from phpmq_lite.cli.findings import BAD, WARN
+from phpmq_lite.cli.doctor import settings as setting_checks
+from phpmq_lite.cli.doctor.findings import BAD, WARN
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Settings
 
 
 def test_defaults_go_well_together() -> None:
-    assert list(configuration.clashes(Settings())) == []
+    assert list(setting_checks.conflicting_settings(Settings())) == []
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_defaults_go_well_together() -> None:
     ],
 )
 def test_settings_that_clash_are_named(sections: dict[str, Any], named: list[str]) -> None:
-    (found,) = configuration.clashes(Settings(**sections))
+    (found,) = setting_checks.conflicting_settings(Settings(**sections))
     assert found.state == WARN
     assert [name for name in named if name not in found.found] == []
     assert found.hint
@@ -35,22 +35,24 @@ def test_settings_that_clash_are_named(sections: dict[str, Any], named: list[str
 
 def test_database_without_a_limit_takes_any_history() -> None:
     settings = Settings.model_validate({"storage": {"max_bytes": 0}, "history": {"bytes": "1 TiB"}})
-    assert list(configuration.clashes(settings)) == []
+    assert list(setting_checks.conflicting_settings(settings)) == []
 
 
 def test_refusal_says_that_the_rest_is_about_the_defaults() -> None:
-    found = configuration.refused_finding(SettingsError("limits.credit is 'x'"))
+    found = setting_checks.refused_finding(SettingsError("limits.credit is 'x'"))
     assert (found.state, found.found) == (BAD, "limits.credit is 'x'")
     assert "what follows is about the defaults" in found.hint
 
 
 def test_file_is_named_and_without_one_init() -> None:
-    assert configuration.read_finding(Path("/etc/mq.toml"), 3).found == (
+    assert setting_checks.read_finding(Path("/etc/mq.toml"), 3).found == (
         "/etc/mq.toml, 3 set, the others are the defaults"
     )
-    assert "phpmq-lite init" in configuration.read_finding(None, 0).hint
+    assert "phpmq-lite init" in setting_checks.read_finding(None, 0).hint
 
 
 def test_stranger_of_the_environment_is_told() -> None:
-    (found,) = configuration.stranger_findings(["PHPMQ_PORT in the environment is no setting"])
+    (found,) = setting_checks.unknown_variable_findings(
+        ["PHPMQ_PORT in the environment is no setting"]
+    )
     assert (found.state, found.found[:10]) == (WARN, "PHPMQ_PORT")

@@ -6,8 +6,8 @@ import pytest
 
 from phpmq_lite import __version__
 from phpmq_lite.cli.doctor import database
-from phpmq_lite.cli.doctor.database import Left
-from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor.database import LeftoverFiles
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase
 
@@ -65,21 +65,21 @@ def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: st
 def test_files_of_a_stopped_broker_are_judged(
     seen: StoppedDatabase, state: str, words: str
 ) -> None:
-    found = database.glance_finding(seen, 1 << 30)
+    found = database.stopped_database_finding(seen, 1 << 30)
     assert (found.state, words in found.found) == (state, True), found
     assert found.hint
 
 
 def test_database_without_a_limit_may_be_of_any_size() -> None:
-    assert database.glance_finding(StoppedDatabase(used_bytes=1 << 50), 0).state == OK
+    assert database.stopped_database_finding(StoppedDatabase(used_bytes=1 << 50), 0).state == OK
 
 
 def test_what_is_left_over_is_told_and_damage_is_to_be_looked_at() -> None:
     left = [
-        Left("copies of damaged files", ("damaged-1", "damaged-2"), 3 << 20, True),
-        Left("what a restore replaced", ("replaced-1",), 1 << 10, False),
+        LeftoverFiles("copies of damaged files", ("damaged-1", "damaged-2"), 3 << 20, True),
+        LeftoverFiles("what a restore replaced", ("replaced-1",), 1 << 10, False),
     ]
-    damaged, replaced = database.left_findings(left)
+    damaged, replaced = database.leftover_findings(left)
     assert damaged.state == WARN
     assert damaged.found == "copies of damaged files, 3 MiB: damaged-1, damaged-2"
     assert (replaced.state, replaced.found) == (OK, "what a restore replaced, 1 KiB: replaced-1")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.cli.doctor import folder
-from phpmq_lite.cli.doctor.folder import Rights
-from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor import host
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor.host import FolderAccess
 
 NOBODY = 4_000_000_000  # an account without a name
 PATH = Path("/srv/mq")
@@ -15,23 +15,31 @@ PATH = Path("/srv/mq")
 @pytest.mark.parametrize(
     ("rights", "state", "words"),
     [
-        (Rights(PATH, NOBODY), OK, "/srv/mq is not there yet"),
-        (Rights(PATH, NOBODY, can_write=False), BAD, "4000000000 cannot make it"),
-        (Rights(PATH, NOBODY, NOBODY), OK, "/srv/mq, no broker runs"),
-        (Rights(PATH, NOBODY, NOBODY, 0o755), WARN, "is open to others, mode 0755"),
-        (Rights(PATH, 0, NOBODY), WARN, "/srv/mq of 4000000000, looked at as root"),
-        (Rights(PATH, NOBODY, 0, can_write=False), BAD, "4000000000 cannot use /srv/mq of root"),
-        (Rights(PATH, 0, 0, strangers=("phpmq.db",)), BAD, "files of another account: phpmq.db"),
+        (FolderAccess(PATH, NOBODY), OK, "/srv/mq is not there yet"),
+        (FolderAccess(PATH, NOBODY, can_write=False), BAD, "4000000000 cannot make it"),
+        (FolderAccess(PATH, NOBODY, NOBODY), OK, "/srv/mq, no broker runs"),
+        (FolderAccess(PATH, NOBODY, NOBODY, 0o755), WARN, "is open to others, mode 0755"),
+        (FolderAccess(PATH, 0, NOBODY), WARN, "/srv/mq of 4000000000, looked at as root"),
+        (
+            FolderAccess(PATH, NOBODY, 0, can_write=False),
+            BAD,
+            "4000000000 cannot use /srv/mq of root",
+        ),
+        (
+            FolderAccess(PATH, 0, 0, strangers=("phpmq.db",)),
+            BAD,
+            "files of another account: phpmq.db",
+        ),
     ],
 )
-def test_rights_are_judged(rights: Rights, state: str, words: str) -> None:
-    found = folder.rights_finding(rights, None)
+def test_rights_are_judged(rights: FolderAccess, state: str, words: str) -> None:
+    found = host.folder_access_finding(rights, None)
     assert (found.state, words in found.found) == (state, True), found
     assert bool(found.hint) or state == OK
 
 
 def test_broker_that_runs_is_named() -> None:
-    found = folder.rights_finding(Rights(PATH, NOBODY, NOBODY), "4711")
+    found = host.folder_access_finding(FolderAccess(PATH, NOBODY, NOBODY), "4711")
     assert found.found == "/srv/mq, in use by pid 4711"
 
 
@@ -49,7 +57,7 @@ def test_broker_that_runs_is_named() -> None:
 def test_file_system_is_judged(
     kind: str | None, refusal: str, is_allowed: bool, state: str
 ) -> None:
-    found = folder.file_system_finding(kind, refusal, is_allowed=is_allowed)
+    found = host.file_system_finding(kind, refusal, is_allowed=is_allowed)
     assert found.state == state
     assert (kind or "unknown") in found.found
 
@@ -59,7 +67,7 @@ def test_file_system_is_judged(
     [(0.043, OK, "0.04 ms"), (12.3, OK, "12 ms"), (250.0, WARN, "250 ms")],
 )
 def test_disk_is_judged_by_how_long_it_takes(took_ms: float, state: str, words: str) -> None:
-    found = folder.sync_finding(took_ms)
+    found = host.sync_finding(took_ms)
     assert (found.state, found.found) == (state, f"stores 4 KiB for good in {words}")
 
 
@@ -73,5 +81,5 @@ def test_disk_is_judged_by_how_long_it_takes(took_ms: float, state: str, words: 
     ],
 )
 def test_room_is_judged(free: int, least: int, shortage: str, state: str, words: str) -> None:
-    found = folder.room_finding(free, least, shortage)
+    found = host.disk_space_finding(free, least, shortage)
     assert (found.state, words in found.found) == (state, True)

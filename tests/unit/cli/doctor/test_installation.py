@@ -4,7 +4,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from phpmq_lite.cli.doctor import installation
-from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.installation import install_command, templates_folder
 
 NEEDED = [Requirement("click>=8.1"), Requirement("uvloop>=0.19")]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phpmq_lite.cli.doctor import machine
-from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor import host
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 
 NOW_MS = 1_800_000_000_000
 GIB = 1 << 30
@@ -19,7 +19,7 @@ GIB = 1 << 30
     ],
 )
 def test_open_files_are_judged(files: int | None, state: str, words: str) -> None:
-    found = machine.files_finding(500, 100, files)
+    found = host.open_files_finding(500, 100, files)
     assert (found.state, words in found.found) == (state, True), found
     assert ("LimitNOFILE=664" in found.hint) == (state == WARN)
 
@@ -34,7 +34,7 @@ def test_open_files_are_judged(files: int | None, state: str, words: str) -> Non
     ],
 )
 def test_memory_is_judged(bound: int, of_machine: int, state: str, words: str) -> None:
-    found = machine.memory_finding(GIB, bound, of_machine)
+    found = host.memory_finding(GIB, bound, of_machine)
     assert (found.state, words in found.found) == (state, True), found
 
 
@@ -53,21 +53,21 @@ def test_memory_is_judged(bound: int, of_machine: int, state: str, words: str) -
 def test_clock_is_judged(
     now_ms: int, made_ms: int, kept: bool | None, state: str, words: str
 ) -> None:
-    found = machine.clock_finding(now_ms, made_ms, kept)
+    found = host.clock_finding(now_ms, made_ms, kept)
     assert (found.state, words in found.found) == (state, True), found
 
 
 def test_kernel_is_asked_for_the_clock() -> None:
-    assert machine.is_clock_kept() in (True, False, None)
+    assert host.is_clock_kept() in (True, False, None)
 
 
 @pytest.mark.parametrize(("hard", "words"), [(None, "`ulimit -n 664`"), (1_000, "`ulimit -n 664`")])
 def test_limit_that_the_account_may_raise_is_its_own_to_raise(hard: int | None, words: str) -> None:
-    assert words in machine.files_finding(500, 100, 200, hard).hint
+    assert words in host.open_files_finding(500, 100, 200, hard).hint
 
 
 def test_limit_that_only_root_may_raise_is_not_recommended_to_others() -> None:
-    hint = machine.files_finding(500, 100, 200, 300).hint
+    hint = host.open_files_finding(500, 100, 200, 300).hint
     assert "ulimit -n" not in hint
     assert "this account may have 300 at most: ask root for LimitNOFILE=664" in hint
     assert "or set limits.connections = 136" in hint

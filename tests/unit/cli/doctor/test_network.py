@@ -7,9 +7,9 @@ import pytest
 
 from phpmq_lite.admin.monitoring.processes import PeerProcess
 from phpmq_lite.admin.monitoring.system_view import Certificate
-from phpmq_lite.cli.doctor import network
-from phpmq_lite.cli.doctor.network import Port
-from phpmq_lite.cli.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor import listeners
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
+from phpmq_lite.cli.doctor.listeners import ListenerProbe
 from phpmq_lite.server.addresses import ListenAddress
 from phpmq_lite.settings import Settings
 
@@ -23,37 +23,52 @@ DAY_MS = 86_400_000
 @pytest.mark.parametrize(
     ("port", "pid", "state", "words"),
     [
-        (Port("tcp.listen", HERE), None, OK, "127.0.0.1:9100: free"),
-        (Port("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
-        (Port("tcp.listen", ANY), "7", OK, "127.0.0.1:0: of the broker"),
-        (Port("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: of the broker"),
-        (Port("tcp.listen", HERE, TAKEN, PeerProcess(7, "serve")), "7", OK, "of the broker"),
-        (Port("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")), "7", BAD, "by pid 8, nc -l"),
-        (Port("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")), None, BAD, "by pid 8, nc -l"),
-        (Port("tcp.listen", HERE, TAKEN), None, BAD, "is taken by another program"),
+        (ListenerProbe("tcp.listen", HERE), None, OK, "127.0.0.1:9100: free"),
+        (ListenerProbe("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
+        (ListenerProbe("tcp.listen", ANY), "7", OK, "127.0.0.1:0: of the broker"),
+        (ListenerProbe("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: of the broker"),
         (
-            Port("admin.listen", WIDE, OSError(errno.EADDRNOTAVAIL, "not ours")),
+            ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(7, "serve")),
+            "7",
+            OK,
+            "of the broker",
+        ),
+        (
+            ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")),
+            "7",
+            BAD,
+            "by pid 8, nc -l",
+        ),
+        (
+            ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")),
+            None,
+            BAD,
+            "by pid 8, nc -l",
+        ),
+        (ListenerProbe("tcp.listen", HERE, TAKEN), None, BAD, "is taken by another program"),
+        (
+            ListenerProbe("admin.listen", WIDE, OSError(errno.EADDRNOTAVAIL, "not ours")),
             None,
             BAD,
             "admin.listen 10.0.0.1:9100: not ours",
         ),
     ],
 )
-def test_port_is_judged(port: Port, pid: str | None, state: str, words: str) -> None:
-    (found,) = network.port_findings([port], pid)
+def test_port_is_judged(port: ListenerProbe, pid: str | None, state: str, words: str) -> None:
+    (found,) = listeners.port_findings([port], pid)
     assert (found.state, words in found.found) == (state, True), found
     assert bool(found.hint) == (state != OK)
 
 
 def test_free_ones_are_one_line() -> None:
-    ports = [Port("tcp.listen", HERE), Port("admin.listen", WIDE)]
-    (found,) = network.port_findings(ports, None)
+    ports = [ListenerProbe("tcp.listen", HERE), ListenerProbe("admin.listen", WIDE)]
+    (found,) = listeners.port_findings(ports, None)
     assert found.found == "127.0.0.1:9100, 10.0.0.1:9100: free"
 
 
 def test_low_port_needs_a_right() -> None:
     refused = OSError(errno.EACCES, "Permission denied")
-    (found,) = network.port_findings([Port("tcp.listen", HERE, refused)], None)
+    (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, refused)], None)
     assert "ip_unprivileged_port_start=" in found.hint
 
 
@@ -71,12 +86,14 @@ def test_low_port_needs_a_right() -> None:
 def test_access_is_judged(
     sections: dict[str, Any], wanted: list[tuple[str, ListenAddress]], state: str, words: str
 ) -> None:
-    found = network.access_finding(Settings(**sections), "", wanted)
+    found = listeners.access_finding(Settings(**sections), "", wanted)
     assert (found.state, words in found.found) == (state, True), found
 
 
 def test_access_that_refuses_the_start_is_bad() -> None:
-    found = network.access_finding(Settings(), "tcp.listen reaches beyond", [("tcp.listen", WIDE)])
+    found = listeners.access_finding(
+        Settings(), "tcp.listen reaches beyond", [("tcp.listen", WIDE)]
+    )
     assert (found.state, found.found) == (BAD, "tcp.listen reaches beyond")
 
 
@@ -86,19 +103,19 @@ def test_access_that_refuses_the_start_is_bad() -> None:
 )
 def test_certificate_is_judged_by_the_days_left(days: int, state: str, words: str) -> None:
     one = Certificate("admin", "/c.pem", names=("mq.example",), expires_at=days * DAY_MS + 5)
-    found = network.certificate_finding(one, 0)
+    found = listeners.certificate_finding(one, 0)
     assert (found.state, found.found[-len(words) :]) == (state, words)
 
 
 def test_certificate_of_which_nothing_is_known_is_bad() -> None:
-    found = network.certificate_finding(Certificate("tcp", "/c.pem", error="no start line"), 0)
+    found = listeners.certificate_finding(Certificate("tcp", "/c.pem", error="no start line"), 0)
     assert (found.state, "no start line" in found.found) == (BAD, True)
 
 
 def test_process_of_another_account_is_not_to_be_stopped() -> None:
     """Its owner may do that; what everybody may do is to choose another address."""
-    port = Port("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l"), may_stop=False)
-    (found,) = network.port_findings([port], None)
+    port = ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l"), may_stop=False)
+    (found,) = listeners.port_findings([port], None)
     assert found.hint == "set another address in tcp.listen"
 
 
@@ -108,7 +125,7 @@ def test_command_for_root_is_asked_of_root(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: account)
     refused = OSError(errno.EACCES, "Permission denied")
-    (found,) = network.port_findings([Port("tcp.listen", HERE, refused)], None)
+    (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, refused)], None)
     assert words in found.hint
     assert ("ask root" in found.hint) == (account != 0)
     assert "sysctl net.ipv4.ip_unprivileged_port_start=9100" in found.hint

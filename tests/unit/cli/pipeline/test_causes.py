@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.cli.pipeline.causes import cause_of
+from phpmq_lite.cli.pipeline.spark_errors import cause_of
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

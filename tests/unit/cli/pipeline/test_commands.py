@@ -14,22 +14,25 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.logger import PySparkLogger
 
-from phpmq_lite.cli import contexts, findings
-from phpmq_lite.cli.main import ERROR, REFUSED, CommandError, commands
-from phpmq_lite.cli.node import Node
-from phpmq_lite.cli.pipeline import doctor, jobs, packing, replay, running, sessions, status
-from phpmq_lite.cli.pipeline.stopping import Stopping
-from phpmq_lite.cli.pipeline.target import Target
+from phpmq_lite.cli import contexts, parameters
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.doctor import findings
+from phpmq_lite.cli.errors import ERROR, REFUSED, CommandError
+from phpmq_lite.cli.main import root_command
+from phpmq_lite.cli.pipeline import commands, doctor, job_runner, spark_errors
+from phpmq_lite.cli.pipeline.target import PipelineTarget
+from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.installation import install_command
-from phpmq_lite.spark.jobs import options, places, plans
-from phpmq_lite.spark.jobs.files import LocalFiles
-from phpmq_lite.spark.jobs.gaps import Gap, note
+from phpmq_lite.spark import executor_zip, results_folder
+from phpmq_lite.spark.jobs import options, replay_plans
+from phpmq_lite.spark.jobs.archive_gaps import ArchiveGap, store_gap
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep contexts and settings of this machine out."""
-    monkeypatch.setattr(contexts, "current", lambda: None)
+    monkeypatch.setattr(contexts, "current_context", lambda: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -39,22 +42,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
 
     def execute(
-        target: Target, jobs: Any, *, every_s: float | None = None, output: str | None = None
+        target: PipelineTarget,
+        jobs: Any,
+        *,
+        every_s: float | None = None,
+        output: str | None = None,
     ) -> None:
         found.append((list(jobs), every_s))
 
-    monkeypatch.setattr(jobs, "execute", execute)
-    monkeypatch.setattr(replay, "execute", execute)
+    monkeypatch.setattr(commands, "run_jobs", execute)
     return found
 
 
 def ask(*arguments: str) -> Result:
     where = ["--url", "http://127.0.0.1:9101", "--out", "out"]
-    return CliRunner().invoke(commands, ["pipeline", *arguments, *where])
+    return CliRunner().invoke(root_command, ["pipeline", *arguments, *where])
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
-    monkeypatch.setattr(sessions, "find_spec", lambda name: None if name == "pyspark" else 1)
+    monkeypatch.setattr(job_runner, "find_spec", lambda name: None if name == "pyspark" else 1)
     for name in (["run"], ["archive"], ["metrics"], ["compact"], ["consume", "q"], ["replay"]):
         result = ask(*name)
         assert result.exit_code == 1, name
@@ -105,20 +111,22 @@ def test_replay_tells_the_absolute_time_and_how_to_go_on(asked: list[Any]) -> No
     result = ask("replay", "--since", "2h")
     given = asked[0][0][0].options
     when, name = result.stderr.splitlines()
-    assert when == f"settled since {plans.time_text(given.since_ms)}"
-    assert replay.moment(when.split()[-1]) == given.since_ms
+    assert when == f"settled since {replay_plans.time_text(given.since_ms)}"
+    assert parameters.time_ms(when.split()[-1]) == given.since_ms
     assert abs(given.since_ms / 1_000 - (time.time() - 7_200)) < 60
-    assert name.endswith(f"to go on after an interruption: --name {plans.plan_name(given)}")
+    assert name.endswith(f"to go on after an interruption: --name {replay_plans.plan_name(given)}")
 
 
-def stored(sent: int, **selection: Any) -> plans.Plan:
+def stored(sent: int, **selection: Any) -> replay_plans.ReplayPlan:
     """Store a plan of two pieces, of which so many are sent."""
     asked = options.ReplayOptions(connection=None, out="out", **selection)
-    plan = plans.Plan(plans.plan_name(asked), "key", plans.selection_of(asked))
+    plan = replay_plans.ReplayPlan(
+        replay_plans.plan_name(asked), "key", replay_plans.selection_of(asked)
+    )
     plan.pieces = [[1, 10, 10], [11, 15, 5]]
-    files = LocalFiles(Path("out"))
-    plans.keep(files, plan)
-    files.write(places.replay_done(plan.name), str(sent))
+    files = LocalResultsFolder(Path("out"))
+    replay_plans.store_plan(files, plan)
+    files.write(results_folder.replay_progress_file(plan.name), str(sent))
     return plan
 
 
@@ -187,19 +195,19 @@ def test_what_publishes_or_claims_needs_the_broker(
     name: list[str], tmp_path: Path, asked: list[Any]
 ) -> None:
     (tmp_path / "phpmq.db").touch()
-    result = CliRunner().invoke(commands, ["pipeline", *name, "--path", "phpmq.db"])
+    result = CliRunner().invoke(root_command, ["pipeline", *name, "--path", "phpmq.db"])
     assert result.exit_code == 2
     assert "give --url and no --path" in result.stderr
 
 
 def test_wrong_date_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="is no date"):
-        jobs.a_date("31.1.2026")
+        commands.utc_date("31.1.2026")
 
 
 def test_first_signal_asks_and_second_interrupt_ends() -> None:
     noted = threading.Event()
-    stopping = Stopping(lambda _text: noted.set())
+    stopping = StopRequest(lambda _text: noted.set())
     before = signal.getsignal(signal.SIGINT)
     with stopping.heard():
         assert not stopping()
@@ -214,7 +222,7 @@ def test_first_signal_asks_and_second_interrupt_ends() -> None:
 
 
 def test_second_interrupt_is_told_where_spark_says_that_it_failed() -> None:
-    stopping = Stopping(lambda _text: None)
+    stopping = StopRequest(lambda _text: None)
 
     def job() -> None:
         try:
@@ -228,8 +236,8 @@ def test_second_interrupt_is_told_where_spark_says_that_it_failed() -> None:
 
 
 def test_zip_has_the_source_and_nothing_of_the_admin(tmp_path: Path) -> None:
-    first = packing.build(tmp_path / "a.zip").read_bytes()
-    assert packing.build(tmp_path / "b.zip").read_bytes() == first
+    first = executor_zip.build_zip(tmp_path / "a.zip").read_bytes()
+    assert executor_zip.build_zip(tmp_path / "b.zip").read_bytes() == first
     names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
     assert {"phpmq_lite/__init__.py", "phpmq_lite/spark/source.py"} <= set(names)
     assert {"phpmq_lite/spark/jobs/archive.py", "phpmq_lite/storage/arrow.py"} <= set(names)
@@ -240,14 +248,14 @@ def test_zip_has_the_source_and_nothing_of_the_admin(tmp_path: Path) -> None:
 def test_doctor_tells_a_broker_without_the_extra_from_a_busy_one(
     code: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(self: Node, method: str, path: str, *others: Any) -> dict[str, Any]:
+    def call(self: AdminClient, method: str, path: str, *others: Any) -> dict[str, Any]:
         if "arrow" in path:
             raise CommandError("the broker answered", code)
         return {"history_id": "ab", "lo": 0, "hi": 9}
 
-    monkeypatch.setattr(Node, "call", call)
-    target = Target("http://mq:9101", None, None, "out", "local", {}, Path("log"))
-    found = {one.check: one for one in doctor.look(target)}
+    monkeypatch.setattr(AdminClient, "call", call)
+    target = PipelineTarget("http://mq:9101", None, None, "out", "local", {}, Path("log"))
+    found = {one.check: one for one in doctor.check_pipeline(target)}
     assert found["export"].state == state
     assert ("extra export" in found["export"].hint) == (state == findings.BAD)
 
@@ -265,7 +273,7 @@ SUMMARY: dict[str, Any] = {
 
 
 def test_status_says_how_far_each_job_is_behind() -> None:
-    rows = status.rows_of(SUMMARY, {"history_id": "ab", "lo": 0, "hi": 1_000})
+    rows = commands.job_rows(SUMMARY, {"history_id": "ab", "lo": 0, "hi": 1_000})
     assert [(row["name"], row["behind"], row["finished"]) for row in rows] == [
         ("archive", 100, "2026-01-31 07:00:00"),
         ("compact", None, None),
@@ -274,13 +282,13 @@ def test_status_says_how_far_each_job_is_behind() -> None:
 
 def test_status_of_another_history_has_no_lag() -> None:
     bounds = {"history_id": "cd", "lo": 0, "hi": 1_000}
-    assert status.rows_of(SUMMARY, bounds)[0]["behind"] is None
-    assert "another one" in status.sentences(SUMMARY, bounds, 1_769_842_860_000)[-1]
+    assert commands.job_rows(SUMMARY, bounds)[0]["behind"] is None
+    assert "another one" in commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)[-1]
 
 
 def test_status_tells_what_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
-    told = status.sentences(SUMMARY, bounds, 1_769_842_860_000)
+    told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
     assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 60 s ago"
     assert told[1] == "archive: 890 rows of 2 dates, 12,345 bytes, to offset 900"
     assert told[2] == "retention took up to 50 rows before they were archived"
@@ -288,23 +296,25 @@ def test_status_tells_what_retention_took() -> None:
 
 def test_status_counts_deleted_messages_that_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 0, "lo_deleted": 960, "hi": 1_000}
-    told = status.sentences(SUMMARY, bounds, 1_769_842_860_000)
+    told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
     assert told[2] == "retention took up to 60 rows before they were archived"
     archive = SUMMARY["archive"] | {"outcomes": ["acked", "dead"]}
-    assert len(status.sentences(SUMMARY | {"archive": archive}, bounds, 1_769_842_860_000)) == 2
+    assert (
+        len(commands.status_notes(SUMMARY | {"archive": archive}, bounds, 1_769_842_860_000)) == 2
+    )
 
 
 def test_status_tells_of_accepted_gaps_and_lists_them(tmp_path: Path) -> None:
     archive = SUMMARY["archive"] | {"gaps": 2, "missing": 65}
-    told = status.sentences(SUMMARY | {"archive": archive}, None, 1_769_842_860_000)
+    told = commands.status_notes(SUMMARY | {"archive": archive}, None, 1_769_842_860_000)
     assert told[2].startswith("accepted gaps: 2, up to 65 rows are missing")
     for number, rows in ((0, None), (1, 60)):
-        gap = Gap(at_ms=1_769_842_800_000 + number, history_id="ab", lo=10 * number, hi=70,
+        gap = ArchiveGap(at_ms=1_769_842_800_000 + number, history_id="ab", lo=10 * number, hi=70,
                   rows=rows, batch=f"b-{number}")  # fmt: skip
-        note(LocalFiles(tmp_path / "pipeline"), gap)
+        store_gap(LocalResultsFolder(tmp_path / "pipeline"), gap)
     (tmp_path / "phpmq.db").touch()
     given = ["pipeline", "status", "--gaps", "--path", str(tmp_path / "phpmq.db"), "-o", "jsonl"]
-    result = CliRunner().invoke(commands, given)
+    result = CliRunner().invoke(root_command, given)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     found = [(line["first"], line["hi"], line["rows"]) for line in lines if "first" in line]
     assert found == [(11, 70, 60), (1, 70, None)]
@@ -312,7 +322,7 @@ def test_status_tells_of_accepted_gaps_and_lists_them(tmp_path: Path) -> None:
 
 def test_status_before_the_first_run_names_the_command(tmp_path: Path) -> None:
     (tmp_path / "phpmq.db").touch()
-    result = CliRunner().invoke(commands, ["pipeline", "status", "--path", "phpmq.db"])
+    result = CliRunner().invoke(root_command, ["pipeline", "status", "--path", "phpmq.db"])
     assert result.exit_code == 3
     assert "phpmq-lite pipeline run" in result.stderr
 
@@ -323,7 +333,7 @@ def test_errors_that_pyspark_logs_go_to_the_log(
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logger = PySparkLogger.getLogger(name)
         before = logger.handlers
-        with sessions._logged(tmp_path / name):
+        with job_runner._logged(tmp_path / name):
             logger.error("a trace of Java")
         assert "a trace of Java" in (tmp_path / name).read_text()
         assert logger.handlers == before
@@ -337,13 +347,15 @@ def test_executors_without_our_code_are_told_how_to_get_it() -> None:
     text = (
         "Traceback (most recent call last):\n  x\nModuleNotFoundError: No module named 'phpmq_lite'"
     )
-    assert "see `pipeline package`" in (sessions.sentence_of(Failed(text)) or "")
-    assert sessions.sentence_of(ConnectionRefusedError()) == "Spark's JVM has ended"
-    assert sessions.sentence_of(ValueError("a defect of ours")) is None
+    assert "see `pipeline package`" in (spark_errors.spark_error_text(Failed(text)) or "")
+    assert spark_errors.spark_error_text(ConnectionRefusedError()) == "Spark's JVM has ended"
+    assert spark_errors.spark_error_text(ValueError("a defect of ours")) is None
 
 
 def test_results_are_rows_of_figures() -> None:
-    result = options.Result(job="compact", rows=5, details={"files": 1_200, "plan": "x"})
-    row = running.row_of(running.Done(result, 1.25), "table")
+    result = options.JobResult(job="compact", rows=5, details={"files": 1_200, "plan": "x"})
+    row = job_runner.row_of(job_runner.JobOutcome(result, 1.25), "table")
     assert row["details"] == "files 1,200, plan x"
-    assert running.row_of(running.Done(result, 1.25), "jsonl")["details"] == result.details
+    assert (
+        job_runner.row_of(job_runner.JobOutcome(result, 1.25), "jsonl")["details"] == result.details
+    )

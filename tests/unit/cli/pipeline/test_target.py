@@ -8,24 +8,24 @@ import pytest
 from click.testing import CliRunner
 
 from phpmq_lite.cli import contexts
-from phpmq_lite.cli.pipeline.target import Target, target_options
+from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 
 
 @click.command()
 @target_options
-def show(target: Target) -> None:
+def show(target: PipelineTarget) -> None:
     click.echo(repr(target))
     found.append(target)
 
 
-found: list[Target] = []
+found: list[PipelineTarget] = []
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep contexts and settings of this machine out."""
     found.clear()
-    monkeypatch.setattr(contexts, "current", lambda: None)
+    monkeypatch.setattr(contexts, "current_context", lambda: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_context_in_use_says_url_and_token(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "token"
     file.write_text("secret")
     file.chmod(0o600)
-    context = contexts.Context("far", None, "http://mq.example:9101", file)
-    monkeypatch.setattr(contexts, "current", lambda: context)
+    context = contexts.BrokerContext("far", None, "http://mq.example:9101", file)
+    monkeypatch.setattr(contexts, "current_context", lambda: context)
     ask("--out", "x")
     assert (found[0].url, found[0].token) == ("http://mq.example:9101", "secret")

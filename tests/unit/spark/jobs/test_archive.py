@@ -5,20 +5,21 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs import archive, gaps, places
-from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.jobs import archive, archive_gaps
 from phpmq_lite.spark.jobs.options import ArchiveOptions
-from phpmq_lite.spark.options import Connection, Use, history_options
-from phpmq_lite.spark.transport import Bounds
+from phpmq_lite.spark.pipeline_client import HistoryBounds
+from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.source_options import SourceConnection, SourceUse, history_options
 
 
 @pytest.mark.parametrize("name", ["a,b", " a ", "~til2", "ä"])
 def test_archive_of_a_queue_asks_for_that_queue_only(tmp_path: Path, name: str) -> None:
     asked = ArchiveOptions(
-        connection=Connection("http://a"), out=str(tmp_path), queues=(name, "plain")
+        connection=SourceConnection("http://a"), out=str(tmp_path), queues=(name, "plain")
     )
     given = archive.source_options(asked)
-    assert history_options(given, Use.HISTORY_STREAM).queues == (name, "plain")
+    assert history_options(given, SourceUse.HISTORY_STREAM).queues == (name, "plain")
 
 
 @pytest.mark.parametrize(
@@ -28,10 +29,10 @@ def test_first_offset_of_an_archive_is_the_one_that_is_named(
     tmp_path: Path, word: str, begin: int
 ) -> None:
     asked = ArchiveOptions(
-        connection=Connection("http://a"), out=str(tmp_path), starting_offsets=word
+        connection=SourceConnection("http://a"), out=str(tmp_path), starting_offsets=word
     )
-    assert archive.begin_of(asked, Bounds("a", 3, 9, 0), None) == begin
-    assert history_options(archive.source_options(asked), Use.HISTORY_STREAM).outcomes == ()
+    assert archive.first_offset(asked, HistoryBounds("a", 3, 9, 0), None) == begin
+    assert history_options(archive.source_options(asked), SourceUse.HISTORY_STREAM).outcomes == ()
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -39,13 +40,13 @@ def test_archive_of_one_history_takes_no_rows_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """A broker that was restored has rows again that are in the archive."""
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     offset = '{"history": "old", "offset": 7}'
-    files.write(f"{places.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{offset}")
-    files.write(f"{places.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
-    monkeypatch.setattr(archive, "bounds", lambda connection: Bounds("new", 0, 5, 0))
+    files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{offset}")
+    files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
+    monkeypatch.setattr(archive, "history_bounds", lambda connection: HistoryBounds("new", 0, 5, 0))
     asked = ArchiveOptions(
-        connection=Connection("http://a"), out=str(tmp_path), fail_on_data_loss=fails
+        connection=SourceConnection("http://a"), out=str(tmp_path), fail_on_data_loss=fails
     )
     with pytest.raises(RefusedError, match=r"history is new, another than the archive's in .* old"):
         archive.run(None, asked)  # type: ignore[arg-type]  # never reached
@@ -70,10 +71,10 @@ def test_batch_lacks_what_retention_took_before_it_was_read(
     archived: int | None,
     expected: tuple[int, int, int | None] | None,
 ) -> None:
-    found = gaps.find(
+    found = archive_gaps.find_gap(
         10,
         100,
-        Bounds("h", lo, 900, lo_deleted),
+        HistoryBounds("h", lo, 900, lo_deleted),
         needs_deleted=needs_deleted,
         archived=lambda: archived,
         batch="b-1",
@@ -83,14 +84,14 @@ def test_batch_lacks_what_retention_took_before_it_was_read(
 
 
 def test_ledger_keeps_each_batch_once_and_the_newest_first(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
-    assert gaps.ledger(files) == []
+    files = LocalResultsFolder(tmp_path)
+    assert archive_gaps.read_gaps(files) == []
     made = [
-        gaps.Gap(at_ms=n, history_id="h", lo=n, hi=n + 9, rows=None, batch=f"b-{n}")
+        archive_gaps.ArchiveGap(at_ms=n, history_id="h", lo=n, hi=n + 9, rows=None, batch=f"b-{n}")
         for n in (10, 20)
     ]
     for gap in (*made, made[0]):
-        gaps.note(files, gap)
+        archive_gaps.store_gap(files, gap)
     (tmp_path / "gaps" / "b-30.json.new").write_text("{")  # of a run that was killed
-    assert gaps.ledger(files) == made[::-1]
-    assert "offsets 11 to 19 lack up to 9 rows" in gaps.sentence(made[0])
+    assert archive_gaps.read_gaps(files) == made[::-1]
+    assert "offsets 11 to 19 lack up to 9 rows" in archive_gaps.gap_text(made[0])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.spark.jobs.batches import batch_name
-from phpmq_lite.spark.jobs.checkpoint import Done, last_done, offset_of
-from phpmq_lite.spark.jobs.files import LocalFiles
+from phpmq_lite.spark.checkpoints import CommittedBatch, last_committed_batch, offset_of
+from phpmq_lite.spark.jobs.stream_writer import batch_name
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ def test_offset_is_read_in_every_form(
 
 
 def test_last_done_is_the_last_committed_batch_not_the_last_planned(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
-    assert last_done(files, "c") is None
+    files = LocalResultsFolder(tmp_path)
+    assert last_committed_batch(files, "c") is None
     for batch in (9, 10, 11):
         files.write(f"c/offsets/{batch}", f'v1\n{{"a":1}}\n{{"history":"h","offset":{batch}00}}')
     for batch in (9, 10):
         files.write(f"c/commits/{batch}", "v1\n{}")
         files.write(f"c/commits/.{batch}.crc", "")
-    assert last_done(files, "c") == Done(10, "h", 1000)
+    assert last_committed_batch(files, "c") == CommittedBatch(10, "h", 1000)
 
 
 def test_names_of_batches_sort_as_their_numbers() -> None:

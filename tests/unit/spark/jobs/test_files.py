@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.jobs import places
-from phpmq_lite.spark.jobs.files import LocalFiles, missing_jar, open_files
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.results_folder import LocalResultsFolder, missing_jar, open_results
 
 
 def test_whole_files_are_replaced_and_nothing_is_left_beside(tmp_path: Path) -> None:
-    files = open_files(None, str(tmp_path / "out"))
+    files = open_results(None, str(tmp_path / "out"))
     assert files.read("a/b.json") is None
     files.write("a/b.json", "é")
     files.write("a/b.json", "ü")
@@ -23,12 +23,12 @@ def test_whole_files_are_replaced_and_nothing_is_left_beside(tmp_path: Path) -> 
 def test_two_processes_that_write_the_same_file_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, sync = LocalFiles(tmp_path), os.fsync
+    files, sync = LocalResultsFolder(tmp_path), os.fsync
 
     def write_meanwhile(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(os, "getpid", lambda: 1)
-        LocalFiles(tmp_path).write("a", "theirs")
+        LocalResultsFolder(tmp_path).write("a", "theirs")
 
     monkeypatch.setattr(os, "fsync", write_meanwhile)
     files.write("a", "ours")
@@ -37,11 +37,11 @@ def test_two_processes_that_write_the_same_file_do_not_meet(
 
 @pytest.mark.parametrize("uri", ["file:///a b%20#c", "file:/a b%20#c", "/a b%20#c"])
 def test_folder_of_a_uri_is_the_one_that_hadoop_takes(uri: str) -> None:
-    assert open_files(None, uri).url("x") == "file:///a b%20#c/x"
+    assert open_results(None, uri).url("x") == "file:///a b%20#c/x"
 
 
 def test_sizes_leave_out_what_spark_does_not_read(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     for name in ("x/p.parquet", "x/_SUCCESS", "x/.p.crc", "x/_temporary/p.parquet", "x/y/q"):
         files.write(name, "12")
     assert files.files("x") == [2, 2]
@@ -49,7 +49,7 @@ def test_sizes_leave_out_what_spark_does_not_read(tmp_path: Path) -> None:
 
 
 def test_folders_move_and_go(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     files.write("a/f", "1")
     files.move("a", "b/c")
     assert (files.exists("a"), files.read("b/c/f")) == (False, "1")
@@ -60,7 +60,7 @@ def test_folders_move_and_go(tmp_path: Path) -> None:
 
 
 def test_lock_keeps_others_out_but_shared_ones_go_together(tmp_path: Path) -> None:
-    files, others = LocalFiles(tmp_path), LocalFiles(tmp_path)
+    files, others = LocalResultsFolder(tmp_path), LocalResultsFolder(tmp_path)
     with files.lock("archive", is_shared=True):
         with others.lock("archive", is_shared=True), others.lock("metrics"):
             pass
@@ -75,35 +75,38 @@ def test_lock_keeps_others_out_but_shared_ones_go_together(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["..", ".hidden", "_x", "a/b", "a%2Fb", "ö x"])
 def test_names_of_queues_stay_in_their_folder_and_are_not_hidden(name: str) -> None:
-    folder, _, file = places.consumed(name).partition("/")
+    folder, _, file = results_folder.consumed_folder(name).partition("/")
     assert folder == "consumed"
     assert "/" not in file
     assert not file.startswith((".", "_"))
-    assert places.consumed("a/b") != places.consumed("a%2Fb")
+    assert results_folder.consumed_folder("a/b") != results_folder.consumed_folder("a%2Fb")
 
 
 @pytest.mark.parametrize("name", ["ä" * 100, "a" * 255, "_" * 255, "/" * 255, "𝄞" * 63])
 def test_longest_names_fit_into_a_file_system(tmp_path: Path, name: str) -> None:
-    files = LocalFiles(tmp_path)
+    files = LocalResultsFolder(tmp_path)
     other = f"{name[:-1]}b"
-    for place in (places.consumed, places.consume_checkpoint):
+    for place in (results_folder.consumed_folder, results_folder.consume_checkpoint_folder):
         assert place(name) != place(other)
         (tmp_path / place(name)).mkdir(parents=True)
-    for file in (places.replay_plan, places.replay_done):
+    for file in (results_folder.replay_plan_file, results_folder.replay_progress_file):
         assert file(name) != file(other)
         files.write(file(name), "kept")
         assert files.read(file(name)) == "kept"
-    with files.lock(places.consume_lock(name)), files.lock(places.consume_lock(other)):
+    with (
+        files.lock(results_folder.consume_lock_name(name)),
+        files.lock(results_folder.consume_lock_name(other)),
+    ):
         pass
 
 
 def test_names_that_fit_keep_their_folders() -> None:
-    assert places.consumed("ä" * 42) == f"consumed/{'%C3%A4' * 42}"
-    assert places.consumed("a" * 255) == f"consumed/{'a' * 255}"
-    short, long = places.consumed("ä" * 42), places.consumed("ä" * 43)
+    assert results_folder.consumed_folder("ä" * 42) == f"consumed/{'%C3%A4' * 42}"
+    assert results_folder.consumed_folder("a" * 255) == f"consumed/{'a' * 255}"
+    short, long = results_folder.consumed_folder("ä" * 42), results_folder.consumed_folder("ä" * 43)
     assert long.startswith(f"consumed/{'%C3%A4' * 21}%C%-")
     assert long != short
-    assert places.consume_lock("a") == "consume-a"
+    assert results_folder.consume_lock_name("a") == "consume-a"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from phpmq_lite.spark.jobs.options import ReplayOptions
-from phpmq_lite.spark.jobs.plans import cut, plan_name
-from phpmq_lite.spark.jobs.replay import revived
+from phpmq_lite.spark.jobs.replay import redriven_rows
+from phpmq_lite.spark.jobs.replay_plans import cut_pieces, plan_name
 
 
 def options(**given: Any) -> ReplayOptions:
@@ -27,7 +27,7 @@ def options(**given: Any) -> ReplayOptions:
     ],
 )
 def test_pieces_keep_rows_and_bytes(rows: list[tuple[int, int]], expected: list[list[int]]) -> None:
-    assert cut(rows, max_rows=3, max_bytes=100) == expected
+    assert cut_pieces(rows, max_rows=3, max_bytes=100) == expected
 
 
 def test_plan_has_the_name_given_or_one_of_its_selection() -> None:
@@ -42,7 +42,7 @@ def test_revived_bodies_lose_dead_letter_and_keep_the_rest() -> None:
         b'"attempts":3,"dead_letter":{"reason":"failed"}}'
     )
     piece = pa.table({"queue": ["a", "b"], "body": [body, b"\xff opaque"], "ttl_s": [1, None]})
-    result = revived(piece)
+    result = redriven_rows(piece)
     assert result.column_names == ["queue", "body", "ttl_s"]
     assert result["body"].to_pylist() == [
         b'{"job":"urn:a","trace_id":"t","data":{"x":1.0},"meta":{"id":"m","schema_version":1},'

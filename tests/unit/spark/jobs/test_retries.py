@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.spark.jobs.retries import Event, retried
+from phpmq_lite.spark.jobs.metrics import RetryEvent, retried_offsets
 
 
-def by_definition(events: list[Event]) -> set[int]:
+def by_definition(events: list[RetryEvent]) -> set[int]:
     again = [event for event in events if event.offset is None]
     return {
         row.offset
@@ -32,13 +32,13 @@ def test_pass_finds_what_the_definition_says_whatever_the_clock_did(seed: int) -
         published = dice.randint(0, 30)
         attempts = dice.randint(0, 5)
         if attempts:
-            events.append(Event("m", seq, attempts, None, published, published))
+            events.append(RetryEvent("m", seq, attempts, None, published, published))
         if dice.random() < 0.8:
             first = dice.randint(0, 30)
-            events.append(Event("m", seq, attempts, seq, first, first + dice.randint(-2, 12)))
+            events.append(RetryEvent("m", seq, attempts, seq, first, first + dice.randint(-2, 12)))
     dice.shuffle(events)
     events.sort(key=lambda event: -event.seq)
-    found = retried(events)
+    found = retried_offsets(events)
     assert len(found) == len(set(found))
     assert set(found) == by_definition(events)
 
@@ -47,9 +47,9 @@ def test_steps_grow_with_the_attempts_of_a_message_and_not_with_their_square() -
     def steps(attempts: int) -> int:
         events = []
         for n in reversed(range(attempts)):
-            events.append(Event("m", n, n, n, 10 * n + 1, 10 * n + 11))
+            events.append(RetryEvent("m", n, n, n, 10 * n + 1, 10 * n + 11))
             if n:
-                events.append(Event("m", n, n, None, 10 * n, 10 * n))
+                events.append(RetryEvent("m", n, n, None, 10 * n, 10 * n))
         lines = 0
 
         def count(*_: Any) -> Any:
@@ -60,7 +60,7 @@ def test_steps_grow_with_the_attempts_of_a_message_and_not_with_their_square() -
         before = sys.gettrace()
         sys.settrace(count)
         try:
-            found = retried(events)
+            found = retried_offsets(events)
         finally:
             sys.settrace(before)
         assert len(found) == attempts - 1

@@ -1,0 +1,103 @@
+"""What ``doctor`` reports: one finding for each check, and the table of all."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import click
+
+from phpmq_lite.cli.errors import ERROR
+from phpmq_lite.cli.output import (
+    Column,
+    format_cell,
+    output_format,
+    print_message,
+    print_table,
+    write_rows,
+)
+from phpmq_lite.errors import PhpmqError
+
+OK, WARN, BAD = "ok", "warn", "bad"
+COLUMNS: Final = (
+    Column("check", "CHECK"),
+    Column("state", "STATE"),
+    Column("found", "FOUND"),
+    Column("hint", "HINT"),
+)
+_STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at; ``state`` is ok, warn (it works, look at it) or bad."""
+
+    check: str
+    state: str
+    found: str
+    hint: str = ""  # what to do
+
+
+def as_root(command: str) -> str:
+    """Return a command that only root may run, or advice to ask root for it."""
+    return command if os.geteuid() == 0 else f"ask root to run: {command}"
+
+
+def ok(check: str, found: str, hint: str = "") -> Finding:
+    """Tell that something is as it should be."""
+    return Finding(check, OK, found, hint)
+
+
+def warn(check: str, found: str, hint: str) -> Finding:
+    """Tell that somebody should look at something, although it works."""
+    return Finding(check, WARN, found, hint)
+
+
+def bad(check: str, found: str, hint: str) -> Finding:
+    """Tell that something does not work."""
+    return Finding(check, BAD, found, hint)
+
+
+def report_findings(findings: Sequence[Finding], output: str | None) -> None:
+    """Write the findings, and end the command with exit code 1 where one is bad.
+
+    On a terminal the hint stands below what was found: beside it both would be narrow.
+    """
+    if output_format(output) == "table":
+        _write_table(findings)
+    else:
+        write_rows([one._asdict() for one in findings], COLUMNS, output, "")
+    if any(one.state == BAD for one in findings):
+        click.get_current_context().exit(ERROR)
+
+
+def _write_table(findings: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for one in findings:
+        text = Text(format_cell(one.found))
+        if one.hint:
+            text.append(f"\n→ {format_cell(one.hint)}", style="italic")
+        table.add_row(Text(one.state, style=_STYLES[one.state]), Text(one.check), text)
+    print_table(table)
+    print_message(summarize_findings(findings))
+
+
+def summarize_findings(findings: Sequence[Finding]) -> str:
+    """Count what is not well."""
+    bad = sum(one.state == BAD for one in findings)
+    warn = sum(one.state == WARN for one in findings)
+    if not bad + warn:
+        return f"All {len(findings)} checks are well."
+    return f"{len(findings)} checks: {bad} bad, {warn} to look at."
+
+
+def run_check(part: str, look_at: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Look at a part; what cannot be read is a finding too."""
+    try:
+        yield from look_at()
+    except Exception as error:  # whatever it is, the rest is looked at
+        told = error if isinstance(error, PhpmqError | OSError) else repr(error)
+        is_foreign = isinstance(error, PermissionError)
+        hint = "run doctor with the account of the broker" if is_foreign else ""
+        yield bad(part, f"cannot be looked at: {told}", hint)

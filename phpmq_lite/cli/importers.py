@@ -1,0 +1,444 @@
+"""The commands that import messages from beanstalkd and InitPHP Queue."""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import click
+
+from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.errors import NOT_FOUND, CommandError
+from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.progress import progress_bar
+from phpmq_lite.client.address import BrokerAddress, parse_address
+from phpmq_lite.client.blocking_client import BlockingClient
+from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, publish_each
+from phpmq_lite.envelopes.sqlite_file import wall_ms
+from phpmq_lite.importers import beanstalkd, initphp
+from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob
+from phpmq_lite.importers.import_run import ImportJournal
+from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
+from phpmq_lite.logs import escape
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_COUNTS: Final = (
+    Column("found", "FOUND", is_number=True),
+    Column("held", "HELD", is_number=True),
+    Column("before", "BEFORE", is_number=True),  # stored by an earlier run
+)
+_STORED: Final = Column("stored", "STORED", is_number=True)
+_NAMED: Final = 10  # errors that are shown one by one; a paused queue may refuse a million
+NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
+
+
+@dataclass(slots=True, frozen=True)
+class ImportItem:
+    """A message as it was found, and what becomes of it."""
+
+    group: tuple[str, str, str]  # what it is counted with, see Tally
+    name: str  # for errors: "jobs row 7 for orders"
+    message: KeyedMessage | None  # None: a worker there has it
+    problem: str | None = None  # what is wrong with an envelope
+
+
+@dataclass(slots=True)
+class ImportCounts:
+    """Counts by group; ``heads`` are the keys and titles of a group's three parts."""
+
+    heads: tuple[Column, Column, Column]
+    journal: ImportJournal | None
+    judged: tuple[Column, ...] = ()  # what is shown of envelopes
+    waiting: int = 0  # to be published
+    stored: int = 0
+    held: int = 0
+    errors: int = 0
+    _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def count(self, item: ImportItem) -> bool:
+        """Count what was found; tell whether it is to be published."""
+        group = self._group(item)
+        group["found"] += 1
+        if item.problem is not None:
+            group["not_valid"] += 1
+            reasons = group["reasons"]
+            reasons[item.problem] = reasons.get(item.problem, 0) + 1
+        if item.message is None:
+            group["held"] += 1
+            self.held += 1
+        elif self.journal is not None and self.journal.has(item.message.key):
+            group["before"] += 1
+        else:
+            self.waiting += 1
+            return True
+        return False
+
+    def store(self, item: ImportItem) -> None:
+        """Count what the broker has now."""
+        self._group(item)["stored"] += 1
+        self.stored += 1
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the groups, in the order in which they were seen first."""
+        return list(self._groups.values())
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of a table of the groups."""
+        return (*self.heads, *_COUNTS, *self.judged, _STORED)
+
+    def end(self, *, is_dry: bool) -> None:
+        """Say what was done.
+
+        Raises:
+            CommandError: something could not be stored.
+        """
+        if self.held:
+            print_message(
+                f"{self.held:,} left out: a worker has reserved them; run this again later"
+            )
+        print_message(
+            f"{self.waiting:,} would be published" if is_dry else f"{self.stored:,} stored"
+        )
+        if self.errors:
+            raise CommandError(f"{self.errors:,} could not be stored")
+
+    def _group(self, item: ImportItem) -> dict[str, Any]:
+        names = (head.key for head in self.heads)
+        fresh = dict(zip(names, item.group, strict=True)) | {
+            "found": 0, "held": 0, "before": 0, "not_valid": 0, "reasons": {}, "stored": 0,
+        }  # fmt: skip
+        return self._groups.setdefault(item.group, fresh)
+
+
+def publish_items(
+    client: BlockingClient, items: Sequence[ImportItem], tally: ImportCounts
+) -> list[bool]:
+    """Count all, publish what is to be published, in order; tell of each whether it is stored.
+
+    Raises:
+        CommandError: the broker does not answer.
+    """
+    due = [at for at, item in enumerate(items) if tally.count(item)]
+    messages = [message for at in due if (message := items[at].message) is not None]
+    outcomes = publish_each(client, messages)
+    if tally.journal is not None:
+        done = zip(messages, outcomes, strict=True)
+        tally.journal.add(message.key for message, outcome in done if outcome is None)
+    is_stored = [item.message is not None for item in items]
+    for at, outcome in zip(due, outcomes, strict=True):
+        if isinstance(outcome, NoAnswerError):
+            raise CommandError(f"{outcome}; run this again, nothing is stored twice")
+        if outcome is None:
+            tally.store(items[at])
+        else:
+            is_stored[at] = False
+            tally.errors += 1
+            if tally.errors <= _NAMED:
+                print_message(f"{escape(items[at].name)}: {escape(str(outcome))}")
+    return is_stored
+
+
+def journal_option(command: Command) -> Command:
+    """Add ``--journal``."""
+    return click.option(
+        "--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Remember in FILE what is stored, so that a run next week leaves it out too. "
+        "One for each broker.",
+    )(command)  # fmt: skip
+
+
+@contextmanager
+def open_journal(path: Path | None) -> Iterator[ImportJournal | None]:
+    """Open the journal, where there is to be one."""
+    if path is None:
+        yield None
+    else:
+        with closing(ImportJournal(path)) as journal:
+            yield journal
+
+
+_AT_ONCE: Final = 500
+_AT_ONCE_BYTES: Final = 32 << 20  # what a batch may need, were all jobs as large as they may be
+_FEWEST: Final = 16
+_HEADS: Final = (Column("tube", "TUBE"), Column("state", "STATE"), Column("target", "TO"))
+
+
+def beanstalkd_address(value: str) -> BrokerAddress:
+    """Give where a beanstalkd is; a click type."""
+    try:
+        target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if target.path:
+        raise click.BadParameter(f"{value!r} is no HOST:PORT")
+    return target
+
+
+def tube_mapping(value: str) -> tuple[str, str]:
+    """Give both names of ``mails=mail.out``; a click type."""
+    tube, sign, queue = value.partition("=")
+    if not sign or not tube or not queue:
+        raise click.BadParameter(f"{value!r} is no TUBE=QUEUE")
+    return tube, queue
+
+
+@click.command("import-beanstalkd")
+@click.argument("source", type=beanstalkd_address, metavar="HOST[:PORT]")
+@click.option(
+    "--tube", "tubes", multiple=True, metavar="NAME",
+    help="Only this tube. Repeatable.  [default: all]",
+)  # fmt: skip
+@click.option(
+    "--map", "names", type=tube_mapping, multiple=True, metavar="TUBE=QUEUE",
+    help="Jobs of TUBE to QUEUE, where it is to be called otherwise. Repeatable.",
+)  # fmt: skip
+@click.option("--move", is_flag=True, help="Delete there what is stored here.")
+@journal_option
+@click.option("--dry-run", is_flag=True, help="Show what would be published; publish nothing.")
+@output_option
+@client_options
+def import_beanstalkd(
+    client: ClientFactory,
+    source: BrokerAddress,
+    tubes: tuple[str, ...],
+    names: tuple[tuple[str, str], ...],
+    move: bool,
+    journal_path: Path | None,
+    dry_run: bool,
+    output: str | None,
+) -> None:
+    """Publish the jobs of a running beanstalkd: a copy, or with --move a move.
+
+    Ready jobs go to the queue of the tube's name, the most urgent first, then the oldest; delayed
+    ones to QUEUE.retry with the rest of their delay, buried ones to QUEUE.dlq. What a worker has
+    reserved is left out. With --move each is deleted there once it is stored here; workers may go
+    on there meanwhile. A second run within the broker's window of keys stores nothing twice, but a
+    job that was delayed then and is ready now; with --journal that neither.
+    """
+    with beanstalkd.connect_beanstalkd(source) as server, open_journal(journal_path) as journal:
+        missing = sorted({*tubes, *(tube for tube, _ in names)} - {*server.tubes()})
+        if missing:
+            raise CommandError(f"beanstalkd has no tube {missing[0]!r}", NOT_FOUND)
+        run = BeanstalkdImport(server, dict(names), ImportCounts(_HEADS, journal), is_move=move)
+        try:
+            if dry_run:
+                run.preview(tubes)
+            else:
+                run.publish(client(), tubes)
+        finally:
+            if run.tally.rows():
+                write_rows(run.tally.rows(), run.tally.columns, output, "")
+        if not dry_run:
+            run.tell()
+    run.tally.end(is_dry=dry_run)
+
+
+@dataclass(slots=True)
+class BeanstalkdImport:
+    """One run: from where to which queues, and how far it is."""
+
+    server: BeanstalkdClient
+    names: Mapping[str, str]
+    tally: ImportCounts
+    is_move: bool
+    gone: int = 0  # between the look round and the reading
+    deleted: int = 0
+    taken: int = 0  # stored here, and reserved by a worker there before they could be deleted
+
+    def preview(self, tubes: Sequence[str]) -> None:
+        """Count what would be published, without reading a body."""
+        for lot, job_ids in beanstalkd.find_jobs(self.server, tubes).items():
+            for job_id in job_ids:
+                self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
+
+    def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
+        """Publish all, piece by piece; what is stored is deleted there before the next piece."""
+        is_held = self.is_move and self.server.can_reserve
+        if self.is_move and not is_held:
+            print_message(
+                "this beanstalkd cannot reserve a job by its id: its workers should be stopped"
+            )
+        lots = beanstalkd.find_jobs(self.server, tubes)
+        wanted = ((lot, job_id) for lot, job_ids in lots.items() for job_id in job_ids)
+        total = sum(map(len, lots.values()))
+        at_once = max(_FEWEST, min(_AT_ONCE, _AT_ONCE_BYTES // self.server.max_job_bytes))
+        with client, progress_bar("import", total) as advance:
+            while piece := list(islice(wanted, at_once)):
+                found = self.server.take(piece, is_held=is_held)
+                jobs = [job for job in found if job is not None]
+                self.gone += len(found) - len(jobs)
+                is_stored = publish_items(client, [self._item(job) for job in jobs], self.tally)
+                if self.is_move:
+                    self._delete([job for job, done in zip(jobs, is_stored, strict=True) if done])
+                advance(len(piece))
+
+    def _delete(self, jobs: Sequence[BeanstalkdJob]) -> None:
+        deleted = self.server.delete([job.job_id for job in jobs])
+        self.deleted += deleted
+        self.taken += len(jobs) - deleted
+
+    def _item(self, job: BeanstalkdJob) -> ImportItem:
+        queue = self.names.get(job.tube, job.tube)
+        instance = self.server.instance
+        message = beanstalkd.plan_job(job, queue, instance=instance, now_ms=wall_ms())
+        group = (job.tube, job.state, queue if message is None else message.queue)
+        return ImportItem(group, f"job {job.job_id} of tube {job.tube}", message)
+
+    def tell(self) -> None:
+        """Say what became of the jobs there."""
+        if self.gone:
+            print_message(
+                f"{self.gone:,} were gone before they were read: a worker was done with them"
+            )
+        if not self.is_move:
+            print_message(
+                "beanstalkd has all its jobs still: --move deletes there what is stored here"
+            )
+            return
+        if self.taken:
+            print_message(
+                f"{self.taken:,} were taken by a worker there too: they may be handled twice"
+            )
+        print_message(
+            f"{self.deleted:,} deleted in beanstalkd, which has {self.server.jobs():,} left"
+        )
+
+
+_IMPORT_INITPHP_AT_ONCE_BYTES: Final = 4 << 20
+_IMPORT_INITPHP_HEADS: Final = (
+    Column("table", "TABLE"),
+    Column("queue", "QUEUE"),
+    Column("target", "TO"),
+)
+
+
+def timezone(name: str) -> ZoneInfo:
+    """Give a time zone; a click type."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise click.BadParameter(f"{name!r} is no time zone; write Europe/Berlin") from None
+
+
+def column_mapping(value: str) -> tuple[str, str]:
+    """Give both names of ``payload=body``; a click type."""
+    name, sign, column = value.partition("=")
+    known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
+    if not sign or not column or name.removeprefix("failed.") not in known:
+        raise click.BadParameter(f"{value!r} is no NAME=COLUMN with NAME of {', '.join(known)}")
+    return name, column
+
+
+@click.command("import-initphp")
+@click.argument("database", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--table", default="jobs", show_default=True, help="The table of jobs.")
+@click.option("--failed-table", help="That of failed jobs.  [default: TABLE_failed]")
+@click.option("--no-failed", is_flag=True, help="Leave the failed jobs alone.")
+@click.option(
+    "--column", "columns", type=column_mapping, multiple=True, metavar="NAME=COLUMN",
+    help="Where a column is called otherwise: payload=body; failed.payload=body for the table "
+    "of failed jobs alone. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--timezone", "zone", type=timezone, default="UTC", show_default=True,
+    help="The time zone of the PHP processes, in which the tables' times are.",
+)  # fmt: skip
+@click.option(
+    "--retry-after", "reserved_s", type=duration, default="90s", show_default=True,
+    metavar="DURATION",
+    help="A job that a worker reserved less than this ago is left out.",
+)  # fmt: skip
+@journal_option
+@click.option("--dry-run", is_flag=True, help="Show what would be published; connect to nobody.")
+@output_option
+@client_options
+def import_initphp(
+    client: ClientFactory,
+    database: Path,
+    table: str,
+    failed_table: str | None,
+    no_failed: bool,
+    columns: tuple[tuple[str, str], ...],
+    zone: ZoneInfo,
+    reserved_s: int,
+    journal_path: Path | None,
+    dry_run: bool,
+    output: str | None,
+) -> None:
+    """Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.
+
+    Stop its workers first. The database is only read. Jobs that wait for a retry go to
+    QUEUE.retry with the rest of their delay, failed ones to QUEUE.dlq. Each has a key of its own:
+    a second run within the broker's window of keys stores nothing twice.
+    """
+    layout = TableMapping(
+        table,
+        failed_table or f"{table}_failed",
+        {name: column for name, column in columns if not name.startswith("failed.")},
+        {name[7:]: column for name, column in columns if name.startswith("failed.")},
+    )
+    kinds: tuple[Kind, ...] = ("jobs",) if no_failed else ("jobs", "failed")
+    with open_journal(journal_path) as journal:
+        tally = ImportCounts(_IMPORT_INITPHP_HEADS, journal, (NOT_VALID,))
+        try:
+            with closing(initphp.open_source(database)) as source:
+                for kind in kinds:  # all that is missing is said before the first is stored
+                    initphp.find_columns(source, kind, layout)
+                now_ms, name = wall_ms(), str(database.resolve())
+                items = (
+                    _item(initphp.plan_row(row, now_ms, source=name, reserved_s=reserved_s), layout)
+                    for kind in kinds
+                    for row in initphp.read_rows(source, kind, layout, zone)
+                )
+                if dry_run:
+                    deque(map(tally.count, items), maxlen=0)
+                else:
+                    _publish(client(), _batches(items), tally)
+        except sqlite3.Error as error:
+            raise CommandError(f"{database.name}: {error}") from None
+        finally:
+            if tally.rows():
+                write_rows(tally.rows(), tally.columns, output, "")
+    tally.end(is_dry=dry_run)
+
+
+def _item(planned: PlannedMessage, layout: TableMapping) -> ImportItem:
+    row, message = planned.row, planned.message
+    target = row.queue if message is None else message.queue
+    group = (layout.table(row.kind), row.queue, target)
+    return ImportItem(
+        group, f"{row.kind} row {row.row_id} for {row.queue}", message, planned.problem
+    )
+
+
+def _publish(
+    client: BlockingClient, batches: Iterable[list[ImportItem]], tally: ImportCounts
+) -> None:
+    """Publish all, batch by batch, in the order of the rows."""
+    with client, progress_bar("import", None) as advance:
+        for batch in batches:
+            publish_items(client, batch, tally)
+            advance(len(batch))
+
+
+def _batches(items: Iterable[ImportItem]) -> Iterator[list[ImportItem]]:
+    """Cut into what is sent at once."""
+    batch: list[ImportItem] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += 0 if item.message is None else len(item.message.content)
+        if len(batch) == _AT_ONCE or size >= _IMPORT_INITPHP_AT_ONCE_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

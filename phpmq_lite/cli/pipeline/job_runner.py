@@ -1,0 +1,323 @@
+"""Starts a Spark session and runs jobs in it, once or in rounds."""
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.output import Column, write_rows
+from phpmq_lite.cli.pipeline.spark_errors import INTERRUPTED, explain_spark_errors, spark_error_text
+from phpmq_lite.cli.pipeline.target import PipelineTarget
+from phpmq_lite.cli.progress import JobProgress, show_progress
+from phpmq_lite.cli.signals import StopRequest
+from phpmq_lite.errors import PhpmqError
+from phpmq_lite.installation import install_command
+from phpmq_lite.spark import executor_zip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from phpmq_lite.spark.insights_summary import JobRun
+    from phpmq_lite.spark.jobs.options import JobOptions, JobResult
+    from phpmq_lite.spark.source_options import SourceConnection
+
+NEEDED: Final = ("pyspark", "pyarrow", "pandas")
+_PROBE_ROWS: Final = 1_000
+_TRACING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+def require_spark() -> None:
+    """Say which extra is missing, before anything is imported that needs it.
+
+    Raises:
+        CommandError: a package of the extra `spark` is not installed.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"the pipeline needs the extra spark ({', '.join(missing)} not installed): "
+            + install_command("spark")
+        )
+
+
+def source_connection(target: PipelineTarget) -> "SourceConnection":
+    """Give what Spark's processes need to reach the broker.
+
+    Raises:
+        CommandError: the extra `spark` is not installed.
+        PhpmqError: the address is none, or a database file is meant for a cluster.
+    """
+    require_spark()
+    from phpmq_lite.spark.source_options import SourceConnection
+
+    made = SourceConnection(
+        url=target.url, token=target.token, path=str(target.path) if target.path else None
+    )
+    made.check_master(target.master)
+    return made
+
+
+@contextmanager
+def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
+    """Start Spark and end it; the JVM and all that it starts write to the log.
+
+    A master that is not local gets our own code as a zip: its executors import it from there.
+    """
+    from phpmq_lite.spark import java
+    from phpmq_lite.spark import session as sessions
+
+    with ExitStack() as stack:
+        shipped: list[Path] = []
+        if not target.is_local:
+            folder = stack.enter_context(TemporaryDirectory(prefix="phpmq-lite-"))
+            shipped.append(executor_zip.build_zip(Path(folder) / executor_zip.zip_name()))
+        found = java.find_java()
+        progress(f"starting Spark on Java {found.version}")
+        spark = sessions.session(
+            "phpmq-lite pipeline",
+            master=target.master,
+            conf=target.conf,
+            py_files=shipped,
+            log=target.log,
+        )
+        stack.enter_context(_logged(target.log))
+        try:
+            yield spark
+        finally:
+            progress("stopping Spark")
+            spark.stop()
+
+
+@contextmanager
+def _logged(file: Path) -> Iterator[None]:
+    """Send what Python's libraries log to the log: py4j logs a traceback for a Ctrl-C.
+
+    Two loggers of PySpark's write each error of a query to standard error, with Java's trace.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file)
+    logging.getLogger().addHandler(handler)
+    own = {name: _handlers(name, [handler]) for name in _TRACING}
+    try:
+        yield
+    finally:
+        for name, handlers in own.items():
+            _handlers(name, handlers)
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
+    """Replace the handlers of one of PySpark's loggers; return the previous ones."""
+    from pyspark.logger import PySparkLogger
+
+    logger = PySparkLogger.getLogger(name)
+    before, logger.handlers = logger.handlers, handlers
+    return before
+
+
+def probe(target: PipelineTarget) -> str:
+    """Start Spark, read some rows of the history with it, and say how many there were."""
+    with ExitStack() as stack:
+        progress = stack.enter_context(show_progress(sys.stderr))
+        stack.enter_context(explain_spark_errors(target))
+        options = source_connection(target).as_options()
+        spark = stack.enter_context(spark_session(target, progress))
+        progress("reading")
+        source = spark.read.format("phpmq").options(**options, failOnDataLoss="false")
+        rows = source.load().limit(_PROBE_ROWS)
+        return f"{spark.version} read {rows.count():,} rows of the history"
+
+
+_COLUMNS: Final = (
+    Column("job", "JOB"),
+    Column("rows", "ROWS", is_number=True),
+    Column("offset", "OFFSET", is_number=True),
+    Column("batches", "BATCHES", is_number=True),
+    Column("seconds", "SECONDS", is_number=True),
+    Column("details", "DETAILS"),
+)
+
+
+class PipelineJob(NamedTuple):
+    """A job by its module's name, and its options; ``is_noted``: the summary tells of it."""
+
+    name: str
+    options: "JobOptions"
+    is_noted: bool = True
+
+
+class JobOutcome(NamedTuple):
+    """What a job answered, and how long it took."""
+
+    result: "JobResult"
+    seconds: float
+
+
+def run_jobs(
+    target: PipelineTarget,
+    jobs: Sequence[PipelineJob],
+    *,
+    every_s: float | None = None,
+    output: str | None = None,
+) -> None:
+    """Run jobs one after another, once or in rounds, and write their results.
+
+    Args:
+        target: where to read and write, and which Spark.
+        jobs: in their order; the first that fails ends the command.
+        every_s: seconds from the end of a round to the next; None for one round.
+        output: format of the results; rounds write JSON lines unless told otherwise.
+    """
+    finished: list[JobOutcome] = []
+    with ExitStack() as stack:
+        progress = stack.enter_context(show_progress(sys.stderr))
+        stack.enter_context(explain_spark_errors(target))
+        spark = stack.enter_context(spark_session(target, progress))
+        stopping = StopRequest(progress.note)
+        with stopping.heard():
+            for done in _rounds(spark, jobs, progress, stopping, every_s):
+                if every_s is None:
+                    finished = done
+                else:
+                    _show(done, output or "jsonl")
+    if every_s is None:
+        _show(finished, output)
+    if stopping.signal == signal.SIGINT:
+        raise CommandError("stopped after the batch; run it again to go on", INTERRUPTED)
+
+
+def _rounds(
+    spark: "SparkSession",
+    jobs: Sequence[PipelineJob],
+    progress: JobProgress,
+    stopping: StopRequest,
+    every_s: float | None,
+) -> Iterator[list[JobOutcome]]:
+    """Yield what each round did; ends early when asked to stop."""
+    while True:
+        yield _round(spark, jobs, progress, stopping)
+        if every_s is None or stopping():
+            return
+        progress("waiting")
+        stopping.wait(every_s)
+        if stopping():
+            return
+
+
+def _round(
+    spark: "SparkSession", jobs: Sequence[PipelineJob], progress: JobProgress, stopping: StopRequest
+) -> list[JobOutcome]:
+    """Run each job once; the summary is written also where one fails."""
+    done: list[JobOutcome] = []
+    runs: list[JobRun] = []
+    try:
+        for job in jobs:
+            if stopping():
+                break
+            done.append(_run(spark, job, progress, stopping, runs))
+    except Exception as first:
+        if stopping.is_cut:
+            raise
+        try:
+            _summarize(spark, jobs, runs, progress)
+        except Exception as error:  # the job's own error is the one to tell
+            if _text_of(error) != _text_of(first):
+                progress.note(f"the summary was not written: {_text_of(error)}")
+        raise
+    _summarize(spark, jobs, runs, progress)
+    return done
+
+
+def _run(
+    spark: "SparkSession",
+    job: PipelineJob,
+    progress: JobProgress,
+    stopping: StopRequest,
+    runs: "list[JobRun]",
+) -> JobOutcome:
+    """Run a job and note in ``runs`` how it ended."""
+    progress(job.name)
+    began_ms, began_s = _now_ms(), time.monotonic()
+    try:
+        run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
+        result: JobResult = run(spark, job.options, progress, stopping)
+    except Exception as error:
+        if job.is_noted:
+            runs.append(_run_of(job.name, "failed", began_ms, error=_text_of(error)))
+        raise
+    if job.is_noted:
+        state = "stopped" if result.is_stopped else "done"
+        runs.append(_run_of(job.name, state, began_ms, offset=result.offset))
+    return JobOutcome(result, time.monotonic() - began_s)
+
+
+def _summarize(
+    spark: "SparkSession", jobs: Sequence[PipelineJob], runs: "list[JobRun]", progress: JobProgress
+) -> None:
+    """Write the summary; what did not work is a note."""
+    from phpmq_lite.spark import insights_summary
+
+    if not runs:
+        return
+    progress("summary")
+    options = jobs[0].options
+    for note in insights_summary.write_summary(
+        spark, options, runs, now_ms=_now_ms(), report=progress
+    ):
+        progress.note(note)
+
+
+def _run_of(
+    name: str, state: str, began_ms: int, *, offset: int | None = None, error: str | None = None
+) -> "JobRun":
+    from phpmq_lite.spark.insights_summary import JobRun
+
+    return JobRun(
+        name=name, state=state, started_at=began_ms, finished_at=_now_ms(), offset=offset,
+        error=error,
+    )  # fmt: skip
+
+
+def _text_of(error: Exception) -> str:
+    """Give what a page shows of an error."""
+    return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _show(done: Sequence[JobOutcome], output: str | None) -> None:
+    style = output or ("table" if sys.stdout.isatty() else "jsonl")
+    write_rows([row_of(one, style) for one in done], _COLUMNS, style, "nothing was done")
+    for result, _ in done:
+        for note in result.notes:
+            click.echo(f"{result.job}: {note}", err=True)
+
+
+def row_of(done: JobOutcome, style: str) -> dict[str, Any]:
+    """Give a row of output; tables and CSV have the details as one text."""
+    result = done.result
+    details: Any = dict(result.details)
+    if style in ("table", "csv"):
+        details = ", ".join(f"{key} {_figure(value)}" for key, value in details.items())
+    return {
+        "job": result.job, "rows": result.rows, "offset": result.offset,
+        "batches": result.batches, "seconds": round(done.seconds, 1),
+        "stopped": result.is_stopped, "details": details,
+    }  # fmt: skip
+
+
+def _figure(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

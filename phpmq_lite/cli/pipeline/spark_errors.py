@@ -1,0 +1,120 @@
+"""One-line causes of errors in Spark, from Java and Python tracebacks."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+import click
+
+from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.pipeline.target import PipelineTarget
+from phpmq_lite.errors import PhpmqError
+
+_LONGEST: Final = 600
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_RAISED: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
+_JAVA: Final = tuple(  # in this order; of each the last
+    re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
+    for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
+)
+_CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
+_STATE: Final = re.compile(r";?\s*SQLSTATE: \w+;?")
+_PLUMBING: Final = (  # says only that something below failed
+    "Py4JJavaError",
+    "PythonException",
+    "SparkException",
+    "StreamingQueryException",
+    "ExecutionException",
+    "RuntimeException",
+)
+_ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The above exception")
+
+
+def cause_of(text: str) -> str:
+    """Give the cause in one line: of a worker if one failed, else of Java, else the first line.
+
+    Errors of ours are their sentence alone; others have their name before it.
+    """
+    for traceback in reversed(text.split(_TRACEBACK)[1:]):
+        found = _raised(traceback)
+        if found is not None:
+            return found
+    for pattern in _JAVA:
+        for match in reversed(list(pattern.finditer(text))):
+            if not _is_plumbing(match["name"]):
+                return _line(match["name"], match["text"] or "")
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return _shortened(first).rstrip(";")
+
+
+def _raised(traceback: str) -> str | None:
+    """Find what a traceback ends with: its first line that is not indented, and what follows."""
+    lines = traceback.splitlines()[1:]
+    at = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
+    match = _RAISED.match(lines[at]) if at < len(lines) else None
+    if match is None or _is_plumbing(match["name"]):
+        return None
+    more = takewhile(lambda line: line.strip() and not line.startswith(_ENDS), lines[at + 1 :])
+    return _line(match["name"], " ".join([match["text"] or "", *more]))
+
+
+def _is_plumbing(name: str) -> bool:
+    return name.rpartition(".")[2] in _PLUMBING
+
+
+def _line(name: str, text: str) -> str:
+    text = _shortened(text)
+    if name.startswith("phpmq_lite.") and text:
+        return text
+    short = name.rpartition(".")[2]
+    return f"{short}: {text}" if text else short
+
+
+def _shortened(text: str) -> str:
+    """Drop Spark's condition names and states, join the lines, keep it short."""
+    text = " ".join(_STATE.sub("", _CONDITION.sub("", text)).split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+
+
+@contextmanager
+def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
+    """Turn what Spark raises into its cause and the name of the log; the whole goes there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; run it again to go on", INTERRUPTED) from None
+    except (PhpmqError, CommandError, click.ClickException) as error:
+        if error.__cause__ is not None:
+            _write_trace(target.log, error.__cause__)
+        raise
+    except Exception as error:
+        sentence = spark_error_text(error)
+        if sentence is None:
+            raise
+        _write_trace(target.log, error)
+        raise CommandError(f"{sentence}\nSpark's log: {target.log}") from None
+
+
+def _write_trace(file: Path, error: BaseException) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as log:
+        log.write(f"\n{type(error).__name__}: {error}\n")
+
+
+def spark_error_text(error: Exception) -> str | None:
+    """Give the sentence for an error of Spark's; None for what is none."""
+    module = type(error).__module__.partition(".")[0]
+    if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+        return "Spark's JVM has ended"
+    if module not in ("pyspark", "py4j"):
+        return None
+    sentence = cause_of(str(error))
+    if sentence.startswith("ModuleNotFoundError: No module named 'phpmq_lite"):
+        return f"{sentence}: the executors have no phpmq_lite; ship it, see `pipeline package`"
+    return sentence

@@ -1,0 +1,138 @@
+"""What the broker is given to look at contents: index, verdict, records and the way back."""
+
+import json
+import re
+from typing import Final, cast
+
+import msgspec
+
+from phpmq_lite.envelopes import dead_letter_record, indexed_fields, verdict
+from phpmq_lite.envelopes.schema_registry import ActiveSchemas
+from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, RecordSource
+from phpmq_lite.queue_settings import QueueSettings
+
+_REASON_CHARACTERS: Final = 200
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
+_KNOWN: Final = frozenset(verdict.REASONS)
+_UNREAD: Final = "unsupported_schema_version"
+_NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
+
+
+class _Meta(msgspec.Struct):
+    queue: str | None = None
+
+
+class _Origin(msgspec.Struct):
+    """Where an envelope was published to; all else is passed over."""
+
+    meta: _Meta | None = None
+
+
+class _Data(msgspec.Struct):
+    data: object = None
+
+
+_ORIGIN: Final = msgspec.json.Decoder(_Origin)
+_DATA: Final = msgspec.json.Decoder(_Data)
+
+
+class BabelQueueInspector:
+    """Implements ``model.Envelopes``.  Its methods are pure and total, and may run in a thread.
+
+    ``schemas`` are the payloads' schemas by URN; None: none is registered.
+    """
+
+    def __init__(self, schemas: ActiveSchemas | None = None) -> None:
+        self._schemas = schemas
+
+    def index(self, content: bytes) -> Indexed | None:
+        """Read what is indexed; None where it is no JSON object, or too long."""
+        return indexed_fields.read_indexed(content)
+
+    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
+        """Give the verdict of layers A and B, and of the schema where the queue asks for it."""
+        is_checked = settings.schema_mode != "off"
+        right = verdict.fast_verdict(content)
+        if right is None:
+            mode = cast(verdict.EmptyListData, settings.empty_list_data)
+            found = verdict.judge(content, mode)
+        elif is_checked:
+            found = verdict.Verdict(None, indexed_fields.IndexedFields(*right))
+        else:
+            return Inspection(right)
+        shown, problem = found.index or _NOTHING, found.problem
+        if problem is None and is_checked:
+            problem = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
+            if settings.schema_mode != "quarantine":
+                problem = None  # it is counted
+        return (
+            Inspection(shown)
+            if problem is None
+            else Inspection(shown, problem.reason, problem.detail)
+        )
+
+    def _mismatch(
+        self, content: bytes, urn: str | None, *, is_empty: bool
+    ) -> verdict.EnvelopeProblem | None:
+        schemas = self._schemas
+        if schemas is None or urn is None or not schemas.is_registered(urn):
+            return None
+        return schemas.check(urn, {} if is_empty else _data_of(content))
+
+    def read_only_reason(self, content: bytes) -> str | None:
+        """Give ``unsupported_schema_version`` where it is that; its record has no block."""
+        problem = verdict.judge(content).problem
+        is_unread = problem is not None and problem.reason == _UNREAD
+        return _UNREAD if is_unread else None
+
+    def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
+        """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
+        found = indexed_fields.index_of(content)
+        block = dead_letter_record.DeadLetterBlock(
+            reason="poison" if death.reason in _KNOWN else "failed",
+            original_queue=death.queue,
+            failed_at=death.at_ms,
+            attempts=(found.attempts if found is not None else None) or 0,
+            error=death.detail or None,
+            detail=death.reason,
+            message_id=death.message_id.decode(),
+        )
+        return dead_letter_record.build_record(
+            content, block, is_kept=settings.payload_policy == "opaque"
+        )
+
+    def record_source(self, content: bytes) -> RecordSource | None:
+        """Read whole id and exact cause out of a block; None where it names no message."""
+        block = dead_letter_record.read_block(content)
+        if block is None or not block.message_id:
+            return None
+        cause = (block.detail or block.reason or "client")[:_REASON_CHARACTERS]
+        cause = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", cause)
+        return RecordSource(block.message_id.encode(), cause, block.error)
+
+    def redrive_content(self, content: bytes) -> bytes:
+        """Give what is sent again: no block, attempts 0, a wrapper unwrapped."""
+        return dead_letter_record.redrive_content(content)
+
+    def origin_queue(self, content: bytes) -> str | None:
+        """Give ``dead_letter.original_queue``, else ``meta.queue``."""
+        block = dead_letter_record.read_block(content)
+        if block is not None and block.original_queue:
+            return block.original_queue
+        try:
+            meta = _ORIGIN.decode(content).meta
+        except (ValueError, RecursionError):
+            return None
+        return None if meta is None else meta.queue or None
+
+
+def _data_of(content: bytes) -> object:
+    """Read ``data`` of a content that was found right."""
+    try:
+        return _DATA.decode(content).data
+    except (ValueError, RecursionError):  # msgspec is stricter with numbers
+        pass
+    try:
+        return json.loads(content)["data"]
+    except (ValueError, RecursionError):
+        return None  # no schema takes it

@@ -1,0 +1,256 @@
+"""Takes over the tables ``jobs`` and ``jobs_failed`` of InitPHP Queue 2 from an SQLite database.
+
+Their columns, as its ``PdoTransport::createSchema`` makes them::
+
+    jobs         id queue urn trace_id attempts payload available_at reserved_at created_at
+    jobs_failed  id queue urn trace_id attempts payload reason failed_at created_at
+
+``payload`` is the whole envelope, with its ``attempts`` and, once failed, with its
+``dead_letter`` block; the other columns repeat it.  So the payload is sent byte for byte:
+
+- a job to its queue; one that was released before, to ``<queue>.retry`` with what is left of its
+  delay, at least a second.  That depends on the row alone, not on the hour: a second run sends
+  it to the same queue under the same key.
+- a failed one to ``<queue>.dlq``.  Where its payload has no block, one is made of the columns.
+
+Times are local ones of the PHP process, without a zone.  Nothing is written to the database.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from phpmq_lite.client.publish_each import KeyedMessage
+from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
+from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.errors import PhpmqError
+
+Kind = Literal["jobs", "failed"]
+
+REQUIRED: Final = ("id", "queue", "payload")
+OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
+    "jobs": ("available_at", "reserved_at", "created_at"),
+    "failed": ("reason", "failed_at", "attempts"),
+}
+RESERVED_S: Final = 90  # InitPHP's retryAfter: an older reservation counts as left behind
+_PAGE: Final = 500
+_REASONS: Final = ("failed", "unknown_urn", "poison")
+
+
+class InitphpError(PhpmqError):
+    """The database is not what is imported; the message names table and column."""
+
+
+@dataclass(slots=True, frozen=True)
+class TableMapping:
+    """How the tables and columns are called, where they differ: ``{"payload": "body"}``."""
+
+    jobs: str = "jobs"
+    failed: str = "jobs_failed"
+    columns: Mapping[str, str] = field(default_factory=dict)  # of both tables
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # of the second, first
+
+    def table(self, kind: Kind) -> str:
+        """Return the name of a table."""
+        return self.jobs if kind == "jobs" else self.failed
+
+    def column(self, kind: Kind, name: str) -> str:
+        """Return how a column is called in a table."""
+        own = self.failed_columns.get(name) if kind == "failed" else None
+        return own or self.columns.get(name, name)
+
+
+@dataclass(slots=True, frozen=True)
+class InitphpRow:
+    """A row of one of the tables; what its table has not is None."""
+
+    kind: Kind
+    row_id: int | str
+    queue: str
+    payload: bytes
+    available_ms: int | None = None  # Unix ms
+    reserved_ms: int | None = None
+    created_ms: int | None = None
+    reason: str | None = None
+    failed_ms: int | None = None
+    attempts: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class PlannedMessage:
+    """What becomes of a row."""
+
+    row: InitphpRow
+    message: KeyedMessage | None  # None: a PHP worker has it now
+    problem: str | None  # reason of the verdict: what is wrong with the payload
+
+
+def open_source(path: Path) -> sqlite3.Connection:
+    """Open a database for reading only.
+
+    Raises:
+        sqlite3.Error: it is none, or cannot be read.
+    """
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def read_rows(
+    connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
+) -> Iterator[InitphpRow]:
+    """Yield the rows of a table in the order of their ids, in pages: no long read.
+
+    Raises:
+        SourceError: the table or a needed column is missing, or a time cannot be read.
+        sqlite3.Error: the database cannot be read.
+    """
+    table = _quoted(layout.table(kind))
+    names = find_columns(connection, kind, layout)
+    shown = [
+        f"CAST({_quoted(column)} AS BLOB)" if name == "payload" else _quoted(column)
+        for name, column in names.items()
+    ]
+    head = f"SELECT {', '.join(shown)} FROM {table}"  # noqa: S608 - quoted names
+    key = _quoted(names["id"])
+    tail = f"ORDER BY {key} LIMIT {_PAGE}"
+    found = connection.execute(f"{head} {tail}").fetchall()
+    while found:
+        for values in found:
+            yield _row(kind, dict(zip(names, values, strict=True)), zone)
+        last = found[-1][list(names).index("id")]
+        found = connection.execute(f"{head} WHERE {key} > ? {tail}", (last,)).fetchall()
+
+
+def find_columns(
+    connection: sqlite3.Connection, kind: Kind, layout: TableMapping
+) -> dict[str, str]:
+    """Find the columns that are read: our name and theirs.
+
+    Raises:
+        SourceError: the table or a needed column is missing.
+        sqlite3.Error: the database cannot be read.
+    """
+    table = layout.table(kind)
+    there = [row[1] for row in connection.execute(f"PRAGMA table_info({_quoted(table)})")]
+    if not there:
+        tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        others = ", ".join(name for (name,) in connection.execute(tables)) or "none at all"
+        flags = "--table" if kind == "jobs" else "--failed-table or --no-failed"
+        raise InitphpError(f"there is no table {table!r}, but {others}; say {flags}")
+    found: dict[str, str] = {}
+    for name in (*REQUIRED, *OPTIONAL[kind]):
+        column = layout.column(kind, name)
+        if column in there:
+            found[name] = column
+        elif name in REQUIRED or column != name:
+            raise InitphpError(
+                f"table {table!r} has no column {column!r} for {name}; it has {', '.join(there)}"
+            )
+    return found
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
+    def moment(name: str) -> int | None:
+        try:
+            return _moment_ms(values.get(name), zone)
+        except (ValueError, OverflowError, OSError):
+            raise InitphpError(
+                f"row {values['id']}: {name} is {values[name]!r}, no date and time"
+            ) from None
+
+    attempts = values.get("attempts")
+    reason = values.get("reason")
+    return InitphpRow(
+        kind,
+        values["id"],
+        str(values["queue"]),
+        values["payload"] or b"",
+        available_ms=moment("available_at"),
+        reserved_ms=moment("reserved_at"),
+        created_ms=moment("created_at"),
+        reason=None if reason is None else str(reason),
+        failed_ms=moment("failed_at"),
+        attempts=attempts if isinstance(attempts, int) else None,
+    )
+
+
+def _moment_ms(value: object, zone: tzinfo) -> int | None:
+    """Read ``2026-01-31 12:00:00``, which is what PHP writes, or Unix seconds."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        found = datetime.fromisoformat(value)
+        return round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1_000)
+    if isinstance(value, int | float):
+        return round(value * 1_000)
+    raise ValueError(value)
+
+
+def plan_row(
+    row: InitphpRow, now_ms: int, *, source: str, reserved_s: float = RESERVED_S
+) -> PlannedMessage:
+    """Decide what becomes of a row; pure.
+
+    ``source`` names the database: it is part of the key where a payload has no ``meta.id``.
+    """
+    verdict = judge(row.payload)
+    problem = None if verdict.problem is None else verdict.problem.reason
+    if row.reserved_ms is not None and now_ms - row.reserved_ms < reserved_s * 1_000:
+        return PlannedMessage(row, None, problem)
+    meta_id = verdict.index.meta_id if verdict.index is not None else None
+    key = _key(row, meta_id or source)
+    if row.kind == "failed":
+        return PlannedMessage(row, KeyedMessage(f"{row.queue}.dlq", _record(row), 0, key), problem)
+    if not _was_released(row, now_ms):
+        return PlannedMessage(row, KeyedMessage(row.queue, row.payload, 0, key), problem)
+    left_ms = max(0, (row.available_ms or 0) - now_ms)
+    delay_s = max(1, -(-left_ms // 1_000))
+    return PlannedMessage(
+        row, KeyedMessage(f"{row.queue}.retry", row.payload, delay_s, key), problem
+    )
+
+
+def _was_released(row: InitphpRow, now_ms: int) -> bool:
+    """Tell whether a job was put back before: it is published with both times the same."""
+    if row.available_ms is None:
+        return False
+    if row.created_ms is None:
+        return row.available_ms > now_ms
+    return row.available_ms != row.created_ms
+
+
+def _key(row: InitphpRow, identity: str) -> bytes:
+    whole = hashlib.sha256()
+    for part in (row.kind, str(row.row_id), row.queue, identity):
+        encoded = part.encode("utf-8", "surrogatepass")
+        whole.update(b"%d:" % len(encoded) + encoded)
+    whole.update(row.payload)
+    return whole.hexdigest().encode()
+
+
+def _record(row: InitphpRow) -> bytes:
+    """Return the payload if it says itself why it failed, else one with a block."""
+    with suppress(ValueError):
+        if read_block(row.payload) is not None:
+            return row.payload
+    reason = row.reason or "failed"
+    return build_record(
+        row.payload,
+        DeadLetterBlock(
+            reason=reason if reason in _REASONS else "poison",
+            original_queue=row.queue,
+            failed_at=row.failed_ms or 0,
+            attempts=row.attempts or 0,
+            error=reason,
+            lang="php",
+            detail=reason,
+        ),
+    )

@@ -1,0 +1,140 @@
+"""Columns of the history, of a queue and of the archive as Spark types; days in UTC."""
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.spark.source_options import nearest_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column
+
+
+def _columns(*columns: tuple[str, DataType]) -> StructType:
+    return StructType([StructField(name, kind, nullable=True) for name, kind in columns])
+
+
+# What settled, in the order of its offset.  Times are TIMESTAMP in UTC, to the millisecond.
+HISTORY_COLUMNS: Final = _columns(
+    ("offset", LongType()),
+    ("seq", LongType()),
+    ("message_id", StringType()),
+    ("queue", StringType()),
+    ("position", LongType()),
+    ("outcome", StringType()),  # acked, expired, dead, deleted
+    ("reason", StringType()),
+    ("published_at", TimestampType()),
+    ("first_dispatched_at", TimestampType()),
+    ("last_dispatched_at", TimestampType()),
+    ("settled_at", TimestampType()),
+    ("deadline", TimestampType()),
+    ("ttl_s", LongType()),
+    ("deliveries", IntegerType()),
+    ("size", LongType()),
+    ("publisher", LongType()),
+    ("consumer", LongType()),
+    ("urn", StringType()),
+    ("trace_id", StringType()),
+    ("meta_id", StringType()),
+    ("attempts", LongType()),
+)
+BODY: Final = "body"
+
+# What a subscription claimed, in the order of its claim.
+QUEUE_COLUMNS: Final = _columns(
+    ("claim", LongType()),
+    ("message_id", StringType()),
+    ("queue", StringType()),
+    ("body", BinaryType()),
+    ("published_at", TimestampType()),
+    ("deliveries", IntegerType()),
+    ("urn", StringType()),
+    ("trace_id", StringType()),
+    ("meta_id", StringType()),
+)
+
+
+def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:
+    """Give the columns asked for, in that order; all of them for none, ``body`` last.
+
+    Naming ``body`` among the columns asks for it, too.
+
+    Raises:
+        OptionError: a name is none of the history's; it gives the nearest.
+    """
+    fields = {field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, BinaryType())]}
+    for name in columns:
+        if name not in fields:
+            near = nearest_name(name, tuple(fields))
+            hint = f": did you mean {near!r}?" if near else f"; there are {', '.join(fields)}"
+            raise OptionError(f"the history has no column {name!r}{hint}")
+    names = list(columns or HISTORY_COLUMNS.names)
+    if body and BODY not in names:
+        names.append(BODY)
+    return StructType([fields[name] for name in names])
+
+
+def check_read_schema(asked: StructType, offered: StructType) -> None:
+    """Refuse a schema of the caller's that is not a selection of the columns offered.
+
+    Raises:
+        OptionError: a column is unknown or has another type.
+    """
+    kinds = {field.name: field.dataType for field in offered}
+    for field in asked:
+        if field.name not in kinds:
+            near = nearest_name(field.name, tuple(kinds))
+            raise OptionError(
+                f"there is no column {field.name!r}" + (f": did you mean {near!r}?" if near else "")
+            )
+        if field.dataType != kinds[field.name]:
+            raise OptionError(
+                f"column {field.name!r} is {kinds[field.name].simpleString()},"
+                f" the schema says {field.dataType.simpleString()}"
+            )
+
+
+def arrow_schema(schema: StructType) -> "pa.Schema":
+    """Give the Arrow schema that Spark demands of a batch: microseconds, UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
+    """Pick and cast the columns that Spark demands; milliseconds become microseconds."""
+    import pyarrow as pa
+
+    arrays = [batch.column(field.name).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+DAY_MS: Final = 86_400_000
+
+ARCHIVE_SCHEMA: Final = """
+    offset BIGINT, seq BIGINT, message_id STRING, queue STRING, position BIGINT,
+    outcome STRING, reason STRING, published_at TIMESTAMP, first_dispatched_at TIMESTAMP,
+    last_dispatched_at TIMESTAMP, settled_at TIMESTAMP, deadline TIMESTAMP, ttl_s BIGINT,
+    deliveries INT, size BIGINT, publisher BIGINT, consumer BIGINT,
+    urn STRING, trace_id STRING, meta_id STRING, attempts BIGINT, body BINARY,
+    date DATE, batch STRING
+"""
+TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
+
+
+def utc_day(at: "Column | str") -> "Column":
+    """Give the date of a time in UTC, whatever the session's time zone."""
+    days = sf.floor(sf.unix_millis(sf.col(at) if isinstance(at, str) else at) / DAY_MS)
+    return sf.date_from_unix_date(days.cast("int"))

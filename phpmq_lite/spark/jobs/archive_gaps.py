@@ -1,0 +1,89 @@
+"""The ledger of accepted gaps: offsets whose rows retention took before they were archived.
+
+A file a batch, ``gaps/<batch>.json``, written before Spark commits the batch and never changed
+after that: a batch that comes again replaces its own.  So nothing is appended to a file, which
+object stores cannot do.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.pipeline_client import HistoryBounds
+from phpmq_lite.spark.results_folder import ResultsFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveGap:
+    """Offsets ``(lo, hi]`` of one batch that lack rows."""
+
+    at_ms: int  # when it was accepted
+    history_id: str
+    lo: int
+    hi: int
+    rows: int | None  # missing; None: not known, as the archive has some queues or outcomes only
+    batch: str
+
+    @property
+    def rows_at_most(self) -> int:
+        """How many rows may be missing."""
+        return self.hi - self.lo if self.rows is None else self.rows
+
+
+def find_gap(
+    begin: int,
+    end: int,
+    ends: HistoryBounds,
+    *,
+    needs_deleted: bool,
+    archived: Callable[[], int | None],
+    batch: str,
+    at_ms: int,
+) -> ArchiveGap | None:
+    """Return what a batch of offsets ``(begin, end]`` lacks; None where nothing does.
+
+    Args:
+        begin: the last offset before the batch.
+        end: the last one of the batch.
+        ends: where the history stood after the batch was written.
+        needs_deleted: whether the archive has rows of deleted messages.
+        archived: counts the rows of the batch; None where it has not all rows of its offsets.
+        batch: the name of the batch.
+        at_ms: the time of the entry, Unix milliseconds.
+    """
+    hi = min(end, max(ends.lo, ends.lo_deleted if needs_deleted else 0))
+    if hi <= begin:
+        return None
+    count = archived()
+    rows = None if count is None else end - begin - count
+    if rows == 0:  # retention took them after they were read
+        return None
+    return ArchiveGap(
+        at_ms=at_ms, history_id=ends.history_id, lo=begin, hi=hi, rows=rows, batch=batch
+    )
+
+
+def store_gap(files: ResultsFolder, gap: ArchiveGap) -> None:
+    """Store a gap in the ledger."""
+    files.write(f"{results_folder.GAPS}/{gap.batch}.json", json.dumps(asdict(gap)))
+
+
+def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
+    """Return all gaps, the newest first."""
+    texts = (
+        files.read(f"{results_folder.GAPS}/{name}")
+        for name in files.names(results_folder.GAPS)
+        if name.endswith(".json") and not name.startswith(".")
+    )
+    gaps = [ArchiveGap(**json.loads(text)) for text in texts if text is not None]
+    return sorted(gaps, key=lambda gap: (-gap.at_ms, -gap.lo))
+
+
+def gap_text(gap: ArchiveGap) -> str:
+    """Return what a run says of a gap that it accepted."""
+    rows = f"{'up to ' if gap.rows is None else ''}{gap.rows_at_most:,} rows"
+    return (
+        f"offsets {gap.lo + 1} to {gap.hi} lack {rows} that retention took; the gap is accepted and"
+        " noted (phpmq-lite pipeline status --gaps)"
+    )

@@ -1,0 +1,257 @@
+"""Figures of the metrics, per period and queue, per day and envelope.  Pure functions."""
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as sf
+
+from phpmq_lite.spark.columns import utc_day
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+MAX_STEPS: Final = 50  # of a path
+MAX_PATHS: Final = 1_000  # of a day
+BUCKET_BASE: Final = 1.01  # durations of a bucket differ by at most 1 %
+
+
+def urn_counts(rows: "DataFrame") -> "DataFrame":
+    """Give date, queue, urn; published and bytes of that date, the rest settled on it."""
+    pass
+
+    named = rows.where(sf.col("urn").isNotNull())
+    flags = {outcome: sf.col("outcome") == outcome for outcome in OUTCOMES}
+    flags |= {"retried": sf.col("retried"), "redelivered_messages": sf.col("deliveries") > 1}
+    zeros = [sf.lit(0).cast("bigint").alias(name) for name in flags]
+    ones = [
+        sf.when(flag, 1).otherwise(0).cast("bigint").alias(name) for name, flag in flags.items()
+    ]
+    none = sf.lit(0).cast("bigint")
+    one = sf.lit(1).cast("bigint")
+    events = sf.array(
+        sf.struct(
+            utc_day("published_at").alias("date"),
+            one.alias("published"),
+            sf.col("size").alias("bytes"),
+            *zeros,
+        ),
+        sf.struct(
+            utc_day("settled_at").alias("date"), none.alias("published"), none.alias("bytes"), *ones
+        ),
+    )
+    sums = [sf.sum(name).alias(name) for name in ("published", "bytes", *flags)]
+    exploded = named.select("queue", "urn", sf.explode(events).alias("event"))
+    return exploded.select("queue", "urn", "event.*").groupBy("date", "queue", "urn").agg(*sums)
+
+
+def attempt_counts(rows: "DataFrame") -> "DataFrame":
+    """Give date (settled), queue, urn, attempts (of the envelope) and count."""
+    counted = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
+    return _counted(counted, "queue", "urn", "attempts")
+
+
+def death_counts(rows: "DataFrame") -> "DataFrame":
+    """Give date (settled), queue, urn (null: no envelope), reason and count of dead ones."""
+    return _counted(rows.where(sf.col("outcome") == "dead"), "queue", "urn", "reason")
+
+
+def _counted(rows: "DataFrame", *keys: str) -> "DataFrame":
+    return rows.groupBy(utc_day("settled_at").alias("date"), *keys).agg(
+        sf.count("*").alias("count")
+    )
+
+
+def expiry_counts(rows: "DataFrame") -> "DataFrame":
+    """Give date (settled), queue, and how many expired: ``dispatched`` before, or ``never``."""
+    expired = rows.where(sf.col("outcome") == "expired")
+    return expired.groupBy(utc_day("settled_at").alias("date"), "queue").agg(
+        sf.count_if(sf.col("deliveries") > 0).alias("dispatched"),
+        sf.count_if(sf.col("deliveries") == 0).alias("never"),
+    )
+
+
+def trace_paths(rows: "DataFrame") -> "DataFrame":
+    """Give the commonest ways that traces took: date, path, traces, p50_ms, p95_ms, buckets.
+
+    ``path`` is an array of ``queue:urn`` in the order of arrival, at most ``MAX_STEPS``; a trace
+    that goes on after midnight counts on each day with what was published on it.  Durations are
+    from the first publish to the last end, exact percentiles.  ``buckets`` (number -> traces) add
+    up over days: a bucket n is for durations up to ``BUCKET_BASE`` ** n milliseconds.
+    """
+    whole = Window.partitionBy("date", "trace_id")
+    steps = (
+        rows.where(sf.col("trace_id").isNotNull())
+        .select(
+            utc_day("published_at").alias("date"),
+            "trace_id",
+            "seq",
+            sf.concat_ws(":", "queue", sf.coalesce("urn", sf.lit(""))).alias("step"),
+            sf.unix_millis("published_at").alias("begin"),
+            sf.unix_millis("settled_at").alias("end"),
+        )
+        .withColumn("n", sf.row_number().over(whole.orderBy("seq")))
+        .withColumn(
+            "ms", sf.greatest(sf.max("end").over(whole) - sf.min("begin").over(whole), sf.lit(0))
+        )
+        .where(sf.col("n") <= MAX_STEPS)
+    )
+    traces = steps.groupBy("date", "trace_id", "ms").agg(
+        sf.transform(
+            sf.array_sort(sf.collect_list(sf.struct("n", "step"))), lambda s: s["step"]
+        ).alias("path")
+    )
+    return _commonest(_summed(traces))
+
+
+def _summed(traces: "DataFrame") -> "DataFrame":
+    """Sum traces (date, path, ms) up per path."""
+    bucket = sf.ceil(sf.log(sf.greatest(sf.col("ms"), sf.lit(1))) / math.log(BUCKET_BASE)).cast(
+        "int"
+    )
+    per_bucket = (
+        traces.withColumn("bucket", bucket)
+        .groupBy("date", "path", "bucket")
+        .agg(sf.count("*").alias("traces"))
+        .groupBy("date", "path")
+        .agg(sf.map_from_entries(sf.collect_list(sf.struct("bucket", "traces"))).alias("buckets"))
+    )
+    exact = traces.groupBy("date", "path").agg(
+        sf.count("*").alias("traces"),
+        sf.percentile("ms", sf.array(sf.lit(0.5), sf.lit(0.95))).alias("p"),
+    )
+    return exact.join(per_bucket, ["date", "path"]).select(
+        "date",
+        "path",
+        "traces",
+        sf.col("p")[0].alias("p50_ms"),
+        sf.col("p")[1].alias("p95_ms"),
+        "buckets",
+    )
+
+
+def _commonest(summed: "DataFrame") -> "DataFrame":
+    order = Window.partitionBy("date").orderBy(sf.desc("traces"), "path")
+    ranked = summed.withColumn("rank", sf.row_number().over(order))
+    return ranked.where(sf.col("rank") <= MAX_PATHS).drop("rank")
+
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+
+COUNTS: Final = (
+    "published",  # messages
+    "bytes",  # of their bodies, when published
+    "dispatched",  # messages, for the first time
+    "redelivered",  # deliveries after the first; all of a message at its last dispatch
+    "acked",
+    "expired",
+    "dead",
+    "deleted",
+    "redelivered_messages",  # settled ones with more than one delivery
+    "retried",  # acked ones whose envelope was published again with higher attempts: no success
+    "expired_dispatched",  # expired ones that somebody had before
+    "expired_never",
+)
+SPANS: Final = (
+    "wait",  # published to first dispatch; counts at that dispatch
+    "hold",  # last dispatch to settled, acked and dead ones only; counts when settled
+)
+PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
+
+
+def period_figures(
+    rows: "DataFrame",
+    period_ms: int | None = None,
+    name: str = "period",
+    *,
+    since_ms: int | None = None,
+) -> "DataFrame":
+    """Sum up per queue and period, or per queue alone; events before ``since_ms`` left out.
+
+    ``rows`` have the history's columns and ``retried``.  The result has ``queue``, ``COUNTS``,
+    ``wait_p50 wait_p95 wait_p99 wait_max`` and the same of ``hold`` (milliseconds, exact, null
+    where there is none; a clock set back counts as 0), and, where ``period_ms`` is given, ``date``
+    and ``name``, the TIMESTAMP at which the period begins.
+    """
+    from phpmq_lite.spark.columns import DAY_MS
+
+    events = _events(rows)
+    if since_ms is not None:
+        events = events.where(sf.col("at") >= since_ms)
+    keys = ["queue"]
+    if period_ms is not None:
+        begin = sf.floor(sf.col("at") / period_ms) * period_ms
+        days = sf.floor(sf.col("at") / DAY_MS).cast("int")
+        events = events.withColumn("date", sf.date_from_unix_date(days)).withColumn(
+            name, sf.timestamp_millis(begin)
+        )
+        keys = ["date", name, "queue"]
+    sums = [sf.sum(count).alias(count) for count in COUNTS]
+    spans = [figure for span in SPANS for figure in _percentiles(span)]
+    return events.groupBy(*keys).agg(*sums, *spans).select("*", *_unpacked()).drop(*SPANS)
+
+
+def _events(rows: "DataFrame") -> "DataFrame":
+    """Turn each row into its events: ``queue``, ``at`` in ms, ``COUNTS``, ``SPANS``."""
+    one = sf.lit(1)
+    published, first, last, settled = (
+        sf.unix_millis(sf.col(time))
+        for time in ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
+    )
+    is_again = sf.col("deliveries") > 1
+    is_expired = sf.col("outcome") == "expired"
+    is_held = sf.col("outcome").isin("acked", "dead")
+    outcomes = {outcome: _flag(sf.col("outcome") == outcome) for outcome in OUTCOMES}
+    was_dispatched = sf.col("deliveries") > 0
+    events = sf.array(
+        _event(published, published=one, bytes=sf.col("size")),
+        _event(first, dispatched=one, wait=_span(published, first)),
+        _event(sf.when(is_again, last), redelivered=sf.col("deliveries") - 1),
+        _event(
+            settled,
+            **outcomes,
+            redelivered_messages=_flag(is_again),
+            retried=_flag(sf.col("retried")),
+            expired_dispatched=_flag(is_expired & was_dispatched),
+            expired_never=_flag(is_expired & ~was_dispatched),
+            hold=sf.when(is_held, _span(last, settled)),
+        ),
+    )
+    exploded = rows.select("queue", sf.explode(events).alias("event"))
+    return exploded.select("queue", "event.*").where(sf.col("at").isNotNull())
+
+
+def _event(at: "Column", **given: "Column") -> "Column":
+    counts = [given.get(c, sf.lit(0)).cast("bigint").alias(c) for c in COUNTS]
+    spans = [given.get(s, sf.lit(None)).cast("bigint").alias(s) for s in SPANS]
+    return sf.struct(at.alias("at"), *counts, *spans)
+
+
+def _flag(condition: "Column") -> "Column":
+    return sf.when(condition, 1).otherwise(0)
+
+
+def _span(begin: "Column", end: "Column") -> "Column":
+    """Give the milliseconds between; null where one is (``greatest`` alone would give 0)."""
+    return sf.when(begin.isNotNull() & end.isNotNull(), sf.greatest(end - begin, sf.lit(0)))
+
+
+def _percentiles(span: str) -> list["Column"]:
+    wanted = sf.array(*(sf.lit(share) for share in PERCENTILES.values()))
+    return [sf.percentile(span, wanted).alias(span), sf.max(span).alias(f"{span}_max")]
+
+
+def _unpacked() -> list["Column"]:
+    return [
+        sf.col(span)[n].alias(f"{span}_{name}")
+        for span in SPANS
+        for n, name in enumerate(PERCENTILES)
+    ]
+
+
+def figures_by_name(row: Any) -> dict[str, Any]:
+    """Give the figures of a collected row by name, ``COUNTS`` first."""
+    spans = [f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max")]
+    return {name: row[name] for name in (*COUNTS, *spans)}

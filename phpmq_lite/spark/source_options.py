@@ -1,0 +1,431 @@
+"""Options of the data source: their names, who takes them, and the nearest name for a slip.
+
+Spark hands options over as strings under lower-case names.  Names and meanings follow Kafka's
+source (``docs/pipeline.md``, Options).  Nothing here imports pyspark.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from phpmq_lite.spark.errors import OptionError
+
+_Value = TypeVar("_Value")
+
+
+class SourceUse(StrEnum):
+    """What a data source is used for; each takes options of its own."""
+
+    BATCH_READ = "a batch read"
+    HISTORY_STREAM = "a stream read of the history"
+    QUEUE_STREAM = "a stream read of a queue"
+    BATCH_WRITE = "a batch write"
+    STREAM_WRITE = "a stream write"
+
+
+_READS: Final = frozenset({SourceUse.BATCH_READ, SourceUse.HISTORY_STREAM, SourceUse.QUEUE_STREAM})
+_HISTORY: Final = frozenset({SourceUse.BATCH_READ, SourceUse.HISTORY_STREAM})
+_WRITES: Final = frozenset({SourceUse.BATCH_WRITE, SourceUse.STREAM_WRITE})
+_BATCH: Final = frozenset({SourceUse.BATCH_READ})
+
+OPTIONS: Final[Mapping[str, frozenset[SourceUse]]] = {
+    "url": _READS | _WRITES,
+    "token": _READS | _WRITES,
+    "path": _HISTORY,
+    "mode": _READS,
+    "queue": _READS | _WRITES,
+    "queues": _HISTORY,
+    "queuePattern": _HISTORY,
+    "outcomes": _HISTORY,
+    "startingOffsets": _HISTORY,
+    "startingTimestamp": _HISTORY,
+    "endingOffsets": _BATCH,
+    "endingTimestamp": _BATCH,
+    "maxOffsetsPerTrigger": frozenset({SourceUse.HISTORY_STREAM}),
+    "maxMessagesPerTrigger": frozenset({SourceUse.QUEUE_STREAM}),
+    "maxBytesPerTrigger": frozenset({SourceUse.QUEUE_STREAM}),
+    "subscription": frozenset({SourceUse.QUEUE_STREAM}),
+    "numPartitions": _READS,
+    "failOnDataLoss": _READS,
+    "includeBody": _HISTORY,
+    "columns": _HISTORY,
+    "pushFilters": _BATCH,
+    "reader": frozenset({SourceUse.HISTORY_STREAM}),
+    "txnAppId": frozenset({SourceUse.BATCH_WRITE}),
+    "txnVersion": frozenset({SourceUse.BATCH_WRITE}),
+    "checkpointLocation": frozenset({SourceUse.STREAM_WRITE}),  # Spark's own; it passes it on
+}
+KAFKA_NAMES: Final[Mapping[str, str]] = {  # what Kafka's source calls it -> what it is here
+    "kafka.bootstrap.servers": "url",
+    "subscribe": "queue or queues",
+    "subscribePattern": "queuePattern",
+    "assign": "queues",
+    "topic": "queue",
+    "minPartitions": "numPartitions",
+    "kafka.group.id": "subscription",
+    "groupIdPrefix": "subscription",
+    "includeHeaders": "includeBody",
+    "startingOffsetsByTimestamp": "startingTimestamp",
+    "endingOffsetsByTimestamp": "endingTimestamp",
+}
+_BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
+_KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKA_NAMES}
+
+DELETED: Final = "deleted"
+OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
+MESSAGES_PER_TRIGGER: Final = 10_000
+BYTES_PER_TRIGGER: Final = 64 << 20
+MESSAGES_MAX: Final = 100_000  # what the broker claims in one call, and bytes of it
+BYTES_MAX: Final = 1 << 30
+
+
+def is_local(master: str) -> bool:
+    """Tell whether all of Spark's processes are on this machine."""
+    return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConnection:
+    """Where the history is: at a broker's admin address, or in its database file.
+
+    ``url`` is the address of the admin without ``/api``: ``http://127.0.0.1:9101``.
+    ``path`` is for a local master only, as SQLite over a network file system is unsafe.
+
+    Raises:
+        OptionError: not exactly one of the two is given, or address or token is none.
+    """
+
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.path is None):
+            raise OptionError(
+                "give one of url (the broker's admin address, http://127.0.0.1:9101) and path"
+                " (its database file, local master only); a table that was created with columns"
+                " keeps no options: create it without, or query it WITH ('url' = '...')"
+            )
+        if self.url is not None:
+            _check_url(self.url)
+        # http.client would show the whole token in its error
+        if self.token is not None and not all("!" <= letter <= "~" for letter in self.token):
+            raise OptionError(
+                "the token has a character that no token has, a space or the end of a line perhaps"
+            )
+
+    def as_options(self) -> dict[str, str]:
+        """Give what is set as options of the data source."""
+        members = {"url": self.url, "token": self.token, "path": self.path}
+        return {name: value for name, value in members.items() if value is not None}
+
+    def check_master(self, master: str) -> None:
+        """Refuse a database file on a cluster.
+
+        Raises:
+            OptionError: there is a ``path``, and the executors are not processes of this machine.
+        """
+        if self.path is not None and not is_local(master):
+            raise OptionError(
+                f"path is for a local master, the master is {master}: SQLite over a network file"
+                " system is unsafe; give url, which every executor can reach"
+            )
+
+
+def _check_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise OptionError(f"url is {url!r}, it must begin with http:// or https://")
+    parts = urlsplit(url)
+    if "@" in parts.netloc:  # not shown: it may be a password
+        raise OptionError(f"url names a user at {parts.hostname}: leave that out, and give a token")
+    try:
+        is_fine = parts.hostname is not None and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_fine = False
+    if not is_fine:
+        raise OptionError(f"url is {url!r}, it needs a host and a port from 1 to 65535")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPosition:
+    """A place in the history: ``number`` is an offset, or Unix milliseconds of ``settled_at``."""
+
+    kind: Literal["earliest", "latest", "offset", "time"]
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """A read of the history, batch or stream.
+
+    Offsets are ranges ``(lo, hi]``.  ``outcomes`` empty means all.  ``columns`` keeps the caller's
+    order; empty means all, and then ``has_body`` adds the body at the end.  ``partitions`` None: as
+    many as fit.
+    """
+
+    connection: SourceConnection
+    queues: tuple[str, ...] = ()
+    queue_pattern: str | None = None
+    outcomes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    has_body: bool = False
+    starting: HistoryPosition = HistoryPosition("earliest")
+    ending: HistoryPosition = HistoryPosition("latest")
+    partitions: int | None = None
+    fails_on_data_loss: bool = True
+    pushes_filters: bool = False
+    offsets_per_trigger: int | None = None
+    reader: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """A stream read that consumes one queue by the claims of one subscription."""
+
+    connection: SourceConnection
+    queue: str
+    subscription: str
+    messages_per_trigger: int = MESSAGES_PER_TRIGGER
+    bytes_per_trigger: int = BYTES_PER_TRIGGER
+    partitions: int | None = None
+    fails_on_data_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """A write: the queue for all rows, or None where a column says; the key that makes it once."""
+
+    connection: SourceConnection
+    queue: str | None = None
+    app_id: str | None = None
+    version: int | None = None
+
+
+def history_options(options: Mapping[str, str], use: SourceUse) -> HistoryOptions:
+    """Read the options of a batch or stream read of the history.
+
+    Raises:
+        OptionError: one is unknown, malformed or not for this use.
+    """
+    given = _Given(options, use)
+    queue, queues = given.text("queue"), given.queues()
+    if sum(map(bool, (queue, queues, given.text("queuePattern")))) > 1:
+        raise OptionError("give one of queue, queues and queuePattern")
+    is_stream = use is SourceUse.HISTORY_STREAM
+    return HistoryOptions(
+        connection=given.connection(),
+        queues=queues or ((queue,) if queue else ()),
+        queue_pattern=given.text("queuePattern"),
+        outcomes=given.outcomes(),
+        columns=given.names("columns"),
+        has_body=given.flag("includeBody", default=False),
+        starting=given.position("starting", "latest" if is_stream else "earliest", is_stream),
+        ending=given.position("ending", "latest", is_stream),
+        partitions=given.number("numPartitions", 1, 10_000),
+        fails_on_data_loss=given.flag("failOnDataLoss", default=True),
+        pushes_filters=given.flag("pushFilters", default=False),
+        offsets_per_trigger=given.number("maxOffsetsPerTrigger", 1, 1 << 62),
+        reader=given.text("reader"),
+    )
+
+
+def queue_options(options: Mapping[str, str]) -> QueueOptions:
+    """Read the options of a stream read that consumes a queue.
+
+    Raises:
+        OptionError: one is unknown, malformed, missing or not for this use.
+    """
+    given = _Given(options, SourceUse.QUEUE_STREAM)
+    return QueueOptions(
+        connection=given.connection(),
+        queue=given.needed("queue"),
+        subscription=given.needed("subscription"),
+        messages_per_trigger=given.number("maxMessagesPerTrigger", 1, MESSAGES_MAX)
+        or MESSAGES_PER_TRIGGER,
+        bytes_per_trigger=given.number("maxBytesPerTrigger", 1, BYTES_MAX) or BYTES_PER_TRIGGER,
+        partitions=given.number("numPartitions", 1, 10_000),
+        fails_on_data_loss=given.flag("failOnDataLoss", default=True),
+    )
+
+
+def queues_text(names: Sequence[str]) -> str:
+    """Give the value of ``queues`` for names that may have commas and blanks."""
+    return json.dumps(list(names), ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    """Tell a list in JSON from names with commas: ``[a]`` may be a name, ``["`` begins none."""
+    text = text.lstrip()
+    return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
+
+
+def write_options(options: Mapping[str, str], use: SourceUse) -> WriteOptions:
+    """Read the options of a batch or stream write.
+
+    Raises:
+        OptionError: one is unknown, malformed or not for this use, or half a key is given.
+    """
+    given = _Given(options, use)
+    app_id, version = given.text("txnAppId"), given.number("txnVersion", 0, (1 << 63) - 1)
+    if (app_id is None) != (version is None):
+        raise OptionError("give both txnAppId and txnVersion, or none of them")
+    return WriteOptions(
+        connection=given.connection(), queue=given.text("queue"), app_id=app_id, version=version
+    )
+
+
+def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
+    """Tell what is read.
+
+    Raises:
+        OptionError: ``mode`` is something else, or an option is unknown.
+    """
+    check_option_names(options)
+    mode = {name.lower(): value for name, value in options.items()}.get("mode", "history")
+    if mode == "history":
+        return "history"
+    if mode == "queue":
+        return "queue"
+    raise OptionError(f"mode is {mode!r}, it must be history or queue{_nearest(mode, _MODES)}")
+
+
+_MODES: Final = ("history", "queue")
+
+
+def check_option_names(options: Mapping[str, str], use: SourceUse | None = None) -> None:
+    """Refuse options that are unknown, or known but not for ``use``.
+
+    Raises:
+        OptionError: it names the option and the nearest one, or what it is for.
+    """
+    for given in options:
+        lower = given.lower()
+        if lower in _KAFKAS_BY_LOWER:
+            kafkas = _KAFKAS_BY_LOWER[lower]
+            raise OptionError(f"option {kafkas!r} is Kafka's; here it is {KAFKA_NAMES[kafkas]}")
+        if lower not in _BY_LOWER:
+            raise OptionError(
+                f"unknown option {given!r}{_nearest(lower, tuple(_BY_LOWER.values()))}"
+            )
+        name = _BY_LOWER[lower]
+        if use is not None and use not in OPTIONS[name]:
+            uses = " and ".join(sorted(OPTIONS[name]))
+            raise OptionError(f"option {name!r} is for {uses}, this is {use}")
+
+
+def nearest_name(name: str, known: tuple[str, ...]) -> str | None:
+    """Give the known name that is most like this one, whatever its case."""
+    by_lower = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = nearest_name(name, known)
+    return f": did you mean {near!r}?" if near else f"; there are {', '.join(known)}"
+
+
+class _Given:
+    """The options of one call, read one by one."""
+
+    def __init__(self, options: Mapping[str, str], use: SourceUse) -> None:
+        check_option_names(options, use)
+        self._values = {name.lower(): value for name, value in options.items()}
+
+    def _read(self, name: str, convert: Callable[[str], _Value]) -> _Value | None:
+        value = self._values.get(name.lower())
+        return None if value is None else convert(value)
+
+    def connection(self) -> SourceConnection:
+        """Give where to read or write; a write has no ``path``, so it needs ``url``."""
+        return SourceConnection(self.text("url"), self.text("token"), self.text("path"))
+
+    def text(self, name: str) -> str | None:
+        """Give a text; an empty one counts as missing."""
+        return self._values.get(name.lower()) or None
+
+    def needed(self, name: str) -> str:
+        """Give a text that must be there."""
+        value = self.text(name)
+        if value is None:
+            raise OptionError(f"option {name!r} is missing")
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Give the names in a list with commas."""
+        parts = (part.strip() for part in self._values.get(name.lower(), "").split(","))
+        return tuple(dict.fromkeys(part for part in parts if part))
+
+    def queues(self) -> tuple[str, ...]:
+        """Give the names in ``queues``: with commas, or as JSON, which takes any name."""
+        text = self._values.get("queues", "")
+        if not _is_json(text):
+            return self.names("queues")
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise OptionError(
+                f"option 'queues' is {text!r}: what begins as a list of names in JSON must be one,"
+                ' as ["a,b", "c"]'
+            )
+        if "" in found:
+            raise OptionError(
+                f"option 'queues' is {text!r}, a list of names in JSON, with a name that is empty"
+            )
+        return tuple(dict.fromkeys(found))
+
+    def outcomes(self) -> tuple[str, ...]:
+        """Return the outcomes in a list with commas, in small letters."""
+        names = tuple(name.lower() for name in self.names("outcomes"))
+        for name in names:
+            if name not in OUTCOMES:
+                raise OptionError(
+                    f"option 'outcomes' has {name!r}, it must be of {', '.join(OUTCOMES)}"
+                    f"{_nearest(name, OUTCOMES)}"
+                )
+        return names
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Give a truth value."""
+        value = self._read(name, str.lower)
+        if value not in (None, "true", "false"):
+            raise OptionError(f"option {name!r} is {value!r}, it must be true or false")
+        return default if value is None else value == "true"
+
+    def number(self, name: str, least: int, most: int) -> int | None:
+        """Give a whole number from ``least`` to ``most``."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
+            raise OptionError(
+                f"option {name!r} is {value!r}, it must be a whole number from {least} to {most}"
+            )
+        return int(value)
+
+    def position(
+        self, side: Literal["starting", "ending"], default: str, is_stream: bool
+    ) -> HistoryPosition:
+        """Give where a read starts or ends, by offset or by time."""
+        offsets, time = f"{side}Offsets", f"{side}Timestamp"
+        at_ms = self.number(time, 0, 1 << 62)
+        word = self.text(offsets)
+        if at_ms is not None and word is not None:
+            raise OptionError(f"give one of {offsets} and {time}")
+        if at_ms is not None:
+            return HistoryPosition("time", at_ms)
+        word = (word or default).lower()
+        if word == "earliest" and side == "starting":
+            return HistoryPosition("earliest")
+        if word == "latest" and (side == "ending" or is_stream):
+            return HistoryPosition("latest")
+        if word.isascii() and word.isdigit():
+            return HistoryPosition("offset", int(word))
+        words = "latest" if side == "ending" else "earliest, latest" if is_stream else "earliest"
+        raise OptionError(f"option {offsets!r} is {word!r}, it must be {words} or a number")
