@@ -4,7 +4,7 @@ Each axis has a broker per point, all of them there at the same time, so that on
 point after point, in another order each time; ratios are of one turn, to the first point.  Writes
 ``curves.json`` and a picture of each axis; axes that are not measured keep what the file has::
 
-    python benchmarks/curves.py --data . --out docs/curves
+    python benchmarks/curves.py --data . --out docs/operate/curves
     python benchmarks/curves.py --axes backlog,history --turns 7
     python benchmarks/curves.py --draw            # the pictures again, from the file
 """
@@ -351,7 +351,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one small point, once: does it work?")
     parser.add_argument("--draw", action="store_true", help="measure nothing, only draw")
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
-    parser.add_argument("--out", type=Path, default=Path("docs/curves"), help="for the results")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/operate/curves"), help="for the results"
+    )
     options = parser.parse_args()
     options.axes = options.axes.split(",")
     if unknown := set(options.axes) - set(AXES):

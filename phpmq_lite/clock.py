@@ -34,7 +34,7 @@ class Disturbance(NamedTuple):
 
 
 class Clock:
-    """Reads both clocks together (``docs/reliability.md``, The clock).
+    """Reads both clocks together (``docs/operate/reliability.md``, The clock).
 
     ``counters`` are stored, each minute and at once with a jump, and given back at the next start
     as ``stored``.  ``is_disturbed`` tells that ``take_disturbance`` has something.

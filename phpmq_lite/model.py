@@ -160,7 +160,7 @@ def has_room(own: int, total: int, more: int, limit: int) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Bounds of what is kept in memory and of what is taken; see ``docs/security.md`` 9."""
+    """Bounds of what is kept in memory and of what is taken; see ``docs/operate/security.md`` 9."""
 
     queues: int = 10_000
     window: int = 3_000  # ready messages in memory, per queue with consumers

@@ -78,8 +78,8 @@ def test_pages_that_the_code_names_are_there() -> None:
 
 
 def test_rules_that_the_code_names_are_there() -> None:
-    """``R7`` in a comment is a row of docs/wire.md."""
-    page = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
+    """``R7`` in a comment is a row of docs/reference/wire.md."""
+    page = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
     known = set(re.findall(r"^\| (R\d+) \|", page, re.MULTILINE))
     parts = [text for path, text in texts() if {"protocol", "conformance"} & set(path.parts)]
     named = {name for text in parts for name in re.findall(r"\bR\d{1,2}\b", text)}

@@ -208,7 +208,7 @@ async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer nobody who calls this machine by a foreign name (``docs/security.md`` 5)."""
+    """Answer nobody who calls this machine by a foreign name (``docs/operate/security.md`` 5)."""
     if is_control(request) or is_known_host(request, known_hosts(context_of(request).settings)):
         return await handler(request)
     return web.Response(status=421)

@@ -64,7 +64,7 @@ def reference() -> None:
 
 
 def reference_page() -> str:
-    """Write the page ``docs/settings.md``; a test compares."""
+    """Write the page ``docs/reference/settings.md``; a test compares."""
     lines = [_HEAD]
     for section, group in settings.by_section().items():
         if section:

@@ -20,7 +20,7 @@ _Name = TypeVar("_Name", str, int)
 
 
 class BrokerEncoder:
-    """Writes 003 and 007 in one style (R9), packets in the order of ``docs/wire.md``.
+    """Writes 003 and 007 in one style (R9), packets in the order of ``docs/reference/wire.md``.
 
     ``line_break`` is empty in compact framing; with one, it also ends the last content, so that
     the next frame begins on a line of its own (R10).

@@ -29,7 +29,7 @@ class Reader(Protocol):
 
 
 class ReadBackpressure:
-    """Bounds the bytes that wait in memory (``docs/security.md`` 9).
+    """Bounds the bytes that wait in memory (``docs/operate/security.md`` 9).
 
     Past the limit, of those that hold ``FREE_BYTES`` or more only the one that has waited longest
     is read, so one message can always be finished; acknowledgements and small messages pass.
@@ -209,7 +209,7 @@ SILENT_S: Final = 10  # then, once four fifths of the places are taken
 
 @dataclass(slots=True, frozen=True)
 class SlowPeerLimits:
-    """How slow a peer may be; see ``docs/security.md`` 9."""
+    """How slow a peer may be; see ``docs/operate/security.md`` 9."""
 
     frame_s: int = 60  # for a frame that has begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept

@@ -151,7 +151,7 @@ def _revision(frames: list[Parsed], shown: str | None) -> str:
 
 
 def _outcome(frame: Parsed) -> str:
-    """Return what the broker does with a frame, as described in ``docs/protocol.md``."""
+    """Return what the broker does with a frame, as described in ``docs/reference/protocol.md``."""
     match frame:
         case Publish(queue, content, ttl_s, key):
             if ttl_s is None:

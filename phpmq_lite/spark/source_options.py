@@ -1,7 +1,7 @@
 """Options of the data source: their names, who takes them, and the nearest name for a slip.
 
 Spark hands options over as strings under lower-case names.  Names and meanings follow Kafka's
-source (``docs/pipeline.md``, Options).  Nothing here imports pyspark.
+source (``docs/guides/pipeline.md``, Options).  Nothing here imports pyspark.
 """
 
 import json

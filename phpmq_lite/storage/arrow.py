@@ -164,7 +164,7 @@ RANGE_SLICE: Final = 10_000  # numbers read by one statement
 PART_BYTES: Final = 16 << 20  # of bodies read by one statement, or one larger body
 
 
-COLUMNS: Final = (  # of the history, in this order; docs/pipeline.md says what each means
+COLUMNS: Final = (  # of the history, in this order; docs/guides/pipeline.md says what each means
     ArrowColumn("offset", "int64"),
     ArrowColumn("seq", "int64"),
     ArrowColumn("message_id", "string"),

@@ -1,6 +1,6 @@
 """Browsers that speak in frames, and peers that stall, flood or leave.
 
-``docs/security.md`` 8 and 9.
+``docs/operate/security.md`` 8 and 9.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.acceptance
 Request = Callable[[Peer, str], bytes]
 
 
-# -- the http guard (docs/security.md 8)
+# -- the http guard (docs/operate/security.md 8)
 
 
 def browser_request(peer: Peer, queue: str) -> bytes:
@@ -80,7 +80,7 @@ def test_frames_that_might_be_a_method_are_executed_at_the_end(
     assert other.bodies(1) == [b"onlyTokenCharacters"]
 
 
-# -- bounds of memory and time (docs/security.md 9)
+# -- bounds of memory and time (docs/operate/security.md 9)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Each limit of ``docs/security.md`` 9 is reached, and the metrics and the system page say so.
+"""Each limit of ``docs/operate/security.md`` 9 is reached; metrics and system page show it.
 
 What happens to the others meanwhile is in ``test_limits.py`` and ``test_hostile.py``.
 """

@@ -1,6 +1,6 @@
 """What one connection may rely on, with real sockets against a broker in a process of its own.
 
-The rules are those of ``docs/wire.md`` (R1 to R16, and "Queues on the wire").
+The rules are those of ``docs/reference/wire.md`` (R1 to R16, and "Queues on the wire").
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What consumers hold, acknowledge and wait for ("Queues on the wire" of ``docs/wire.md``)."""
+"""What consumers hold, acknowledge and wait for (``docs/reference/wire.md``)."""
 
 import pytest
 

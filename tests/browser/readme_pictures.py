@@ -1,4 +1,4 @@
-"""Takes the README's pictures: ``python -m tests.browser.readme_pictures docs``, by hand.
+"""Takes the README's pictures: ``python -m tests.browser.readme_pictures docs/images``.
 
 A broker with a made-up day behind it, and some seconds of real work: the overview in the light
 theme, a queue's charts in the dark one.

@@ -1,7 +1,8 @@
 """A page of another site, in Chromium, tries what it can: rebound names, posts, the TCP port.
 
-``docs/security.md`` 11.  The page is at http://evil.test, a name that leads to this machine; each
-attempt is also made by our own page where that may succeed, so that the refusal is no accident.
+``docs/operate/security.md`` 11.  The page is at http://evil.test, which resolves to this machine;
+each attempt is also made by our own page where that may succeed, so that the refusal is no
+accident.
 """
 
 import asyncio

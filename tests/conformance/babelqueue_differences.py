@@ -1,4 +1,4 @@
-"""Where the verdict and the package's answers differ, each with its name, as in docs/envelopes.md.
+"""Where verdict and package differ, each with its name, as in docs/guides/envelopes.md.
 
 The package is asked three things: ``poison_cause`` (layer A), ``envelope_violation`` (layer A
 without the identity) and ``accepts`` of what ``decode_lenient`` reads (layer B).

@@ -26,19 +26,21 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "benchmarks/README.md": {"peers.py": "needs the other brokers, and an hour"},
     "benchmarks/profile.md": {"profile_paths.py": "needs root and minutes"},
-    "docs/operations.md": {
+    "docs/operate/operations.md": {
         "sudo ": MACHINE,
         "openssl rand": DOCKER,
         "docker compose": DOCKER,
         "systemctl": SYSTEMD,
     },
-    "docs/moving-in.md": {"redis-cli": "needs Redis; what reads its output is publish --lines"},
-    "docs/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
-    "docs/php.md": {
+    "docs/guides/migrate.md": {
+        "redis-cli": "needs Redis; what reads its output is publish --lines"
+    },
+    "docs/operate/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
+    "docs/guides/php.md": {
         "composer require": "asks another registry; the test has doubles of both",
         "sudo ": "changes the machine; tests/integration/test_php_package.py runs the command",
     },
-    "docs/pipeline.md": {
+    "docs/guides/pipeline.md": {
         "pip install": INSTALLS,
         "--continuous": "goes on for ever; tests/spark/test_cluster.py has it go on, and ends it",
         "--url http://mq:9101": CLUSTER,
@@ -48,8 +50,8 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "SPARK=": CLUSTER,
         "$SPARK/bin/spark-class": CLUSTER,
     },
-    "docs/schemas.md": {"phpmq-lite serve": RUNS},
-    "docs/tutorial.md": {
+    "docs/guides/schemas.md": {"phpmq-lite serve": RUNS},
+    "docs/start/tutorial.md": {
         ".venv/bin/pip install": INSTALLS,
         ".venv/bin/activate": INSTALLS,
         ".venv/bin/phpmq-lite serve": RUNS,
@@ -64,16 +66,16 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
 
 # By page, what is written there -> what is run instead, here or because it would go on for ever.
 INSTEAD: Final[dict[str, dict[str, str]]] = {
-    "docs/admin.md": {
+    "docs/guides/admin.md": {
         "--role admin": "--role admin --password-file - <<< 'typed by nobody'",
     },
-    "docs/operations.md": {
+    "docs/operate/operations.md": {
         "/mnt/elsewhere": "elsewhere",
         "20261231T235959Z    #": "$(ls phpmq-data/backups | head -1) --yes #",
         "20261231T235959Z": "$(ls phpmq-data/backups | head -1)",
     },
-    "docs/moving-in.md": {"127.0.0.1:11300": "$(cat beanstalkd.address)"},
-    "docs/php.md": {
+    "docs/guides/migrate.md": {"127.0.0.1:11300": "$(cat beanstalkd.address)"},
+    "docs/guides/php.md": {
         "5.0": "0.5",
         "--stop-when-empty": "--stop-when-empty --timeout=1",
         "vendor/bin/queue work --bootstrap=worker.php --queue=emails": (
@@ -81,12 +83,12 @@ INSTEAD: Final[dict[str, dict[str, str]]] = {
             " vendor/bin/queue work --bootstrap=worker.php --queue=starters"
         ),
     },
-    "docs/pipeline.md": {
+    "docs/guides/pipeline.md": {
         # its other two jobs take seconds, and test_first_steps.py runs all three
         "pipeline run --bodies": "pipeline archive --bodies",
         "--name NAME": "--name $(ls phpmq-data/pipeline/replays | head -1 | cut -d. -f1)",
     },
-    "docs/workers.md": {
+    "docs/guides/workers.md": {
         "outbox relay --database shop.sqlite": "outbox relay --database shop.sqlite --once",
         "--app handlers:app": "--app handlers:app --stop-when-empty",
     },

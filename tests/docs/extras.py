@@ -180,13 +180,13 @@ def look_at_moved(walk: Walk, _said: Said) -> None:
 
 EXTRAS: Final = {
     "README.md": Extra(after=look_at_readme),
-    "docs/operations.md": Extra(
+    "docs/operate/operations.md": Extra(
         {
             "systemctl stop": lambda walk: walk.broker.terminate(),
             "phpmq-lite scrub": lambda walk: walk.broker.start(),
         }
     ),
-    "docs/php.md": Extra(
+    "docs/guides/php.md": Extra(
         {
             "Envelope::problem($message": malformed,
             "EnvelopeCodec::make": installed,
@@ -195,8 +195,8 @@ EXTRAS: Final = {
         },
         look_at_php,
     ),
-    "docs/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
-    "docs/moving-in.md": Extra(
+    "docs/guides/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
+    "docs/guides/migrate.md": Extra(
         {"from_php_mq.py phpmq": php_mq, "import-initphp": initphp, ":11300 --dry-run": beanstalkd},
         look_at_moved,
     ),

@@ -1,4 +1,4 @@
-"""Writes docs/api.md: each call of the HTTP API, the shapes in them, and all other addresses."""
+"""Writes docs/reference/api.md: each call of the HTTP API, its shapes, and all other addresses."""
 
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
@@ -20,8 +20,8 @@ shows the same, with the address of your broker. This page is made from the code
 `python -m tests.docs.references`; a test compares.
 
 Times are Unix milliseconds. How calls, keys, errors and lists work, and what Spark's calls do, is
-in [admin.md](admin.md#http-api). Beyond this machine, and once there is a user, a call needs a
-token: `-H 'Authorization: Bearer phpmq_…'`. What goes wrong is answered with a
+in [the admin guide](../guides/admin.md#http-api). Beyond this machine, and once there is a user,
+a call needs a token: `-H 'Authorization: Bearer phpmq_…'`. What goes wrong is answered with a
 [Problem](#problem), as `application/problem+json`. A star stands at what has to be given, and at
 what is always there.
 """

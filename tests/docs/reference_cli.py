@@ -1,4 +1,4 @@
-"""Writes docs/cli.md: every command, its usage, arguments and options, as ``--help`` has them."""
+"""Writes docs/reference/cli.md: every command with its usage, arguments and options."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Writes docs/tables.md: every table and column of the database, and what it means.
+"""Writes docs/reference/tables.md: every table and column of the database, and what it means.
 
 What a column means stands beside it in the migrations, which SQLite keeps.  ``WORDS`` has what is
 not there: a released migration is not edited.
@@ -24,7 +24,7 @@ with SQL of your own, also while the broker works. This page is made from the mi
 Messages alive are in `message`, settled ones in `history`, the contents of both in `body`. Open it
 for reading only, as `sqlite3 'file:phpmq-data/phpmq.db?mode=ro'` does, and end each transaction
 soon: while one is open the write-ahead log grows. For long questions take a
-[backup](operations.md#back-up) or the [pipeline](pipeline.md).
+[backup](../operate/operations.md#back-up) or the [pipeline](../guides/pipeline.md).
 
 ```sql
 SELECT queue.name, count(*) AS messages, max(deliveries) AS deliveries
@@ -42,8 +42,8 @@ LIMIT 10;
 ```
 
 A `…_at` is Unix milliseconds. The steady scale is the clock of the machine less the steps by which
-it was set ([the clock](admin.md#the-clock)). A version that changes a table says so in the
-[changes](../CHANGELOG.md).
+it was set ([the clock](../guides/admin.md#the-clock)). A version that changes a table says so in
+the [changes](../../CHANGELOG.md).
 """
 
 # What the migrations do not say, or only beside something else: of a table, of its column, or, with

@@ -1,6 +1,6 @@
-"""The pages of docs/ that are made from the code: command line, HTTP API, tables, settings, files.
+"""The pages of docs/ that are made from the code: command line, HTTP API, tables, settings.
 
-``python -m tests.docs.references`` writes them anew; ``test_references.py`` compares.
+``python -m tests.docs.references`` writes them; ``test_references.py`` compares.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,11 @@ from tests.docs.pages import ROOT
 COMMAND: Final = "python -m tests.docs.references"
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
-    "docs/api.md": reference_api.page,
-    "docs/architecture.md": structure.architecture_page,
-    "docs/cli.md": reference_cli.page,
-    "docs/files.md": structure.files_page,
-    "docs/settings.md": reference_page,
-    "docs/tables.md": reference_tables.page,
+    "docs/reference/api.md": reference_api.page,
+    "docs/develop/architecture.md": structure.architecture_page,
+    "docs/reference/cli.md": reference_cli.page,
+    "docs/reference/settings.md": reference_page,
+    "docs/reference/tables.md": reference_tables.page,
 }
 
 

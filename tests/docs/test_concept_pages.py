@@ -188,5 +188,5 @@ def test_every_concept_page_names_its_settings_with_their_defaults() -> None:
         assert set(rows) == names, page
         for name, shown in rows.items():
             assert shown.replace(",", "") == as_text(SETTINGS[name].default), (page, name)
-        assert "](../settings.md)" in text
+        assert "](../reference/settings.md)" in text
         assert "`config.toml`" in text

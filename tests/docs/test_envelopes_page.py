@@ -12,7 +12,7 @@ from tests.conformance.babelqueue_differences import TABLE
 from tests.docs import pages
 from tests.envelope_cases import MEMBERS, META
 
-NAME = "docs/envelopes.md"
+NAME = "docs/guides/envelopes.md"
 PAGE = pages.text_of(NAME)
 
 

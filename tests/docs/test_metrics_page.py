@@ -12,7 +12,7 @@ from phpmq_lite.admin.monitoring.metrics import MetricReadings
 from tests.docs.pages import text_of
 from tests.unit.admin.cases import NOW_MS, broker_status
 
-PAGE = text_of("docs/metrics.md")
+PAGE = text_of("docs/reference/metrics.md")
 SECTIONS = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
 
 

@@ -12,7 +12,7 @@ from phpmq_lite.cli.bench import bench
 from phpmq_lite.settings.model import LimitSettings
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operate" / "performance.md").read_text(encoding="utf-8")
 
 
 def test_workloads_are_those_of_the_command() -> None:

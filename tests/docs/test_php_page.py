@@ -10,4 +10,4 @@ def test_table_of_arguments_is_that_of_the_constructor() -> None:
     transport = code[code.index("final class PhpmqTransport") :]
     made = transport[transport.index("__construct(") : transport.index("    ) {")]
     names = ", ".join(re.findall(r"\$(\w+) =", made))
-    assert f"`new PhpmqTransport({names})`" in text_of("docs/php.md")
+    assert f"`new PhpmqTransport({names})`" in text_of("docs/guides/php.md")

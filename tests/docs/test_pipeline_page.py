@@ -10,7 +10,7 @@ from phpmq_lite.cli.pipeline import COMMANDS, pipeline
 from phpmq_lite.spark import columns, source_options
 from tests.docs import pages
 
-NAME = "docs/pipeline.md"
+NAME = "docs/guides/pipeline.md"
 PAGE = pages.text_of(NAME)
 README = pages.text_of("README.md")
 

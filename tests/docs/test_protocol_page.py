@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: frames by their bytes, limits, codes, and the life."""
+"""docs/reference/protocol.md agrees with the code: frames, limits, codes and states."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from phpmq_lite.storage import disk_space
 from tests.docs import pages
 from tests.docs.pages import ROOT
 
-NAME = "docs/protocol.md"
+NAME = "docs/reference/protocol.md"
 PAGE = pages.text_of(NAME)
 EXAMPLES = [
     # behind two spaces stands what the piece is
@@ -28,7 +28,9 @@ EXAMPLES = [
     for fence in re.findall(r"^```text\n(H01.*?)^```", PAGE, re.M | re.S)
     if "…" not in fence
 ]
-PICTURE = ElementTree.fromstring((ROOT / "docs" / "life.svg").read_text(encoding="utf-8"))
+PICTURE = ElementTree.fromstring(
+    (ROOT / "docs" / "images" / "life.svg").read_text(encoding="utf-8")
+)
 SVG = "{http://www.w3.org/2000/svg}"
 NEAR = 4.0  # an arrow begins and ends so near to its box
 

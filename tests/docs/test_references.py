@@ -18,7 +18,9 @@ def test_page_is_what_the_code_says(name: str) -> None:
 
 
 def test_every_route_is_on_the_page_of_the_api() -> None:
-    told = set(re.findall(r"^(?:### |\| `)([A-Z]+ /[^\s`]*)", text_of("docs/api.md"), re.M))
+    told = set(
+        re.findall(r"^(?:### |\| `)([A-Z]+ /[^\s`]*)", text_of("docs/reference/api.md"), re.M)
+    )
     assert told == {f"{route.method} {route.path}" for route in ROUTES}
 
 
@@ -35,7 +37,7 @@ def test_every_command_and_option_says_what_it_does() -> None:
 
 def test_no_word_about_tables_is_left_over() -> None:
     """What is in all tables is looked for under any of them."""
-    page = text_of("docs/tables.md")
+    page = text_of("docs/reference/tables.md")
     columns = set(re.findall(r"^\| `(\w+)` \|", page, re.M))
     tables = set(re.findall(r"^## (\w+)$", page, re.M))
     for name in WORDS:
@@ -45,6 +47,6 @@ def test_no_word_about_tables_is_left_over() -> None:
 
 
 def test_lines_that_click_leaves_as_they_are_stay_so() -> None:
-    page = text_of("docs/cli.md")
+    page = text_of("docs/reference/cli.md")
     assert "```text\npublish      confirmed publishing, one connection\nflow         one" in page
     assert "\b" not in page

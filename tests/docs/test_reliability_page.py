@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operate" / "reliability.md").read_text(encoding="utf-8")
 PROGRAMS = sorted(set(re.findall(r"`python -m (tests\.[^`]+)`", PAGE)))
 
 

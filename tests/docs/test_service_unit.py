@@ -25,7 +25,7 @@ from tests.docs.command_lines import assert_taken
 
 ROOT = Path(__file__).parent.parent.parent
 UNIT = ROOT / "deploy" / "phpmq-lite.service"
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
 DATA: Final = "/var/lib/phpmq-lite"
 
 

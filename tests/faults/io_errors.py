@@ -237,7 +237,7 @@ class Killed:
 
 
 def _misbehaviour(outcome: Outcome) -> Iterator[str]:
-    """Compare the end with what is documented (``docs/reliability.md``)."""
+    """Compare the end with what is documented (``docs/operate/reliability.md``)."""
     allowed = _documented(outcome)
     if outcome.code not in allowed:
         ended = f"exit code {outcome.code} in the {outcome.phase}"

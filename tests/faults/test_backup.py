@@ -21,7 +21,7 @@ SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange
 def test_backups_under_load_have_all_that_was_confirmed(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """docs/reliability.md, Backups."""
+    """docs/operate/reliability.md, Backups."""
     found = backups.run(tmp_path, SEED, BACKUPS)
     for line in backups.figures(found, SEED):
         figure(line)

@@ -21,7 +21,7 @@ pytestmark = [
 def test_nothing_expires_early_or_sticks_when_the_clock_is_set(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """docs/reliability.md, The clock."""
+    """docs/operate/reliability.md, The clock."""
     began = time.monotonic()
     trial = Trial.of(tmp_path)
     trial.run()

@@ -26,7 +26,7 @@ SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange
 def test_damage_is_reported_and_never_delivered(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """docs/reliability.md, Damaged files."""
+    """docs/operate/reliability.md, Damaged files."""
     outcomes = damage.run(tmp_path, SEED, FLIPS, CUTS)
     for line in damage.figures(outcomes, SEED):
         figure(line)

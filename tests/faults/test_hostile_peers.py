@@ -1,6 +1,6 @@
 """Clients that mean harm or know no better: the others notice nothing, and each bound holds.
 
-The consumer's and the producer's lines of ``docs/security.md`` 11 that ``test_limits.py`` has not.
+The lines of ``docs/operate/security.md`` 11 about clients that ``test_limits.py`` does not cover.
 """
 
 import socket

@@ -40,7 +40,7 @@ def _try(*flags: str, seed: int = SEED) -> tuple[int, list[str]]:
 
 @pytest.mark.timeout(300)
 def test_broker_keeps_its_word_when_a_call_fails(figure: Callable[[str], None]) -> None:
-    """docs/reliability.md, A write or an fsync that fails."""
+    """docs/operate/reliability.md, A write or an fsync that fails."""
     code, lines = _try("--sample", "1")
     for line in lines:
         figure(line)

@@ -23,7 +23,7 @@ SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange
 async def test_broker_loses_nothing_when_it_is_killed(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """docs/reliability.md, Kills, stops and gaps."""
+    """docs/operate/reliability.md, Kills, stops and gaps."""
     began = time.perf_counter()
     lives = await kill.killed(tmp_path, SEED, KILLS)
     for line in kill.figures_of_kills(lives, SEED, time.perf_counter() - began):

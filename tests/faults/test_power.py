@@ -39,7 +39,7 @@ EXPECTED = {  # what each mutant breaks
 async def test_broker_keeps_its_word_over_a_power_cut(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """docs/reliability.md, A power cut."""
+    """docs/operate/reliability.md, A power cut."""
     tally, rng = Tally(), random.Random(SEED)
     while tally.points < POINTS:
         folder = tmp_path / str(tally.points)

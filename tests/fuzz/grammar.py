@@ -1,7 +1,7 @@
 """The grammar once more, as plainly as it goes: a whole stream at once, no cuts and no speed.
 
 It is what the parser is compared with, so it takes nothing of it but the frames and the limits.
-The rules are those of ``docs/wire.md``.
+The rules are those of ``docs/reference/wire.md``.
 """
 
 import re

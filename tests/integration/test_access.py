@@ -1,4 +1,4 @@
-"""Who comes in: a real broker over real HTTP (docs/security.md 1 to 6 and 10)."""
+"""Who comes in: a real broker over real HTTP (docs/operate/security.md 1 to 6 and 10)."""
 
 import asyncio
 import json

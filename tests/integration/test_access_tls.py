@@ -1,4 +1,4 @@
-"""The admin over TLS: cookies, HSTS, and what refuses the start (docs/security.md 1, 3, 6)."""
+"""The admin over TLS: cookies, HSTS, refused starts (docs/operate/security.md 1, 3, 6)."""
 
 import asyncio
 import ssl

@@ -1,6 +1,6 @@
 """Connections to the admin: how many there may be, and how slow one may be.
 
-``docs/security.md`` 9.
+``docs/operate/security.md`` 9.
 """
 
 import asyncio

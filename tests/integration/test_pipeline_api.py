@@ -466,7 +466,7 @@ async def test_paused_queue_refuses_the_publish_whole(home: House, spark: Visito
 
 
 def shown(made: dict[str, Any]) -> Any:
-    """Give what is answered of a summary: the members that docs/api.md names, no others."""
+    """Return the answer to a summary: only the members that docs/reference/api.md names."""
     return read_summary(as_bytes(made)).model_dump(mode="json")
 
 

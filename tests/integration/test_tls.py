@@ -1,4 +1,4 @@
-"""Which certificates and keys a listener takes, and which refuse the start (docs/security.md 8)."""
+"""Certificates and keys that a listener accepts or refuses (docs/operate/security.md 8)."""
 
 import os
 import ssl

@@ -26,7 +26,7 @@ SECRETS: Final = (b"SQLite format 3", b"root:", b"[project]")
 async def test_traversal_strings_lead_nowhere(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """``docs/security.md`` 11.  As they are: a client library would tidy them up."""
+    """``docs/operate/security.md`` 11.  As they are: a client library would tidy them up."""
     escaped, answered = [], 0
     async with house(tmp_path / "data") as home:
         host, _, port = home.url.removeprefix("http://").partition(":")

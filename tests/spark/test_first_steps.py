@@ -1,7 +1,7 @@
 """The first steps of somebody who has only the README, one after another; and their transcript.
 
 PHP sends, Python reads, the browser shows it, a search finds it in the history, Spark charts it.
-What is run is taken from the README as it stands there.  ``docs/transcripts/first-steps.md`` is
+What is run is taken from the README as it stands there.  ``docs/start/first-steps.md`` is
 what this test wrote last; where it says something else now, the test leaves the new one beside
 its other files and names it.
 """
@@ -23,7 +23,7 @@ from tests.browser.tabs import CHROMIUM, launched, open_tab
 from tests.docs.pages import COMMANDS, Block, blocks, text_of
 from tests.docs.snippets import Walk, skip_where_lacking, walk
 
-PAGE: Final = "docs/transcripts/first-steps.md"
+PAGE: Final = "docs/start/first-steps.md"
 HEAD: Final = """# First steps, as a test took them
 
 Somebody has a broker and its [README](../../README.md), and takes its steps in their order. This

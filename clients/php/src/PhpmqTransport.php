@@ -20,7 +20,7 @@ use InitPHP\Queue\Message\ReceivedMessage;
  *     $transport->close();
  *
  * It publishes and consumes over one connection, which is made at the first call and again when
- * lost. docs/php.md says what each call does on the wire.
+ * lost. docs/guides/php.md says what each call does on the wire.
  *
  * Not for two processes at once: make it after pcntl_fork().
  */

@@ -1,4 +1,4 @@
-"""CSRF checks and security headers (``docs/security.md`` 4, 6 and 7)."""
+"""CSRF checks and security headers (``docs/operate/security.md`` 4, 6 and 7)."""
 
 import asyncio
 import hmac
@@ -36,7 +36,7 @@ def origin_of(url: str) -> str:
 
 
 def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
-    """Refuse what another site's page sent (``docs/security.md`` 4).
+    """Refuse what another site's page sent (``docs/operate/security.md`` 4).
 
     Raises:
         Problem: 403, naming the origin seen and the setting that would allow it.

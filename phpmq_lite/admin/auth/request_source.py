@@ -42,7 +42,7 @@ def known_hosts(settings: Settings) -> list[str]:
 
 
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
-    """Tell whether the Host header names this machine (``docs/security.md`` 5).
+    """Tell whether the Host header names this machine (``docs/operate/security.md`` 5).
 
     That is loopback, the local address of this connection, or one of ``hosts``.
     """

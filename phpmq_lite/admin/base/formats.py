@@ -10,7 +10,7 @@ DASH: Final = "–"
 SPANS_MAX: Final = 2_000  # pieces of one shown text; behind them escapes lose their marking
 
 # Controls, bidi and zero-width characters, separators that act as line breaks, and what is not
-# a character: shown as escapes, never as themselves (docs/security.md 7).
+# a character: shown as escapes, never as themselves (docs/operate/security.md 7).
 _HIDDEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"

@@ -16,7 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Role(StrEnum):
-    """Who may use a route; each may what those before it may (``docs/admin.md``)."""
+    """Who may use a route; each may what those before it may (``docs/guides/admin.md``)."""
 
     PUBLIC = "public"  # health and login: needs no login ever
     METRICS = "metrics"  # of tokens only: /metrics and nothing else

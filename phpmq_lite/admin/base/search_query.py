@@ -1,4 +1,4 @@
-"""The search language: qualifiers, negation, free text (``docs/admin.md``).  Pure."""
+"""The search language: qualifiers, negation, free text (``docs/guides/admin.md``).  Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the broker (``docs/metrics.md``)."""
+"""Prometheus metrics of the broker (``docs/reference/metrics.md``)."""
 
 import asyncio
 import platform

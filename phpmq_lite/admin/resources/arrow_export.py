@@ -1,4 +1,4 @@
-"""History and claims as Arrow streams for Spark (``docs/pipeline.md``)."""
+"""History and claims as Arrow streams for Spark (``docs/guides/pipeline.md``)."""
 
 import asyncio
 from importlib.util import find_spec

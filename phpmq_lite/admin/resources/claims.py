@@ -1,4 +1,4 @@
-"""Claims of a subscription (``docs/pipeline.md``)."""
+"""Claims of a subscription (``docs/guides/pipeline.md``)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Rows staged by Spark tasks, and their publish in one transaction (``docs/pipeline.md``)."""
+"""Rows staged by Spark tasks, published in one transaction (``docs/guides/pipeline.md``)."""
 
 import asyncio
 import struct

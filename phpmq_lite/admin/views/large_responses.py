@@ -1,4 +1,4 @@
-"""Send large responses in pieces, within the HTTP memory budget (``docs/security.md`` 9)."""
+"""Send large responses in pieces within the memory budget (``docs/operate/security.md`` 9)."""
 
 import asyncio
 from typing import Final

@@ -158,7 +158,7 @@ def _first_part(path: str) -> str:
 
 
 def list_dangers(request: web.Request) -> Iterator[HeaderWarning]:
-    """Yield what stands open, for the header (``docs/security.md`` 1)."""
+    """Yield what stands open, for the header (``docs/operate/security.md`` 1)."""
     context = context_of(request)
     if identity_of(request).kind == "local":
         yield HeaderWarning(

@@ -252,7 +252,7 @@ def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.
 
 
 def redriven_rows(piece: "pyarrow.Table") -> "pyarrow.Table":
-    """Give the same rows with bodies as a redrive sends them (``docs/envelopes.md``)."""
+    """Give the same rows with bodies as a redrive sends them (``docs/guides/envelopes.md``)."""
     import pyarrow
 
     bodies = [redrive_content(body) for body in piece.column("body").to_pylist()]

@@ -158,7 +158,7 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
 
 
 async def test_every_family_is_there() -> None:
-    """docs/metrics.md has the list; a family without a sample still has its TYPE line."""
+    """docs/reference/metrics.md has the list; a family without a sample still has its TYPE line."""
     labels = MetricLabels()
     labels.begin()
     labels.add([queue_status()], 200)

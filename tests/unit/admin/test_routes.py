@@ -1,4 +1,4 @@
-"""The table of routes and the templates, held to what docs/security.md asks of them."""
+"""The table of routes and the templates, held to what docs/operate/security.md asks of them."""
 
 import re
 

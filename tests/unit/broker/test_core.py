@@ -58,7 +58,7 @@ def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
 
 
 def test_credit_that_is_replaced_gives_back_and_dispatches_again_under_the_same_ids() -> None:
-    """docs/wire.md, Queues on the wire: a second 002 for the same queue replaces the window."""
+    """docs/reference/wire.md, Queues on the wire: a second 002 for a queue replaces the first."""
     rig = Rig()
     worker = rig.consumer(credit=2)
     held = held_by(rig, worker, b"a", b"b")

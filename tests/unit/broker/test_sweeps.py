@@ -63,7 +63,7 @@ def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
 
 
 def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
-    """docs/wire.md, Queues on the wire: flushing a queue."""
+    """docs/reference/wire.md, Queues on the wire: flushing a queue."""
     rig = Rig()
     worker = rig.consumer(credit=1)
     [held] = sent(rig.publish(b"a"), worker)

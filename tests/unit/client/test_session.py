@@ -171,7 +171,7 @@ def test_delivery_stays_open_when_its_end_is_not_allowed() -> None:
 
 
 def test_delivery_of_an_earlier_connection_is_ended_on_this_one() -> None:
-    """docs/wire.md: what no live connection holds is still acknowledged."""
+    """docs/reference/wire.md: what no live connection holds is still acknowledged."""
     wire = Wire()
     delivery = wire.delivery()
     wire.session.lost()

@@ -1,7 +1,7 @@
 """Bodies made to be slow: time grows with their size and no faster.
 
 No duration is asserted: what is quadratic in a megabyte takes minutes, and the timeout ends it.
-At 16 MiB the same bodies are marked slow; figures are in docs/envelopes.md.
+At 16 MiB the same bodies are marked slow; figures are in docs/guides/envelopes.md.
 """
 
 from collections.abc import Callable

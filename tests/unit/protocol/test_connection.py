@@ -90,7 +90,7 @@ def test_client_side_refuses_what_is_not_phpmq() -> None:
 
 
 def test_frames_of_token_characters_wait_until_released() -> None:
-    """docs/security.md 8: 20 ms of silence let them go."""
+    """docs/operate/security.md 8: 20 ms of silence let them go."""
     side = ServerSide(WireLimits())
     assert side.receive(TOKENS) == []
     assert is_waiting(side)
@@ -128,7 +128,7 @@ REST = b"P05%029d0" % 1 + TOKENS  # and the request's body goes on
 @pytest.mark.parametrize("size", [1, 50, 10_000])
 @pytest.mark.parametrize("method", [TOKENS + SWALLOW, TOKENS, SWALLOW, TOKENS + b"GET"])
 def test_nothing_of_a_request_stands(method: bytes, size: int) -> None:
-    """docs/security.md 8: a frame as method is closed and nothing of it stands."""
+    """docs/operate/security.md 8: a frame as method is closed and nothing of it stands."""
     request = method + HEAD + REST
     side = ServerSide(WireLimits())
     for start in range(0, len(request), size):

@@ -1,4 +1,4 @@
-"""Closed by default: no listener beyond this machine without a decision (docs/security.md 1)."""
+"""Binding beyond loopback requires explicit opt-in (docs/operate/security.md 1)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Hosts, as docs/security.md 5 has them."""
+"""Hosts, as docs/operate/security.md 5 has them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Origins, tokens and content types of changes, as docs/security.md 4 has them."""
+"""Origins, tokens and content types of changes, as docs/operate/security.md 4 has them."""
 
 from contextlib import nullcontext
 
